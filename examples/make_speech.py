@@ -1,4 +1,5 @@
-"""Make the speech of this folder again: `python make_speech.py`, with espeak-ng 1.51 on the PATH."""
+"""Make the speech of this folder again: `python make_speech.py`, with espeak-ng 1.51 on
+the PATH."""
 
 import csv
 import io
@@ -23,7 +24,8 @@ def speak(voice: str, text: str) -> np.ndarray:
 
 
 def main() -> None:
-    """Write every file of the manifest: 16 kHz and mono, but where its name says otherwise."""
+    """Write every file of the manifest: 16 kHz and mono, but where its name says
+    otherwise."""
     with (HERE / "manifest.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     for path in dict.fromkeys(row["path"] for row in rows):

@@ -11,12 +11,18 @@ import featcache
 
 torch.manual_seed(0)
 
-dataset = featcache.FeatureDataset(featcache.open("features/fbank80"), "examples/manifest.csv", classes="voice")
-batches = featcache.DataLoader(dataset, batch_size=4)  # or max_frames=; device="cuda" copies while training runs
-model = torch.nn.Sequential(torch.nn.LayerNorm(80), torch.nn.Linear(80, len(dataset.classes["voice"])))
+dataset = featcache.FeatureDataset(
+    featcache.open("features/fbank80"), "examples/manifest.csv", classes="voice"
+)
+# or max_frames=; device="cuda" copies while training runs
+batches = featcache.DataLoader(dataset, batch_size=4)
+model = torch.nn.Sequential(
+    torch.nn.LayerNorm(80), torch.nn.Linear(80, len(dataset.classes["voice"]))
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 for epoch in range(30):
-    for batch in batches:  # ids, features [batch, frames, 80], lengths [batch], and the manifest's columns
+    # ids, features [batch, frames, 80], lengths [batch], and the manifest's columns
+    for batch in batches:
         means = batch["features"].float().sum(dim=1) / batch["lengths"][:, None]
         loss = torch.nn.functional.cross_entropy(model(means), batch["voice"])
         optimizer.zero_grad()

@@ -5,7 +5,8 @@
     cache = featcache.open("features")
     features, lengths = cache.batch(["utt-1", "utt-2"])
 
-Extract by `featcache extract manifest.csv` (see `featcache --help`) or by `featcache.extract("manifest.csv")`."""
+Extract by `featcache extract manifest.csv` (see `featcache --help`) or by
+`featcache.extract("manifest.csv")`."""
 
 from __future__ import annotations
 
@@ -37,10 +38,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **{"extract": "engines.main_job", "Observer": "engines.main_job", "Options": "extraction.options"},
+    **{
+        "extract": "engines.main_job",
+        "Observer": "engines.main_job",
+        "Options": "extraction.options",
+    },
     **{"extractor": "extraction.live", "FeatcacheError": "errors", "FeatcacheWarning": "errors"},
-    **{"open": "loader.opening", "Cache": "loader.cache", "Corpus": "loader.corpus", "Crop": "loader.spans"},
-    **{"FeatureDataset": "loader.dataset", "DataLoader": "loader.data_loader", "BucketBatchSampler": "loader.sampler"},
+    **{
+        "open": "loader.opening",
+        "Cache": "loader.cache",
+        "Corpus": "loader.corpus",
+        "Crop": "loader.spans",
+    },
+    **{
+        "FeatureDataset": "loader.dataset",
+        "DataLoader": "loader.data_loader",
+        "BucketBatchSampler": "loader.sampler",
+    },
     **{"Cmvn": "cmvn", "dequantize": "quantize"},
 }
 """Where a public name is found; the others of `__all__` are modules."""
@@ -51,7 +65,8 @@ _EXTRACTION = {"Observer", "Options", "extract", "extractor"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: torch takes a second, and reading arrays does without it."""
+    """Import a public name when it is first used: torch takes a second, and reading
+    arrays does without it."""
     if name not in __all__:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
@@ -59,7 +74,10 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         from featcache.errors import MissingDependencyError
 
-        package, extra = (error.name or "").partition(".")[0], "extract" if name in _EXTRACTION else "torch"
+        package, extra = (
+            (error.name or "").partition(".")[0],
+            "extract" if name in _EXTRACTION else "torch",
+        )
         if extra == "torch" and package != "torch":
             raise
         raise MissingDependencyError(package, f"featcache.{name}", extra) from error

@@ -1,13 +1,16 @@
-"""Augmentation of features on their device: noise, SpecAugment, mixing; vectorised, without waiting for the device.
+"""Augmentation of features on their device: noise, SpecAugment, mixing; vectorised,
+without waiting for the device.
 
-    augment = featcache.augment.SpecAugment(seed=0)
-    features = augment(features, lengths, step=step)  # in training; in eval mode features are returned unchanged
+    augment = featcache.augment.SpecAugment(seed=0) features = augment(features, lengths,
+    step=step)  # in training; in eval mode features are returned unchanged
 
-The random numbers depend only on the seed, the step and the shapes: not on torch's global generators, which are neither
-read nor changed, nor on anything else that ran. A resumed run draws the same numbers at each step. Give two
-augmentations of the same kind different seeds, and each rank of a distributed run too.
+The random numbers depend only on the seed, the step and the shapes: not on torch's global
+generators, which are neither read nor changed, nor on anything else that ran. A resumed
+run draws the same numbers at each step. Give two augmentations of the same kind different
+seeds, and each rank of a distributed run too.
 
-Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw different numbers."""
+Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw
+different numbers."""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ _LARGE = 1 << 62
 
 
 class Draws:
-    """The random numbers of one call, drawn on the device in the order of the requests. Two kinds of augmentation draw
-    different numbers from the same seed."""
+    """The random numbers of one call, drawn on the device in the order of the requests.
+    Two kinds of augmentation draw different numbers from the same seed."""
 
     def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
         self.device = device
@@ -41,22 +44,28 @@ class Draws:
         return drawn * (high - low) + low
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal numbers of a tensor's shape, float32, or float64 if the tensor is."""
+        """Standard normal numbers of a tensor's shape, float32, or float64 if the tensor
+        is."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
 
     def up_to(self, most: Tensor) -> Tensor:
-        """For each integer in `most` a whole number from 0 to it, inclusive, int64. The probabilities of any two
-        numbers up to 10^6 differ by less than one part in 10^12."""
-        return torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device) % (most + 1)
+        """For each integer in `most` a whole number from 0 to it, inclusive, int64. The
+        probabilities of any two numbers up to 10^6 differ by less than one part in
+        10^12."""
+        return torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device) % (
+            most + 1
+        )
 
     def beta(self, alpha: float, count: int) -> Tensor:
         """Numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
         both = torch.full((count, 2), alpha, device=self.device, dtype=torch.float32)
-        return torch._sample_dirichlet(both, generator=self.generator)[:, 0]  # as torch.distributions.Beta does
+        # as torch.distributions.Beta does
+        return torch._sample_dirichlet(both, generator=self.generator)[:, 0]
 
     def partners(self, count: int) -> Tensor:
-        """Another row for each row, every row being a partner once, int64 `[count]`; a single row gets itself."""
+        """Another row for each row, every row being a partner once, int64 `[count]`; a
+        single row gets itself."""
         order = self.uniform(count).argsort()
         return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
@@ -65,12 +74,14 @@ class Draws:
 class Augmentation(nn.Module):
     """The base of augmentations.
 
-    They are called with features, floats `[batch, frames, ...]`; with `lengths` in frames, integers `[batch]` on the
-    features' device, or without if no row has padding; and with the `step` of the training. Raises ArgumentError if
-    shapes, dtypes or devices do not fit, or if an argument of the class is out of range."""
+    They are called with features, floats `[batch, frames, ...]`; with `lengths` in
+    frames, integers `[batch]` on the features' device, or without if no row has padding;
+    and with the `step` of the training. Raises ArgumentError if shapes, dtypes or devices
+    do not fit, or if an argument of the class is out of range."""
 
     seed: int = 0
-    """The seed, a whole number, which together with the step and the shapes determines all random numbers."""
+    """The seed, a whole number, which together with the step and the shapes determines
+    all random numbers."""
     probability: float = 1.0
     """The probability, 0 to 1, that a row is augmented, independently for each row."""
 
@@ -80,7 +91,8 @@ class Augmentation(nn.Module):
         self.probability = require_number("probability", self.probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
-        """The random numbers of one call; an ArgumentError if `step` is not a whole number."""
+        """The random numbers of one call; an ArgumentError if `step` is not a whole
+        number."""
         if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
             raise ArgumentError("step is a tensor: give the step of the training, an int")
         return Draws(type(self).__name__, self.seed, require_int("step", step), device)
@@ -93,12 +105,21 @@ class Augmentation(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        settings = [(name, value) for name, value in vars(self).items() if name[0] != "_" and name != "training"]
-        return ", ".join(f"{name}={value!r}" for name, value in settings if isinstance(value, (int, float, str, tuple)))
+        settings = [
+            (name, value)
+            for name, value in vars(self).items()
+            if name[0] != "_" and name != "training"
+        ]
+        return ", ".join(
+            f"{name}={value!r}"
+            for name, value in settings
+            if isinstance(value, (int, float, str, tuple))
+        )
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """Return a range (low, high) as it is, a number as the range from it to itself; an ArgumentError for all else."""
+    """Return a range (low, high) as it is, a number as the range from it to itself; an
+    ArgumentError for all else."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
@@ -109,17 +130,19 @@ def require_range(name: str, value: float | tuple[float, float]) -> tuple[float,
 class GaussianNoise(Augmentation):
     """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
 
-    Takes any float tensor with a batch dimension: features, or hidden activations, such as those before the pooling of
-    an x-vector network. Gradients pass through.
+    Takes any float tensor with a batch dimension: features, or hidden activations, such
+    as those before the pooling of an x-vector network. Gradients pass through.
 
-    Either `std` or `snr_db` must be given, as a number, or as a range `(low, high)` from which each row draws; both or
-    neither is an ArgumentError."""
+    Either `std` or `snr_db` must be given, as a number, or as a range `(low, high)` from
+    which each row draws; both or neither is an ArgumentError."""
 
     std: float | tuple[float, float] | None = None
-    """The standard deviation of the noise; with `(low, high)`, drawn from that range for each row."""
+    """The standard deviation of the noise; with `(low, high)`, drawn from that range for
+    each row."""
     snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
-    """The signal-to-noise ratio in dB, exact by row: the mean square of its values over that of its noise. May be a
-    range, like `std`. It is of feature values: 20 dB on log energies is not 20 dB on speech. Zero rows get no noise."""
+    """The signal-to-noise ratio in dB, exact by row: the mean square of its values over
+    that of its noise. May be a range, like `std`. It is of feature values: 20 dB on log
+    energies is not 20 dB on speech. Zero rows get no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,8 +155,8 @@ class GaussianNoise(Augmentation):
             self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`: a tensor of their shape and
-        dtype. See `Augmentation` for the arguments."""
+        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`:
+        a tensor of their shape and dtype. See `Augmentation` for the arguments."""
         if not self.training:
             return features
         check_floats(features, "batch", "...")
@@ -144,9 +167,13 @@ class GaussianNoise(Augmentation):
         size = draws.uniform(len(features), low=limits[0], high=limits[1])
         noise = draws.normal(features)
         if self.std is None:
-            signal_power, noise_power = (_power(values, is_frame) for values in (features.detach(), noise))
+            signal_power, noise_power = (
+                _power(values, is_frame) for values in (features.detach(), noise)
+            )
             # Rows without a signal or without frames get no noise.
-            size = (signal_power / noise_power * 10 ** (-size / 10)).sqrt().nan_to_num(0.0, 0.0, 0.0)
+            size = (
+                (signal_power / noise_power * 10 ** (-size / 10)).sqrt().nan_to_num(0.0, 0.0, 0.0)
+            )
         sizes = expand(size * self.chosen(draws, len(features)), features)
         if is_frame is not None:
             sizes = sizes * expand(is_frame, features)
@@ -156,7 +183,11 @@ class GaussianNoise(Augmentation):
 def _power(values: Tensor, is_frame: Tensor | None) -> Tensor:
     """The sum of squares of each row's values, `[batch]`, without copying `values`."""
     dtype = torch.promote_types(values.dtype, torch.float32)
-    frames = values.unsqueeze(-1).flatten(1)[:, None] if is_frame is None else values.unsqueeze(-1).flatten(2)
+    frames = (
+        values.unsqueeze(-1).flatten(1)[:, None]
+        if is_frame is None
+        else values.unsqueeze(-1).flatten(2)
+    )
     norms: Tensor = torch.linalg.vector_norm(frames, dim=2, dtype=dtype)
     return (norms if is_frame is None else norms.where(is_frame, 0)).square().sum(1)
 
@@ -168,24 +199,28 @@ _NEPERS = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.l
 class Mixed(NamedTuple):
     """A mixed batch, with the partner and weight of each row.
 
-    For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) * loss(output, labels[partner])`."""
+    For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) *
+    loss(output, labels[partner])`."""
 
     features: Tensor
     """The mixed features, of the input's shape and dtype."""
     partner: Tensor
     """The index of the row mixed into each row, int64 `[batch]`."""
     weight: Tensor
-    """The share of a row's own features, float32 `[batch]`; 1 for a row that was not mixed."""
+    """The share of a row's own features, float32 `[batch]`; 1 for a row that was not
+    mixed."""
 
 
 @dataclass(eq=False, repr=False)
 class Mixup(Augmentation):
     """A weighted mean of each row and another row of the batch.
 
-    From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Each row partners once."""
+    From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412.
+    Each row partners once."""
 
     alpha: float = 0.2
-    """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the nearer to 0 or 1."""
+    """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the
+    nearer to 0 or 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,17 +241,20 @@ class Mixup(Augmentation):
 
 @dataclass(eq=False, repr=False)
 class MixEnergies(Augmentation):
-    """Mixes another row of the batch into each as background: adds the powers of features that are logarithms.
+    """Mixes another row of the batch into each as background: adds the powers of features
+    that are logarithms.
 
-    For log mel energies: the result is that of the sum of both waveforms, apart from phase. Every row is a partner
-    once. `log` says of what the features are logarithms, and `snr_db` how much louder a row is than its partner."""
+    For log mel energies: the result is that of the sum of both waveforms, apart from
+    phase. Every row is a partner once. `log` says of what the features are logarithms,
+    and `snr_db` how much louder a row is than its partner."""
 
     snr_db: float | tuple[float, float] = (10.0, 20.0)
-    """The ratio in dB of a row's mean power to its partner's, each over its own frames and dimensions; with `(low,
-    high)`, drawn from that range for each row."""
+    """The ratio in dB of a row's mean power to its partner's, each over its own frames
+    and dimensions; with `(low, high)`, drawn from that range for each row."""
     log: str = field(default="power", kw_only=True)
-    """What the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the mels of
-    vocoders; "power10", logarithms of power to base 10; or "db"; anything else is an ArgumentError."""
+    """What the features are: natural logarithms of "power", as in Kaldi's fbank, or of
+    "magnitude", as in the mels of vocoders; "power10", logarithms of power to base 10; or
+    "db"; anything else is an ArgumentError."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,8 +263,8 @@ class MixEnergies(Augmentation):
         self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
-        """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight is its share of the power. See
-        `Augmentation` for the arguments."""
+        """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight
+        is its share of the power. See `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)
@@ -241,7 +279,9 @@ class MixEnergies(Augmentation):
         gain = expand(levels - levels[partner] - snr, powers)
         mixed = torch.logaddexp(powers, powers[partner] + gain) / _NEPERS[self.log]
         weight = torch.sigmoid(snr).where(chosen, 1.0)
-        return Mixed(mixed.to(features.dtype).where(expand(both, features), features), partner, weight)
+        return Mixed(
+            mixed.to(features.dtype).where(expand(both, features), features), partner, weight
+        )
 
 
 def _unmixed(features: Tensor) -> Mixed:
@@ -250,7 +290,8 @@ def _unmixed(features: Tensor) -> Mixed:
 
 
 def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
-    """The logarithm of the mean power of each row's frames, `[batch]`; 0 for a row without frames."""
+    """The logarithm of the mean power of each row's frames, `[batch]`; 0 for a row
+    without frames."""
     total = powers.where(expand(is_frame, powers), -torch.inf).flatten(1).logsumexp(1)
     values = is_frame.sum(1) * math.prod(powers.shape[2:])
     return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)
@@ -260,10 +301,12 @@ def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
 class SpecAugment(Augmentation):
     """Masks bands of time and of frequency, independently for each row.
 
-    Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for Automatic Speech Recognition",
-    arXiv:1904.08779. The defaults are the paper's policy LD, except for time warping (80 frames in the paper) and
-    `max_time_fraction` (1.0 in the paper). As in the paper, the width and then the position of a mask are drawn
-    uniformly; masks may overlap. Widths and shifts are in frames and dimensions, and masked values become `value`."""
+    Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for
+    Automatic Speech Recognition", arXiv:1904.08779. The defaults are the paper's policy
+    LD, except for time warping (80 frames in the paper) and `max_time_fraction` (1.0 in
+    the paper). As in the paper, the width and then the position of a mask are drawn
+    uniformly; masks may overlap. Widths and shifts are in frames and dimensions, and
+    masked values become `value`."""
 
     time_masks: int = 2
     """The number of time masks in each row."""
@@ -276,9 +319,11 @@ class SpecAugment(Augmentation):
     freq_width: int = 27
     """The largest width of a frequency mask, in dimensions."""
     time_warp: int = 0
-    """The largest shift by time warping, in frames, as described for `warp_time`. 0 turns it off."""
+    """The largest shift by time warping, in frames, as described for `warp_time`. 0 turns
+    it off."""
     value: float | Literal["mean"] = 0.0
-    """What replaces masked values; "mean" is the mean of the row's own values, for features whose mean is not 0."""
+    """What replaces masked values; "mean" is the mean of the row's own values, for
+    features whose mean is not 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,8 +334,8 @@ class SpecAugment(Augmentation):
             raise ArgumentError(f"value is {self.value!r}: give a number, or 'mean'")
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time masks stay within `lengths`. See
-        `Augmentation` for the arguments."""
+        """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time
+        masks stay within `lengths`. See `Augmentation` for the arguments."""
         if not self.training:
             return features
         check_floats(features, "batch", "frames", "dims")
@@ -304,8 +349,11 @@ class SpecAugment(Augmentation):
         longest = (lengths.float() * self.max_time_fraction).long().clamp(max=self.time_width)
         in_time = _stretches(draws, self.time_masks, lengths, longest, features.shape[1])
         bins = torch.full_like(lengths, features.shape[2])
-        in_freq = _stretches(draws, self.freq_masks, bins, bins.clamp(max=self.freq_width), features.shape[2])
-        # all masks in one comparison: a frame of level 0 is not masked, one of 1 in masked dimensions, one of 2 in all
+        in_freq = _stretches(
+            draws, self.freq_masks, bins, bins.clamp(max=self.freq_width), features.shape[2]
+        )
+        # all masks in one comparison: a frame of level 0 is not masked, one of 1 in
+        # masked dimensions, one of 2 in all
         level = (is_frame.to(torch.int8) + (is_frame & in_time)) * chosen[:, None]
         return torch.where((~in_freq).to(torch.int8)[:, None] < level[:, :, None], fill, features)
 
@@ -319,7 +367,8 @@ class SpecAugment(Augmentation):
 
 
 def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size: int) -> Tensor:
-    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`: bool `[batch, size]`."""
+    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`:
+    bool `[batch, size]`."""
     widths = draws.up_to(longest[:, None].expand(-1, count))
     starts = draws.up_to(lengths[:, None] - widths)
     at = torch.arange(size, device=lengths.device)
@@ -327,18 +376,22 @@ def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size:
 
 
 def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> Tensor:
-    """Move one point of each row by up to `window` frames, and stretch or compress both sides of it accordingly.
+    """Move one point of each row by up to `window` frames, and stretch or compress both
+    sides of it accordingly.
 
-    As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames that are further than `window`
-    from both ends, and its shift uniformly from -window to window; values between frames are interpolated linearly.
-    First and last frames stay in place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
+    As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames
+    that are further than `window` from both ends, and its shift uniformly from -window to
+    window; values between frames are interpolated linearly. First and last frames stay in
+    place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
     is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`."""
     lengths = lengths[:, None]
     room = lengths - 2 * window - 2
     point = (draws.up_to(room.clamp(min=1) - 1) + window + 1).float()
     moved = point + draws.up_to(torch.full_like(lengths, 2 * window)) - window
     last = (lengths - 1).float()
-    at = torch.arange(features.shape[1], device=features.device, dtype=torch.float32).expand(len(lengths), -1)
+    at = torch.arange(features.shape[1], device=features.device, dtype=torch.float32).expand(
+        len(lengths), -1
+    )
     before = at * (point / moved)
     after = last - (last - at) * ((last - point) / (last - moved))
     source = torch.where(at < moved, before, after)

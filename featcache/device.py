@@ -1,4 +1,5 @@
-"""The device of extraction: threads, precision, and the transfer of waveforms and features."""
+"""The device of extraction: threads, precision, and the transfer of waveforms and
+features."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ Waveforms = Sequence[NDArray[np.float32]]
 """The samples of several clips, each `[num_samples]`."""
 
 MAX_CPU_THREADS = 8
-"""The most threads that are used by default on a CPU: login nodes are shared, and with more the disk is the limit."""
+"""The most threads that are used by default on a CPU: login nodes are shared, and with
+more the disk is the limit."""
 
 BATCH_SECONDS = {"cpu": 120.0, "cuda": 320.0}
-"""Seconds of audio that a worker decodes before it extracts: enough to fill blocks and kernels, and little enough to be
-shared evenly among workers."""
+"""Seconds of audio that a worker decodes before it extracts: enough to fill blocks and
+kernels, and little enough to be shared evenly among workers."""
 
 _CUDA_SLOTS = 2
 """The number of batches on a GPU at once: one is computed while another is copied."""
@@ -37,7 +39,8 @@ _LEAST_PINNED = 1 << 20
 """Bytes of page-locked memory that are taken at least, since taking it is slow."""
 
 _SLACK = 1.25
-"""How much more page-locked memory is taken than a batch needs, since batches differ in length."""
+"""How much more page-locked memory is taken than a batch needs, since batches differ in
+length."""
 
 _ALIGNED = 16
 """The number of samples in 64 bytes, to which torch aligns its own tensors."""
@@ -50,8 +53,8 @@ _VIRTUAL_MEMORY = 102
 
 
 def parse_device(name: str | torch.device) -> torch.device:
-    """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another that torch knows. A ValueError
-    says why there is none, without the name."""
+    """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another
+    that torch knows. A ValueError says why there is none, without the name."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
@@ -59,12 +62,15 @@ def parse_device(name: str | torch.device) -> torch.device:
     if device.type == "cpu" and device.index:
         raise ValueError("the CPU has no number; use cpu, or cpu,cpu for two processes")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"there is no such device; torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(
+            f"there is no such device; torch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return device
 
 
 def extraction_device(name: str) -> torch.device:
-    """A device of this machine that extractors run on, by its name. Raises ConfigError if there is none."""
+    """A device of this machine that extractors run on, by its name. Raises ConfigError if
+    there is none."""
     try:
         device = parse_device(name)
     except ValueError as error:
@@ -75,10 +81,12 @@ def extraction_device(name: str) -> torch.device:
 
 
 def on_this_device(device: torch.device) -> torch.device:
-    """A device with its number: `cuda` is the current one of the thread that asks, and in another thread, the first."""
+    """A device with its number: `cuda` is the current one of the thread that asks, and in
+    another thread, the first."""
     if str(device) != "cuda":
         return device
-    # A process that has not touched CUDA has chosen none; asking would take memory of the first.
+    # A process that has not touched CUDA has chosen none; asking would take memory of the
+    # first.
     chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     return torch.device("cuda", chosen)
 
@@ -114,23 +122,27 @@ class Device:
 
     `configure_torch` must be called before extractors are built.
 
-    On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU at most `_CUDA_SLOTS`
-    workers hold device memory at once. Each of them holds a slot, which has a stream and pinned staging buffers, so
-    that copies and kernels of different batches overlap. Streams belong to slots and not to workers because torch keeps
-    memory that was freed on a stream for that stream: with a stream for each worker, all would divide the GPU's memory.
+    On the CPU each worker computes by itself, with torch's own threads set to one. On a
+    GPU at most `_CUDA_SLOTS` workers hold device memory at once. Each of them holds a
+    slot, which has a stream and pinned staging buffers, so that copies and kernels of
+    different batches overlap. Streams belong to slots and not to workers because torch
+    keeps memory that was freed on a stream for that stream: with a stream for each
+    worker, all would divide the GPU's memory.
 
     Args:
         name: The device's name: `cpu`, `cuda`, `cuda:1`. None means cuda if there is one.
-        threads: The budget of threads. None means every available core, but at most `MAX_CPU_THREADS` on the CPU.
+        threads: The budget of threads. None means every available core, but at most
+            `MAX_CPU_THREADS` on the CPU.
 
     Attributes:
         batch_seconds: About how many seconds of audio a worker extracts at once.
-        workers: The number of worker threads to run. On a GPU it is larger than `threads` by the number of workers that
-            wait for the GPU instead of decoding.
+        workers: The number of worker threads to run. On a GPU it is larger than `threads`
+            by the number of workers that wait for the GPU instead of decoding.
         slots: The number of workers that may be on the device at once.
-        row_workers: The number of workers that compute all padded rows, and do nothing else; 0 if every worker does
-            everything. On a GPU these are few, since cuDNN's plans and cuBLAS's workspaces belong to threads: each
-            thread makes a plan for each convolution and padded length, and takes 32 MiB for each stream.
+        row_workers: The number of workers that compute all padded rows, and do nothing
+            else; 0 if every worker does everything. On a GPU these are few, since cuDNN's
+            plans and cuBLAS's workspaces belong to threads: each thread makes a plan for
+            each convolution and padded length, and takes 32 MiB for each stream.
 
     Raises:
         ConfigError: There is no such device.
@@ -143,7 +155,8 @@ class Device:
         self.batch_seconds = BATCH_SECONDS["cuda" if self.is_cuda else "cpu"]
         if threads is not None:
             threads = require_int("threads", threads, 1, MOST_THREADS)
-        cores = len(os.sched_getaffinity(0))  # that this process may use, which may be fewer than the machine has
+        # that this process may use, which may be fewer than the machine has
+        cores = len(os.sched_getaffinity(0))
         self.threads = threads or (cores if self.is_cuda else min(cores, MAX_CPU_THREADS))
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
@@ -156,11 +169,13 @@ class Device:
 
     @cached_property
     def torch_device(self) -> torch.device:
-        """The device for torch, with its number if it is a GPU. To know that it is the CPU needs no torch."""
+        """The device for torch, with its number if it is a GPU. To know that it is the
+        CPU needs no torch."""
         return on_this_device(extraction_device(self._name))
 
     def configure_torch(self) -> None:
-        """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""
+        """Make torch in this process ready for extraction: one thread of its own, TF32
+        off, repeatable kernels."""
         torch.set_num_threads(1)
         # fp32 means fp32, on a CPU too, where "medium" would let oneDNN round to bfloat16.
         torch.set_float32_matmul_precision("highest")
@@ -168,11 +183,13 @@ class Device:
         for part in _with_switch(torch.backends.mkldnn, "matmul", "conv", "rnn"):
             part.fp32_precision = "ieee"
         if self.is_cuda:
-            # Otherwise cuDNN may choose kernels by trial, and cuBLAS its workspace by what else runs.
+            # Otherwise cuDNN may choose kernels by trial, and cuBLAS its workspace by
+            # what else runs.
             torch.backends.cudnn.benchmark = False
             torch.backends.cudnn.deterministic = True
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            # Otherwise torch keeps freed memory for each shape by itself: 32 GiB for EnCodec, and not 14.
+            # Otherwise torch keeps freed memory for each shape by itself: 32 GiB for
+            # EnCodec, and not 14.
             if "PYTORCH_ALLOC_CONF" not in os.environ and _has_virtual_memory():
                 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         else:
@@ -184,17 +201,21 @@ class Device:
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
 
     def use_nearby_cores(self) -> None:
-        """Keep this thread, and those that it starts, on the cores that are next to the GPU, if that is known."""
+        """Keep this thread, and those that it starts, on the cores that are next to the
+        GPU, if that is known."""
         if self.is_cuda:
             found: Any = torch.cuda.get_device_properties(self.torch_device)
             if not hasattr(found, "pci_domain_id"):  # an older torch
                 return
-            address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+            address = (
+                f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+            )
             if cores := cores_near(address) & os.sched_getaffinity(0):
                 os.sched_setaffinity(0, cores)
 
     def is_lost(self) -> bool:
-        """Whether this process can no longer use the device: some CUDA errors stay until the process ends."""
+        """Whether this process can no longer use the device: some CUDA errors stay until
+        the process ends."""
         with suppress(RuntimeError):
             if self.is_cuda:
                 torch.cuda.synchronize(self.torch_device)
@@ -203,8 +224,10 @@ class Device:
 
     @contextmanager
     def slot(self, alone: bool = False) -> Iterator[None]:
-        """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU works on the slot's stream."""
-        with self._entering:  # one worker at a time, or two that want all slots would get half of them each
+        """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU
+        works on the slot's stream."""
+        # one worker at a time, or two that want all slots would get half of them each
+        with self._entering:
             held = [self._free.get() for _ in range(self.slots if alone else 1)]
         self._own.slot = slot = held[0]
         try:
@@ -214,7 +237,8 @@ class Device:
                     return
                 if slot.stream is None:
                     slot.stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-                # Extractors are built on the default stream, and other streams do not wait for it by themselves.
+                # Extractors are built on the default stream, and other streams do not
+                # wait for it by themselves.
                 slot.stream.wait_stream(torch.cuda.default_stream(self.torch_device))
                 with torch.cuda.device(self.torch_device), torch.cuda.stream(slot.stream):
                     yield
@@ -223,37 +247,55 @@ class Device:
                 self._free.put(slot)
 
     def upload(self, waveforms: Waveforms, align: bool = True) -> list[torch.Tensor]:
-        """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one copy from pinned memory.
+        """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one
+        copy from pinned memory.
 
-        Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum that begins elsewhere rounds in
-        another way. On a CPU, a waveform that begins elsewhere is copied, unless `align` is False."""
+        Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum
+        that begins elsewhere rounds in another way. On a CPU, a waveform that begins
+        elsewhere is copied, unless `align` is False."""
         if not self.is_cuda:
             tensors = [torch.from_numpy(waveform) for waveform in waveforms]
-            return [tensor.clone() if align and tensor.data_ptr() % (4 * _ALIGNED) else tensor for tensor in tensors]
-        starts = np.cumsum([0, *(-(-len(waveform) // _ALIGNED) * _ALIGNED for waveform in waveforms)]).tolist()
+            return [
+                tensor.clone() if align and tensor.data_ptr() % (4 * _ALIGNED) else tensor
+                for tensor in tensors
+            ]
+        starts = np.cumsum(
+            [0, *(-(-len(waveform) // _ALIGNED) * _ALIGNED for waveform in waveforms)]
+        ).tolist()
         staging = self._pinned("up", starts[-1], torch.float32)
         filled = staging.numpy()
         for start, waveform in zip(starts, waveforms, strict=False):
             filled[start : start + len(waveform)] = waveform
         samples = self._sent(staging)
-        return [samples[start : start + len(waveform)] for start, waveform in zip(starts, waveforms, strict=False)]
+        return [
+            samples[start : start + len(waveform)]
+            for start, waveform in zip(starts, waveforms, strict=False)
+        ]
 
-    def upload_rows(self, waveforms: Waveforms, rows: int, padded_length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, padded with zeros and filled up with copies
-        of the first, and their lengths, int64 `[rows]`."""
+    def upload_rows(
+        self, waveforms: Waveforms, rows: int, padded_length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, padded with
+        zeros and filled up with copies of the first, and their lengths, int64
+        `[rows]`."""
         filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
         if self.is_cuda:
-            staging = self._pinned("up", rows * padded_length, torch.float32).view(rows, padded_length)
+            staging = self._pinned("up", rows * padded_length, torch.float32).view(
+                rows, padded_length
+            )
         else:
             staging = torch.empty(rows, padded_length)
         for row, waveform in zip(staging.numpy(), filled_up, strict=True):
             row[: len(waveform)] = waveform
             row[len(waveform) :] = 0
         padded = self._sent(staging) if self.is_cuda else staging
-        return padded, torch.tensor([len(waveform) for waveform in filled_up], device=self.torch_device)
+        return padded, torch.tensor(
+            [len(waveform) for waveform in filled_up], device=self.torch_device
+        )
 
     def download(self, features: torch.Tensor) -> NDArray[np.generic]:
-        """A contiguous tensor as a numpy array; on a GPU it is a copy, made after all work of the slot's stream."""
+        """A contiguous tensor as a numpy array; on a GPU it is a copy, made after all
+        work of the slot's stream."""
         if not self.is_cuda:
             return features.numpy()
         staging = self._pinned("down", features.numel(), features.dtype)
@@ -274,17 +316,20 @@ class Device:
 
 
 def _has_gpu_driver() -> bool:
-    """Whether there is a driver of NVIDIA's or AMD's, without which torch sees no GPU, and need not be asked."""
+    """Whether there is a driver of NVIDIA's or AMD's, without which torch sees no GPU,
+    and need not be asked."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Path("/dev/kfd").exists() or Path("/dev/dxg").exists()  # the latter in Windows' Linux
+        # the latter in Windows' Linux
+        return Path("/dev/kfd").exists() or Path("/dev/dxg").exists()
     return True
 
 
 def _has_virtual_memory() -> bool:
-    """Whether NVIDIA's driver maps a GPU's memory piece by piece: that of some virtual GPUs does not, and in Windows'
-    Linux, some fail at it (https://github.com/pytorch/pytorch/issues/192330)."""
+    """Whether NVIDIA's driver maps a GPU's memory piece by piece: that of some virtual
+    GPUs does not, and in Windows' Linux, some fail at it
+    (https://github.com/pytorch/pytorch/issues/192330)."""
     found = ctypes.c_int(0)
     with suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
@@ -294,8 +339,9 @@ def _has_virtual_memory() -> bool:
 
 
 def cores_near(pci_address: str, system: Path = Path("/sys")) -> set[int]:
-    """The cores of the NUMA node that a PCI device is attached to, by `/sys`: all of them if none is nearer; empty if
-    that is not known. The address is domain, bus, device and function, as `0000:3b:00.0`."""
+    """The cores of the NUMA node that a PCI device is attached to, by `/sys`: all of them
+    if none is nearer; empty if that is not known. The address is domain, bus, device and
+    function, as `0000:3b:00.0`."""
     with suppress(OSError, ValueError):
         listed = (system / "bus/pci/devices" / pci_address / "local_cpulist").read_text().strip()
         ranges = [[int(end) for end in part.split("-")] for part in listed.split(",") if part]
@@ -325,8 +371,9 @@ def get_tf32() -> Tf32:
 def set_tf32(allowed: Tf32) -> None:
     """Set the switches of this process. Before torch 2.9, convolutions and LSTMs have one.
 
-    The old ones come first, because torch refuses to read them once they disagree with the new ones. Alone they would
-    not do: False leaves convolutions and LSTMs to `torch.backends.fp32_precision`, which may say TF32."""
+    The old ones come first, because torch refuses to read them once they disagree with
+    the new ones. Alone they would not do: False leaves convolutions and LSTMs to
+    `torch.backends.fp32_precision`, which may say TF32."""
     torch.backends.cuda.matmul.allow_tf32 = allowed.products
     torch.backends.cudnn.allow_tf32 = allowed.convolutions
     for part, is_allowed in zip(_tf32_parts(), allowed, strict=False):
@@ -335,7 +382,10 @@ def set_tf32(allowed: Tf32) -> None:
 
 def _tf32_parts() -> list[Any]:
     """What has switches of its own, in the order of `Tf32`."""
-    return [*_with_switch(torch.backends.cuda, "matmul"), *_with_switch(torch.backends.cudnn, "conv", "rnn")]
+    return [
+        *_with_switch(torch.backends.cuda, "matmul"),
+        *_with_switch(torch.backends.cudnn, "conv", "rnn"),
+    ]
 
 
 def _with_switch(backend: Any, *parts: str) -> list[Any]:
@@ -345,10 +395,12 @@ def _with_switch(backend: Any, *parts: str) -> list[Any]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep freed memory and reuse it; other allocators are left as they are.
+    """Let glibc's malloc keep freed memory and reuse it; other allocators are left as
+    they are.
 
-    Otherwise malloc returns large blocks to the kernel at once, and every intermediate result of a model causes page
-    faults again: EnCodec on rows of 8 s spent half its time on them."""
+    Otherwise malloc returns large blocks to the kernel at once, and every intermediate
+    result of a model causes page faults again: EnCodec on rows of 8 s spent half its time
+    on them."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)

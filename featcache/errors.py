@@ -1,8 +1,9 @@
-"""All errors that featcache raises deliberately; checks of arguments that raise one of them, and what names arguments.
+"""All errors that featcache raises deliberately; checks of arguments that raise one of
+them, and what names arguments.
 
     FeatcacheError                 exit code 1
     ├── ConfigError                2   a config that cannot be read or is invalid
-    ├── ManifestError              2   a manifest that cannot be read, has errors, or is not the cache's
+    ├── ManifestError              2   a manifest that cannot be read, or has errors
     ├── MissingDependencyError     2   an optional package that this command needs
     ├── ArgumentError              2   invalid arguments of a call; also a ValueError
     ├── AudioError                 1   one utterance that cannot be extracted; carries its `Reason`
@@ -12,11 +13,12 @@
         ├── LockedError            1   a cache that another run is writing
         └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
 
-    FeatcacheWarning                   something goes on in another way than was asked for; a UserWarning
+    FeatcacheWarning                   something is done in another way than asked; a UserWarning
 
-Every message says what is wrong, where, and what to do. The command line prints it, one fault on each line, and exits
-with the class's `exit_code`; library code lets the error rise. No message has what gives access in a URL. That is told
-by its form, whatever a parameter is called: presigned URLs have their signature in the query.
+Every message says what is wrong, where, and what to do. The command line prints it, one
+fault on each line, and exits with the class's `exit_code`; library code lets the error
+rise. No message has what gives access in a URL. That is told by its form, whatever a
+parameter is called: presigned URLs have their signature in the query.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ class ConfigError(FeatcacheError):
 
 
 class ManifestError(FeatcacheError):
-    """A manifest that cannot be read, or has faults: the message lists them with their lines. Or a manifest whose rows
-    are not those that a cache was extracted from, or whose files do not exist."""
+    """A manifest that cannot be read, or has faults: the message lists them with their
+    lines. Or a manifest whose rows are not those that a cache was extracted from, or
+    whose files do not exist."""
 
     exit_code = 2
 
@@ -71,15 +74,18 @@ class MissingDependencyError(FeatcacheError):
     Args:
         package: The name of the package.
         needed_for: The command or module that needs it.
-        extra: The extra of featcache that installs the package; None if no extra does: the message then names the
-            package.
+        extra: The extra of featcache that installs the package; None if no extra does:
+            the message then names the package.
     """
 
     exit_code = 2
 
     def __init__(self, package: str, needed_for: str, extra: str | None = "extract") -> None:
         what = package if extra is None else f"'featcache[{extra}]'"
-        super().__init__(f"{needed_for} needs the package {package!r}, which cannot be imported: pip install {what}")
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which cannot be imported: pip "
+            f"install {what}"
+        )
 
 
 class ArgumentError(FeatcacheError, ValueError):
@@ -111,7 +117,8 @@ class Reason(StrEnum):
 
 
 class AudioError(FeatcacheError):
-    """One utterance cannot be extracted: it goes into the failure ledger, and the run goes on."""
+    """One utterance cannot be extracted: it goes into the failure ledger, and the run
+    goes on."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -128,22 +135,28 @@ class StoreError(FeatcacheError):
 
 
 class DamagedError(StoreError):
-    """Bytes in a cache that differ from what was written: `what`, and where. The message says that `featcache repair`
-    can repair the version whose place is given."""
+    """Bytes in a cache that differ from what was written: `what`, and where. The message
+    says that `featcache repair` can repair the version whose place is given."""
 
     def __init__(self, what: str, version: object = None) -> None:
-        remedy = "" if version is None else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
+        remedy = (
+            ""
+            if version is None
+            else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
+        )
         super().__init__(what + remedy)
         self.what = what
         """The message without the remedy."""
 
 
 class LockedError(StoreError):
-    """Another run has what only one may have at a time; the message says which run, by its own words."""
+    """Another run has what only one may have at a time; the message says which run, by
+    its own words."""
 
 
 class MissingItemError(StoreError, KeyError):
-    """An utterance that the cache does not hold; the message says whether its extraction failed, and why."""
+    """An utterance that the cache does not hold; the message says whether its extraction
+    failed, and why."""
 
     __str__ = Exception.__str__  # KeyError's would print the repr
 
@@ -156,7 +169,8 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
-    """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes more than an s."""
+    """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes
+    more than an s."""
     return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
 
 
@@ -166,7 +180,8 @@ def first_line(error: object) -> str:
 
 
 def ending(return_code: int) -> str:
-    """How a process ended, for a message, by what `subprocess` returns: `exit code 3`, `SIGKILL`, `signal 40`."""
+    """How a process ended, for a message, by what `subprocess` returns: `exit code 3`,
+    `SIGKILL`, `signal 40`."""
     if return_code >= 0:
         return f"exit code {return_code}"
     with suppress(ValueError):  # a real-time signal has no name
@@ -178,7 +193,11 @@ def megabytes(num_bytes: float) -> str:
     """Bytes for people: `12.3 MB`, `4.56 GB`."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 999 * size else f"{num_bytes / size:,.0f} {unit}"
+            return (
+                f"{num_bytes / size:.3g} {unit}"
+                if num_bytes < 999 * size
+                else f"{num_bytes / size:,.0f} {unit}"
+            )
     return f"{num_bytes / 1e3:.3g} kB"
 
 
@@ -200,19 +219,22 @@ _URL = re.compile(
     r"(?P<authority>[^\\/?#]*)",
     re.IGNORECASE,
 )
-"""The beginning of a URL, and of what was meant for one: `https://host`, `s3:/bucket`, `HTTPS%3A%2F%2Fhost`."""
+"""The beginning of a URL, and of what was meant for one: `https://host`, `s3:/bucket`,
+`HTTPS%3A%2F%2Fhost`."""
 
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
-_QUERY_IN_CODE = re.compile(r"[?#;][\w.-]+=")  # of a file, a `?` that is percent-encoded is only the name
+# of a file, a `?` that is percent-encoded is only the name
+_QUERY_IN_CODE = re.compile(r"[?#;][\w.-]+=")
 _MARKS = "@?#;&%"  # all that is refused has one of these, and few paths have
 _WORD = re.compile(r"[^\s'\"]*[^\s'\".,:;?)]")
 _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
 
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
-    """What may give access in a text that is a URL, or has one in it, as a message goes on; None if there is nothing.
-    `allow_query` is for who says that a query or a fragment gives access to nothing."""
+    """What may give access in a text that is a URL, or has one in it, as a message goes
+    on; None if there is nothing. `allow_query` is for who says that a query or a fragment
+    gives access to nothing."""
     if not may_have_secret(text):
         return None
     query = _QUERY
@@ -233,7 +255,8 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
 
 def may_have_secret(text: str) -> bool:
     """Whether a text, or one of several that were joined, needs the look of `secret_in`."""
-    return any(mark in text for mark in _MARKS)  # a tenth of the time that a regular expression takes
+    # a tenth of the time that a regular expression takes
+    return any(mark in text for mark in _MARKS)
 
 
 def without_secrets(message: str) -> str:
@@ -253,7 +276,8 @@ MOST_THREADS = 4096
 """The largest budget of threads that makes sense."""
 
 MOST_COUNTED = 2**62
-"""The largest number of frames, rows or epochs: what computes with 64 bits cannot hold many more."""
+"""The largest number of frames, rows or epochs: what computes with 64 bits cannot hold
+many more."""
 
 _URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
@@ -262,24 +286,32 @@ _ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECAS
 
 
 def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return the value of the argument of that name as an int; an ArgumentError if it is not a whole number (of Python,
-    numpy or torch, and no bool) from `least` to `most`."""
+    """Return the value of the argument of that name as an int; an ArgumentError if it is
+    not a whole number (of Python, numpy or torch, and no bool) from `least` to `most`."""
     try:
         given = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         given = None
     is_large = given is not None and most is not None and given > most
     if given is None or is_large or (least is not None and given < least):
-        limits = ("" if least is None else f", {least} or more") + (f", at most {most}" if is_large else "")
+        limits = ("" if least is None else f", {least} or more") + (
+            f", at most {most}" if is_large else ""
+        )
         raise ArgumentError(f"{name} is {value!r}: it must be a whole number{limits}")
     return given
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Return the value of the argument of that name as a float; an ArgumentError if it is not a number (whole or not,
-    no bool, no NaN) from `low` to `high`."""
+    """Return the value of the argument of that name as a float; an ArgumentError if it is
+    not a number (whole or not, no bool, no NaN) from `low` to `high`."""
     if not (is_number(value) and low <= value <= high):
-        limits = "" if low == -math.inf else f", {low:g} or more" if high == math.inf else f" from {low:g} to {high:g}"
+        limits = (
+            ""
+            if low == -math.inf
+            else f", {low:g} or more"
+            if high == math.inf
+            else f" from {low:g} to {high:g}"
+        )
         raise ArgumentError(f"{name} is {value!r}: it must be a number{limits}")
     return float(value)
 
@@ -290,43 +322,56 @@ def is_number(value: object) -> bool:
 
 
 def refuse_secrets(name: str, url: str) -> None:
-    """Refuse a URL that may give its reader access (a user, query or fragment) by an ArgumentError without it."""
+    """Refuse a URL that may give its reader access (a user, query or fragment) by an
+    ArgumentError without it."""
     if fault := secret_in(url):
-        raise ArgumentError(f"{name} {fault}: give the URL without it, and credentials by the environment")
+        raise ArgumentError(
+            f"{name} {fault}: give the URL without it, and credentials by the environment"
+        )
 
 
 def refuse_almost_url(name: str, text: str) -> None:
-    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`, by an ArgumentError that says
-    what was probably meant."""
+    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`, by
+    an ArgumentError that says what was probably meant."""
     if match := _ALMOST_URL.match(text):
         meant = f"{match[1].lower()}://{text[match.end() :]}"
         refuse_secrets(name, meant)
-        raise ArgumentError(f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}")
+        raise ArgumentError(
+            f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}"
+        )
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a text, or a path that was made of one, is a URL."""
     match = _URL_START.match(os.fspath(path))
-    # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an odd folder.
+    # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an
+    # odd folder.
     return match is not None and (not isinstance(path, str) or path.startswith("/", match.end()))
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path it would be in `s3:`."""
+    """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path
+    it would be in `s3:`."""
     if isinstance(path, str):
         refuse_almost_url(name, path)
     if is_url(path):
         what = "it" if secret_in(os.fspath(path)) else path
-        raise ArgumentError(f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine")
+        raise ArgumentError(
+            f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine"
+        )
 
 
 def naming(passed_on: Mapping[str, object]) -> Callable[[_Function], _Function]:
-    """Have a function's signature name the arguments that it passes on by `**`, with their defaults."""
+    """Have a function's signature name the arguments that it passes on by `**`, with
+    their defaults."""
 
     def name(function: _Function) -> _Function:
         signature = inspect.signature(function)
         *own, _ = signature.parameters.values()
-        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=passed_on[name]) for name in passed_on]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=passed_on[name])
+            for name in passed_on
+        ]
         function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return function
 

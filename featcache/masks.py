@@ -1,19 +1,23 @@
-"""Which frames may attend to which: padding, causal and chunked masks, on the device, without a loop.
+"""Which frames may attend to which: padding, causal and chunked masks, on the device,
+without a loop.
 
-    padding = padding_mask(lengths, features.shape[1])                                    # [batch, frames]
-    chunks = chunk_mask(features.shape[1], 16, num_left_chunks=4, device=features.device)  # [frames, frames]
-    mask = attention_mask(padding, chunks)                                                # [batch, 1, frames, frames]
+    padding = padding_mask(lengths, num_frames)                      # [batch, frames]
+    chunks = chunk_mask(num_frames, 16, 4, device=features.device)   # [frames, frames]
+    mask = attention_mask(padding, chunks)                           # [batch, 1, frames, frames]
     torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
-**True means: may be attended to**, in every mask here, as in `scaled_dot_product_attention`, and in WeNet. To
-`torch.nn.MultiheadAttention`, `torch.nn.TransformerEncoder` and SpeechBrain, True means masked:
+**True means: may be attended to**, in every mask here, as in
+`scaled_dot_product_attention`, and in WeNet. To `torch.nn.MultiheadAttention`,
+`torch.nn.TransformerEncoder` and SpeechBrain, True means masked:
 `for_multihead_attention` inverts a mask for them.
 
-Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020, arXiv:2012.05481): frames are cut into chunks
-of `chunk_size`, the last may be shorter, and a frame attends to its whole chunk and `num_left_chunks` before it.
+Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020,
+arXiv:2012.05481): frames are cut into chunks of `chunk_size`, the last may be shorter,
+and a frame attends to its whole chunk and `num_left_chunks` before it.
 
-The last causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So
-never change such a mask in place, which would change it for later calls; `clone()` it first.
+The last causal and chunked masks are cached and **shared**: calls with the same arguments
+return the same tensor. So never change such a mask in place, which would change it for
+later calls; `clone()` it first.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from featcache.errors import ArgumentError
 __all__ = ["attention_mask", "causal_mask", "chunk_mask", "for_multihead_attention", "padding_mask"]
 
 _NUM_SHARED, _MOST_SHARED_FRAMES = 4, 4096
-"""How many masks are shared, on all devices together, and how long these may be: 64 MiB in all."""
+"""How many masks are shared, on all devices together, and how long these may be: 64 MiB
+in all."""
 
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
@@ -36,18 +41,23 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
 
     Args:
         lengths: The lengths in frames, integers `[batch]`.
-        num_frames: The number of frames that the batch is padded to. By default that of the longest row, but reading it
-            waits for a GPU, so pass `features.shape[1]`.
+        num_frames: The number of frames that the batch is padded to. By default that of
+            the longest row, but reading it waits for a GPU, so pass `features.shape[1]`.
 
     Returns:
-        A new tensor on `lengths`' device, bool `[batch, num_frames]`. Rows longer than `num_frames` are all True.
+        A new tensor on `lengths`' device, bool `[batch, num_frames]`. Rows longer than
+        `num_frames` are all True.
 
     Raises:
         ArgumentError: `lengths` is not an integer tensor with one length per row.
     """
-    is_whole = isinstance(lengths, Tensor) and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+    is_whole = isinstance(lengths, Tensor) and not (
+        lengths.is_floating_point() or lengths.dtype == torch.bool
+    )
     if not is_whole or lengths.ndim != 1:
-        raise ArgumentError(f"lengths is {described(lengths)}: give a tensor of integers [batch], in frames")
+        raise ArgumentError(
+            f"lengths is {described(lengths)}: give a tensor of integers [batch], in frames"
+        )
     if num_frames is None:
         num_frames = int(lengths.max()) if len(lengths) else 0
     _check("num_frames", num_frames, 0)
@@ -67,19 +77,26 @@ def causal_mask(num_frames: int, *, device: torch.device | str | None = None) ->
 
 
 def chunk_mask(
-    num_frames: int, chunk_size: int, num_left_chunks: int | None = None, *, device: torch.device | str | None = None
+    num_frames: int,
+    chunk_size: int,
+    num_left_chunks: int | None = None,
+    *,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Each frame may attend to its whole chunk, and to the chunks before it.
 
     Args:
         num_frames: The number of queries, and of keys.
-        chunk_size: The number of frames per chunk. With `num_frames` or more, all frames attend to all.
-        num_left_chunks: The number of chunks before a frame's own that it may attend to; 0 for none, None for all.
-            (WeNet's `num_left_chunks`, with -1 for all; SpeechBrain's `left_context_size`.)
+        chunk_size: The number of frames per chunk. With `num_frames` or more, all frames
+            attend to all.
+        num_left_chunks: The number of chunks before a frame's own that it may attend to;
+            0 for none, None for all. (WeNet's `num_left_chunks`, with -1 for all;
+            SpeechBrain's `left_context_size`.)
         device: The device of the mask; by default torch's default device.
 
     Returns:
-        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys, contiguous.
+        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by
+        keys, contiguous.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -92,9 +109,13 @@ def chunk_mask(
         num_left_chunks = others
     _check("num_left_chunks", num_left_chunks, 0, "; None is for all")
     num_left_chunks = min(num_left_chunks, others)
-    device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", and None the default device
-    # What is compiled, or captured in a CUDA graph, is recorded: its tensors have no values yet.
-    is_recorded = torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    # "cuda" becomes "cuda:0", and None the default device
+    device = torch.empty(0, device=device).device
+    # What is compiled, or captured in a CUDA graph, is recorded: its tensors have no
+    # values yet.
+    is_recorded = torch.compiler.is_compiling() or (
+        device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    )
     if is_recorded or num_frames > _MOST_SHARED_FRAMES:
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
     # Shared within a stream only: another stream might read a mask before it is written.
@@ -105,18 +126,21 @@ def chunk_mask(
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
     """Which frame of each row may attend to which, for `scaled_dot_product_attention`.
 
-    No frame is left without a key: its softmax would be 0 / 0, and NaN would spread from layer to layer to all frames.
-    So padding frames may also attend to themselves and, without `frames`, a row of length 0 may attend to all of its
-    padding. What real frames attend to does not change.
+    No frame is left without a key: its softmax would be 0 / 0, and NaN would spread from
+    layer to layer to all frames. So padding frames may also attend to themselves and,
+    without `frames`, a row of length 0 may attend to all of its padding. What real frames
+    attend to does not change.
 
     Args:
         padding: The padding mask, bool `[batch, frames]`, from `padding_mask`.
-        frames: Which frames may attend to which in every row, bool `[frames, frames]`, queries by keys, for example
-            from `chunk_mask`. Without it, every frame of a row may attend to every other.
+        frames: Which frames may attend to which in every row, bool `[frames, frames]`,
+            queries by keys, for example from `chunk_mask`. Without it, every frame of a
+            row may attend to every other.
 
     Returns:
-        A new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries by keys; without `frames`
-        `[batch, 1, 1, frames]`, the same keys for all queries.
+        A new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries
+            by keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all
+            queries.
 
     Raises:
         ArgumentError: The masks have other shapes, or are not bool.
@@ -133,18 +157,20 @@ def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
 
 
 def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tensor:
-    """The inverse mask, True where masked, for `torch.nn.MultiheadAttention` and other modules with that convention.
+    """The inverse mask, True where masked, for `torch.nn.MultiheadAttention` and other
+    modules with that convention.
 
     Args:
-        mask: The mask, bool, True for what may be attended to: `[batch, frames]`, `[frames, frames]`, or the result of
-            `attention_mask`.
+        mask: The mask, bool, True for what may be attended to: `[batch, frames]`,
+            `[frames, frames]`, or the result of `attention_mask`.
         num_heads: The layer's number of heads, for a mask from `attention_mask`.
 
     Returns:
-        A new bool tensor. For a mask of two dimensions it has the same shape, for `key_padding_mask` or `attn_mask`.
-        For a mask from `attention_mask` it is `[batch * num_heads, frames, frames]`, for `attn_mask`: larger, but with
-        a key for every frame. If a padding mask and a chunk mask are passed separately, padding frames may have no key,
-        and the layer returns NaN for them, which the next layer spreads.
+        A new bool tensor. For a mask of two dimensions it has the same shape, for
+        `key_padding_mask` or `attn_mask`. For a mask from `attention_mask` it is `[batch
+        * num_heads, frames, frames]`, for `attn_mask`: larger, but with a key for every
+        frame. If a padding mask and a chunk mask are passed separately, padding frames
+        may have no key, and the layer returns NaN for them, which the next layer spreads.
 
     Raises:
         ArgumentError: The mask has another shape or dtype, or `num_heads` is missing.
@@ -154,50 +180,69 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
         return ~mask
     if mask.ndim != 4 or mask.dtype != torch.bool or num_heads is None:
         what = f"mask is {described(mask)}, num_heads {num_heads}"
-        raise ArgumentError(f"{what}: give a bool mask of two dimensions, or one from attention_mask, and num_heads")
+        raise ArgumentError(
+            f"{what}: give a bool mask of two dimensions, or one from attention_mask, and num_heads"
+        )
     batch, _, _, num_frames = mask.shape
     return (~mask).expand(batch, num_heads, num_frames, num_frames).flatten(0, 1)
 
 
 def check_floats(features: Tensor, *shape: str | int) -> None:
-    """Refuse what is no tensor of floats of this shape: a name is any size, "..." at the end any more of them."""
+    """Refuse what is no tensor of floats of this shape: a name is any size, "..." at the
+    end any more of them."""
     if not isinstance(features, Tensor):
         raise ArgumentError(f"features is {described(features)}: give a tensor")
     sizes = [*shape[:-1], *features.shape[len(shape) - 1 :]] if shape[-1] == "..." else shape
     pairs = zip(sizes, features.shape, strict=False)
-    fits = len(sizes) == features.ndim and all(isinstance(size, str) or size == found for size, found in pairs)
+    fits = len(sizes) == features.ndim and all(
+        isinstance(size, str) or size == found for size, found in pairs
+    )
     if not (features.is_floating_point() and fits):
-        raise ArgumentError(f"features is {described(features)}: give floats [{', '.join(map(str, shape))}]")
+        raise ArgumentError(
+            f"features is {described(features)}: give floats [{', '.join(map(str, shape))}]"
+        )
 
 
 def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """What are frames of features, floats `[batch, frames, ...]`, not padding (none without lengths): bool
-    `[batch, frames]`. An ArgumentError refuses others, and lengths not one per row, on the features' device."""
+    """What are frames of features, floats `[batch, frames, ...]`, not padding (none
+    without lengths): bool `[batch, frames]`. An ArgumentError refuses others, and lengths
+    not one per row, on the features' device."""
     check_floats(features, "batch", "frames", "...")
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     is_frame = padding_mask(lengths, features.shape[1])
     if lengths.shape != features.shape[:1] or lengths.device != features.device:
-        what = f"lengths is {list(lengths.shape)} on {lengths.device}, for {len(features)} rows on {features.device}"
+        what = (
+            f"lengths is {list(lengths.shape)} on {lengths.device}, for {len(features)} "
+            f"rows on {features.device}"
+        )
         raise ArgumentError(f"{what}: give one length for each row, on the features' device")
     return is_frame
 
 
 def described(value: object) -> str:
     """A tensor by its dtype and its shape, and anything else by its type, for a message."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return (
+        f"{value.dtype} {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
 
 
 def expand(values: Tensor, like: Tensor) -> Tensor:
-    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of another tensor."""
+    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of
+    another tensor."""
     return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
 
 
-def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
+def _chunk_mask(
+    num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device
+) -> Tensor:
     """Make a chunk mask in a single pass: all its rows are windows of one line.
 
-    The line is True for as many chunks as a frame may attend to. The rows of the last chunk begin at the line's start,
-    those of each chunk before it `chunk_size` further to the right. With 3 chunks of 2 frames, and 1 chunk to the left:
+    The line is True for as many chunks as a frame may attend to. The rows of the last
+    chunk begin at the line's start, those of each chunk before it `chunk_size` further to
+    the right. With 3 chunks of 2 frames, and 1 chunk to the left:
 
         line   0 0 1 1 1 1 0 0 0 0 0 0
         c = 2  0 0 1 1 1 1                  each row twice
@@ -213,13 +258,17 @@ def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: 
 
 
 @lru_cache(_NUM_SHARED)
-def _shared_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device, stream: int) -> Tensor:
-    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
+def _shared_mask(
+    num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device, stream: int
+) -> Tensor:
+    # a tensor made in inference mode could not be used in training later
+    with torch.inference_mode(False):
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
 
 
 def _check(name: str, value: int, least: int, hint: str = "") -> None:
-    if isinstance(value, (float, str)) or value is None:  # torch.compile passes numbers that are no ints
+    # torch.compile passes numbers that are no ints
+    if isinstance(value, (float, str)) or value is None:
         raise ArgumentError(f"{name} is {value!r}: it must be a whole number{hint}")
     if value < least:
         raise ArgumentError(f"{name} is {value}: it must be {least} or more{hint}")
@@ -227,4 +276,6 @@ def _check(name: str, value: int, least: int, hint: str = "") -> None:
 
 def _check_mask(name: str, mask: Tensor) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
-        raise ArgumentError(f"{name} is {described(mask)}: give a tensor of bools, of two dimensions")
+        raise ArgumentError(
+            f"{name} is {described(mask)}: give a tensor of bools, of two dimensions"
+        )

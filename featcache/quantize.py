@@ -4,11 +4,12 @@ Of the values x that one dimension has in one item, all in float32:
 
     offset = min(x)      scale = (max(x) - min(x)) / 255      level = round((x - offset) / scale)
 
-What is read is `offset + scale * level`. Apart from rounding in float32, it is off by at most half a scale, which is
-1/510 of the dimension's range in that item. Rounding is to even. A constant dimension has scale 0, and is exact.
+What is read is `offset + scale * level`. Apart from rounding in float32, it is off by at
+most half a scale, which is 1/510 of the dimension's range in that item. Rounding is to
+even. A constant dimension has scale 0, and is exact.
 
-Every step is a comparison or one operation of IEEE 754, so all devices give the same bytes for the same features, and
-the same values for the same bytes.
+Every step is a comparison or one operation of IEEE 754, so all devices give the same
+bytes for the same features, and the same values for the same bytes.
 """
 
 from __future__ import annotations
@@ -27,46 +28,60 @@ LEVELS = 256
 
 
 def is_quantized(made: str, stored: str) -> bool:
-    """Whether features of the dtype `made` are quantised when they are stored as `stored`; codes never are."""
+    """Whether features of the dtype `made` are quantised when they are stored as
+    `stored`; codes never are."""
     return stored == "uint8" and np.dtype(made).kind == "f"
 
 
 def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
-    """The spec of a version that stores an extractor's features as `dtype`; an ExtractorError if one of its side arrays
-    has the name that quantisation needs."""
+    """The spec of a version that stores an extractor's features as `dtype`; an
+    ExtractorError if one of its side arrays has the name that quantisation needs."""
     if any(side.name == QUANTIZATION for side in spec.side):
-        raise ExtractorError(f"side array {QUANTIZATION}: the name is reserved for quantised features")
+        raise ExtractorError(
+            f"side array {QUANTIZATION}: the name is reserved for quantised features"
+        )
     if not is_quantized(spec.dtype, dtype):
         return replace(spec, dtype=dtype)
-    parameters = SideSpec(QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features")
+    parameters = SideSpec(
+        QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features"
+    )
     return replace(spec, dtype="float32", side=(*spec.side, parameters))
 
 
-def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise some items on the device where they are, each by itself: float `[frames, *item_shape]`, one after the
-    other, each of so many frames, at least 1.
+def quantize(
+    features: torch.Tensor, num_frames: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise some items on the device where they are, each by itself: float `[frames,
+    *item_shape]`, one after the other, each of so many frames, at least 1.
 
-    Returns the levels, uint8 `[frames, *item_shape]`; the parameters, float32 `[items, 2, *item_shape]`: scale, offset.
-    If an item holds NaN or infinity, or its range exceeds float32, its parameters are not all finite and its levels
-    have no meaning."""
+    Returns the levels, uint8 `[frames, *item_shape]`; the parameters, float32 `[items, 2,
+    *item_shape]`: scale, offset. If an item holds NaN or infinity, or its range exceeds
+    float32, its parameters are not all finite and its levels have no meaning."""
     flat = features.float().reshape(len(features), math.prod(features.shape[1:]))
     items = torch.split(flat, list(num_frames))
     smallest, largest = flat.new_empty(2, len(items), flat.shape[1])
     for i, item in enumerate(items):
         torch.amin(item, 0, out=smallest[i])
         torch.amax(item, 0, out=largest[i])
-    offset = smallest + 0.0  # which of 0.0 and -0.0 is the smaller depends on their order: now it is 0.0
-    most = flat.new_full((), LEVELS - 1.0)  # by a Python number a GPU would not divide, but multiply by 1/255
+    # which of 0.0 and -0.0 is the smaller depends on their order: now it is 0.0
+    offset = smallest + 0.0
+    # by a Python number a GPU would not divide, but multiply by 1/255
+    most = flat.new_full((), LEVELS - 1.0)
     scale = (largest - offset) / most + 0.0
-    is_finite = (offset + scale * most).isfinite()  # so that the largest value read is finite too
+    # so that the largest value read is finite too
+    is_finite = (offset + scale * most).isfinite()
     scale = torch.where(is_finite, scale, torch.inf)
     divisor = torch.where(scale == 0, 1.0, scale)
     levels = torch.empty_like(flat)
-    for i, (item, level) in enumerate(zip(items, torch.split(levels, list(num_frames)), strict=True)):
+    for i, (item, level) in enumerate(
+        zip(items, torch.split(levels, list(num_frames)), strict=True)
+    ):
         torch.sub(item, offset[i], out=level).div_(divisor[i])
     levels.round_().clamp_(0, LEVELS - 1)
     parameters = torch.stack([scale, offset], 1)
-    return levels.to(torch.uint8).view(features.shape), parameters.view(len(items), 2, *features.shape[1:])
+    return levels.to(torch.uint8).view(features.shape), parameters.view(
+        len(items), 2, *features.shape[1:]
+    )
 
 
 def dequantize(
@@ -83,8 +98,8 @@ def dequantize(
         levels: The stored levels, uint8 `[batch, frames, *item_shape]`.
         parameters: The scale and offset of each utterance, float32 `[batch, 2, *item_shape]`.
         dtype: The dtype of the result, by default float32, in which values are computed.
-        lengths: The length of each utterance in frames, integers `[batch]`; frames beyond it become `padding_value`.
-            None if there is no padding.
+        lengths: The length of each utterance in frames, integers `[batch]`; frames beyond
+            it become `padding_value`. None if there is no padding.
         padding_value: The value of frames beyond the lengths.
 
     Returns:
@@ -104,10 +119,15 @@ def dequantize(
 
 def _check_batch(levels: object, parameters: object, dtype: object, lengths: object) -> None:
     if not isinstance(levels, torch.Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
-        raise ArgumentError(f"levels is {_described(levels)}: give uint8 [batch, frames, ...], from batch(raw=True)")
+        raise ArgumentError(
+            f"levels is {_described(levels)}: give uint8 [batch, frames, ...], from batch(raw=True)"
+        )
     batch, _, *item_shape = levels.shape
     expected = torch.float32, (batch, 2, *item_shape), levels.device
-    if not isinstance(parameters, torch.Tensor) or (parameters.dtype, parameters.shape, parameters.device) != expected:
+    if (
+        not isinstance(parameters, torch.Tensor)
+        or (parameters.dtype, parameters.shape, parameters.device) != expected
+    ):
         fitting = f"float32 {[batch, 2, *item_shape]} on {levels.device}, from quantization"
         raise ArgumentError(f"parameters is {_described(parameters)}: give {fitting}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -117,7 +137,9 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
         and (lengths.shape, lengths.device) == ((batch,), levels.device)
         and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
     ):
-        raise ArgumentError(f"lengths is {_described(lengths)}: give integers [{batch}] on {levels.device}")
+        raise ArgumentError(
+            f"lengths is {_described(lengths)}: give integers [{batch}] on {levels.device}"
+        )
 
 
 def _described(value: object) -> str:

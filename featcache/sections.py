@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
-    """The base of what a config is made of. Unknown names, NaN, infinity, and true or false for numbers are refused."""
+    """The base of what a config is made of. Unknown names, NaN, infinity, and true or
+    false for numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -35,4 +36,8 @@ class _Truth:
 
 
 def _may_be_bool(annotation: Any) -> bool:
-    return annotation in (bool, Any, object) or annotation is True or any(map(_may_be_bool, get_args(annotation)))
+    return (
+        annotation in (bool, Any, object)
+        or annotation is True
+        or any(map(_may_be_bool, get_args(annotation)))
+    )

@@ -1,4 +1,5 @@
-"""What a version's features are: shared by the extractors that make them and the loader that reads them."""
+"""What a version's features are: shared by the extractors that make them and the loader
+that reads them."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 QUANTIZATION = "quantization"
-"""The side array that every version of quantised features has, and no other version: see `featcache.quantize`."""
+"""The side array that every version of quantised features has, and no other version: see
+`featcache.quantize`."""
 
 DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 """What stored arrays may be of."""
 
 Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 22)], ...], Meta(max_length=8)]
 Dtype = Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
-"""The types of the fields say what documents of strangers may hold; see `featcache.version.version`."""
+"""The types of the fields say what documents of strangers may hold; see
+`featcache.version.version`."""
 
 _BLOCK = 1 << 20
 """The number of values that `all_finite` looks at in one step."""
@@ -27,7 +30,8 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class SideSpec:
-    """A side array: an output of an extractor besides the features, with some entries for each utterance."""
+    """A side array: an output of an extractor besides the features, with some entries for
+    each utterance."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=70)]
 
@@ -49,7 +53,8 @@ class FeatureSpec:
     """The shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks."""
 
     dtype: Dtype
-    """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or what is read (in a version's)."""
+    """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or
+    what is read (in a version's)."""
 
     frame_rate: Annotated[float, Meta(ge=1e-6, le=1e9)]
     """The number of frames per second."""
@@ -63,15 +68,17 @@ class FeatureSpec:
     units: str
     """What a value means, for a reader: "log mel energy (natural log)"."""
 
-    codebook_sizes: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)] = ()
+    codebook_sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)
+    ] = ()
     """The size of each codebook, for codes; empty for other features."""
 
     side: Annotated[tuple[SideSpec, ...], Meta(max_length=64)] = ()
     """The arrays that are stored beside the features."""
 
     padded_to: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    """The number of samples to which the extractor pads shorter clips, so that all of these have equally many frames;
-    0 if it does not."""
+    """The number of samples to which the extractor pads shorter clips, so that all of
+    these have equally many frames; 0 if it does not."""
 
     kind: Literal["frames"] = "frames"
     """What an item is: frames along time."""
@@ -83,7 +90,8 @@ class FeatureSpec:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a version's features are stored as uint8, each item with a scale and an offset."""
+        """Whether a version's features are stored as uint8, each item with a scale and an
+        offset."""
         return any(side.name == QUANTIZATION for side in self.side)
 
     @property
@@ -103,7 +111,8 @@ class FeatureSpec:
 
     @property
     def bytes_per_item(self) -> int:
-        """The number of bytes that every item takes besides its frames: its scales and offsets, if it is quantised."""
+        """The number of bytes that every item takes besides its frames: its scales and
+        offsets, if it is quantised."""
         scales = [side for side in self.side if side.name == QUANTIZATION]
         return sum(math.prod(side.item_shape) * np.dtype(side.dtype).itemsize for side in scales)
 
@@ -111,22 +120,28 @@ class FeatureSpec:
 def all_finite(array: NDArray[Any]) -> bool:
     """Whether no value of a C-contiguous array is NaN or infinite, at memory speed.
 
-    NaN and infinity have all exponent bits set. So as signed integers, the positive ones are at least the bits of +inf;
-    as unsigned integers, the negative ones are at least the bits of -inf. Two maxima over blocks take a tenth of the
-    time of `np.isfinite(array).all()`, which converts each value of float16."""
+    NaN and infinity have all exponent bits set. So as signed integers, the positive ones
+    are at least the bits of +inf; as unsigned integers, the negative ones are at least
+    the bits of -inf. Two maxima over blocks take a tenth of the time of
+    `np.isfinite(array).all()`, which converts each value of float16."""
     if array.dtype.kind != "f":
         return True
     positive, negative = _bits_of_infinity(array.dtype)
     flat = array.reshape(-1)
     for start in range(0, len(flat), _BLOCK):
         block = flat[start : start + _BLOCK]
-        if block.view(positive.dtype).max() >= positive or block.view(negative.dtype).max() >= negative:
+        if (
+            block.view(positive.dtype).max() >= positive
+            or block.view(negative.dtype).max() >= negative
+        ):
             return False
     return True
 
 
 @cache
-def _bits_of_infinity(dtype: np.dtype[Any]) -> tuple[np.signedinteger[Any], np.unsignedinteger[Any]]:
+def _bits_of_infinity(
+    dtype: np.dtype[Any],
+) -> tuple[np.signedinteger[Any], np.unsignedinteger[Any]]:
     """The bits of +inf as a signed integer, and those of -inf as an unsigned one."""
     positive, negative = np.array([np.inf, -np.inf], dtype)[:, None]
     return positive.view(f"i{dtype.itemsize}")[0], negative.view(f"u{dtype.itemsize}")[0]

@@ -1,8 +1,9 @@
 """Many strings in two flat arrays, and the 64-bit hash that finds one among them.
 
-A Python list of 10^7 ids takes over a gigabyte, the garbage collector walks through it, and every forked worker gets a
-copy of it page by page, since counting references writes to it. Here the strings are one blob of UTF-8 bytes and one
-array of offsets: half the memory, shared by all processes, and memory-mapped from disk."""
+A Python list of 10^7 ids takes over a gigabyte, the garbage collector walks through it,
+and every forked worker gets a copy of it page by page, since counting references writes
+to it. Here the strings are one blob of UTF-8 bytes and one array of offsets: half the
+memory, shared by all processes, and memory-mapped from disk."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ _BLOCK = 1 << 16  # the number of strings that are handled at once
 
 
 class Strings(Sequence[str]):
-    """An immutable sequence of strings, stored flat. What is not UTF-8, as in a forged index, reads as U+FFFD.
+    """An immutable sequence of strings, stored flat. What is not UTF-8, as in a forged
+    index, reads as U+FFFD.
 
     Args:
         blob: The strings' UTF-8 bytes, one string after the other, uint8 `[bytes]`.
-        offsets: Where each string begins, integers `[n + 1]`: string `i` is `blob[offsets[i]:offsets[i + 1]]`.
+        offsets: Where each string begins, integers `[n + 1]`: string `i` is
+            `blob[offsets[i]:offsets[i + 1]]`.
     """
 
     __slots__ = ("blob", "offsets")
@@ -65,7 +68,11 @@ class Strings(Sequence[str]):
             index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(f"no string at {index}: there are {len(self)}")
-        return self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])].tobytes().decode(errors="replace")
+        return (
+            self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])]
+            .tobytes()
+            .decode(errors="replace")
+        )
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK):  # to copy no more than a block at a time
@@ -95,10 +102,14 @@ class Strings(Sequence[str]):
         except UnicodeDecodeError:
             return False
         starts = self.offsets[:-1][self.byte_lengths() > 0]
-        return not bool((self.blob[starts] & 0xC0 == 0x80).any())  # none begins in the middle of a character
+        # none begins in the middle of a character
+        return not bool((self.blob[starts] & 0xC0 == 0x80).any())
 
-    def equal_at(self, at: NDArray[Any], other: Strings, at_other: NDArray[Any]) -> NDArray[np.bool_]:
-        """Whether string `at[i]` is string `at_other[i]` of the other sequence, for each `i`; bool `[n]`."""
+    def equal_at(
+        self, at: NDArray[Any], other: Strings, at_other: NDArray[Any]
+    ) -> NDArray[np.bool_]:
+        """Whether string `at[i]` is string `at_other[i]` of the other sequence, for each
+        `i`; bool `[n]`."""
         lengths = other.offsets[at_other + 1] - other.offsets[at_other]
         equal: NDArray[np.bool_] = self.byte_lengths()[at] == lengths
         mine, others = self.take(at[equal]), other.take(at_other[equal])
@@ -116,7 +127,8 @@ class Strings(Sequence[str]):
         lengths = self.offsets[positions + 1].astype(np.int64, copy=False) - starts
         offsets = _offsets_of(lengths)
         blob = np.empty(offsets[-1], np.uint8)
-        for first in range(0, len(lengths), _BLOCK):  # the arrays that find each byte are several times larger than it
+        # the arrays that find each byte are several times larger than it
+        for first in range(0, len(lengths), _BLOCK):
             block = slice(first, first + _BLOCK)
             start, stop = offsets[first], offsets[min(first + _BLOCK, len(lengths))]
             moves = np.repeat(starts[block] - offsets[:-1][block], lengths[block])
@@ -127,18 +139,26 @@ class Strings(Sequence[str]):
         """The strings at `positions` `[m]`, as a list; faster than `take` for a batch."""
         starts, ends = self.offsets[positions].tolist(), self.offsets[positions + 1].tolist()
         data = self.blob.data
-        return [str(data[start:end], "utf-8", "replace") for start, end in zip(starts, ends, strict=True)]
+        return [
+            str(data[start:end], "utf-8", "replace")
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
     def hashes(self) -> NDArray[np.uint64]:
-        """The strings' hashes, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo, draft-eastlake-fnv, section 2)."""
+        """The strings' hashes, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo,
+        draft-eastlake-fnv, section 2)."""
         result = np.empty(len(self), np.uint64)
-        for first in range(0, len(self), _BLOCK):  # whose arrays stay in the processor's cache
+        # whose arrays stay in the processor's cache
+        for first in range(0, len(self), _BLOCK):
             offsets = self.offsets[first : first + _BLOCK + 1].astype(np.int64, copy=False)
             lengths = np.diff(offsets)
             longest_first = np.argsort(-lengths, kind="stable")
             at, hashes = offsets[:-1][longest_first], np.full(len(lengths), _FNV_OFFSET)
-            # Step j hashes byte j of every string that has one: the first `count` of them, longest first.
-            counts = len(at) - np.searchsorted(lengths[longest_first][::-1], np.arange(lengths.max()), "right")
+            # Step j hashes byte j of every string that has one: the first `count` of
+            # them, longest first.
+            counts = len(at) - np.searchsorted(
+                lengths[longest_first][::-1], np.arange(lengths.max()), "right"
+            )
             for count in counts.tolist():
                 hashes[:count] ^= self.blob[at[:count]]
                 hashes[:count] *= _FNV_PRIME
@@ -151,7 +171,8 @@ class Strings(Sequence[str]):
 
 
 class GrowingStrings:
-    """Strings that more are added to, in buffers that grow in place: no memory is left in pieces."""
+    """Strings that more are added to, in buffers that grow in place: no memory is left in
+    pieces."""
 
     def __init__(self, strings: Sequence[str] = ()) -> None:
         self._blob = bytearray()
@@ -172,20 +193,25 @@ class GrowingStrings:
 
 
 def hash_of(string: str) -> int:
-    """The 64-bit FNV-1a hash of one string, as `Strings.hashes` computes it; a hundred times faster for one string."""
+    """The 64-bit FNV-1a hash of one string, as `Strings.hashes` computes it; a hundred
+    times faster for one string."""
     value = int(_FNV_OFFSET)
-    for byte in string.encode(errors="surrogatepass"):  # a lone surrogate has a hash too, though no Strings hold one
+    # a lone surrogate has a hash too, though no Strings hold one
+    for byte in string.encode(errors="surrogatepass"):
         value = (value ^ byte) * int(_FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
     return value
 
 
 def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
-    """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in `values` `[n]`."""
+    """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in
+    `values` `[n]`."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     extended = hashes.copy()
     for first in range(0, len(values), _BLOCK):
         some = extended[first : first + _BLOCK]
-        for column in little[first : first + _BLOCK].view(np.uint8).reshape(len(some), little.itemsize).T:
+        for column in (
+            little[first : first + _BLOCK].view(np.uint8).reshape(len(some), little.itemsize).T
+        ):
             some ^= column
             some *= _FNV_PRIME
     return extended

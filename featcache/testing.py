@@ -5,7 +5,8 @@
     class TestMine(featcache.testing.ExtractorSuite):
         config = "my.yaml"  # or its content, as a dict
 
-pytest runs each check; a failure says what is violated, and by which clip. It needs pytest and the extra `extract`.
+pytest runs each check; a failure says what is violated, and by which clip. It needs
+pytest and the extra `extract`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ UNUSUAL: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "impulse": lambda at: (at == len(at) // 2).float(),
     "quiet": lambda at: 1e-7 * torch.sin(at / 10),
 }
-"""Waveforms as unlike speech as real files can be, float32 `[num_samples]`, from the numbers of their samples."""
+"""Waveforms as unlike speech as real files can be, float32 `[num_samples]`, from the
+numbers of their samples."""
 
 AnyExtractor = Extractor[Params]
 AnyRowExtractor = RowExtractor[Params]
@@ -53,20 +55,23 @@ Features = NDArray[Any]
 
 
 class ExtractorSuite:
-    """The guarantees of an extractor, as tests: inherit from it in a class whose name begins with `Test`.
+    """The guarantees of an extractor, as tests: inherit from it in a class whose name
+    begins with `Test`.
 
     Whether values are correct is checked only if the class defines `reference`.
 
     Attributes:
-        config: A YAML file, the name of a packaged config, or the content of a config as a dict. If it is only known
-            when tests run, override the fixture `loaded` instead.
-        device: The device to run on. On a GPU, torch is configured as in a run (no TF32, repeatable kernels), and stays
-            so for the rest of the process.
-        tolerance: For floats, how far values may differ by rounding, in batches of other shapes and from `reference`,
-            relative to a clip's largest value.
-        ties: For codes, the share of frames that may differ there, since rounding decides between equally near
-            codewords. Real errors change several per cent.
-        seconds: The approximate length of the longest clip. Increase it to reach effects in long clips, such as chunks.
+        config: A YAML file, the name of a packaged config, or the content of a config as
+            a dict. If it is only known when tests run, override the fixture `loaded`
+            instead.
+        device: The device to run on. On a GPU, torch is configured as in a run (no TF32,
+            repeatable kernels), and stays so for the rest of the process.
+        tolerance: For floats, how far values may differ by rounding, in batches of other
+            shapes and from `reference`, relative to a clip's largest value.
+        ties: For codes, the share of frames that may differ there, since rounding decides
+            between equally near codewords. Real errors change several per cent.
+        seconds: The approximate length of the longest clip. Increase it to reach effects
+            in long clips, such as chunks.
         lengths: The lengths of further clips, in samples.
     """
 
@@ -78,14 +83,19 @@ class ExtractorSuite:
     lengths: ClassVar[Sequence[int]] = ()
 
     def reference(self, waveform: NDArray[np.float32]) -> Features:
-        """The features `[frames, *item_shape]` of one waveform `[num_samples]`, computed in a slow and obvious way."""
+        """The features `[frames, *item_shape]` of one waveform `[num_samples]`, computed
+        in a slow and obvious way."""
         pytest.skip("the class has no reference")
 
     @pytest.fixture(scope="class")
     @classmethod
     def loaded(cls) -> Config:
         """The config, validated."""
-        return config_from(dict(cls.config)) if isinstance(cls.config, Mapping) else load_config(cls.config)
+        return (
+            config_from(dict(cls.config))
+            if isinstance(cls.config, Mapping)
+            else load_config(cls.config)
+        )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -120,16 +130,22 @@ class ExtractorSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def around(cls, extractor: AnyExtractor, shortest: int) -> list[Clip]:
-        """Clips of the lengths around which the number of frames changes, and of some others. All have a frame."""
+        """Clips of the lengths around which the number of frames changes, and of some
+        others. All have a frame."""
         hop, field = hop_of(extractor), extractor.spec.frame_length
         longest = max(shortest + 3 * hop, int(cls.seconds * extractor.spec.sample_rate))
-        changes = {bisect_left(range(longest), count, key=extractor.num_frames) for count in (1, 2, 3, 10)}
+        changes = {
+            bisect_left(range(longest), count, key=extractor.num_frames) for count in (1, 2, 3, 10)
+        }
         changes |= {1, hop, 2 * hop, field}
         near = {n + more for n in changes for more in (-1, 0, 1)}
         lengths = {n for n in near if shortest <= n <= longest} | {*cls.lengths}
-        lengths.update(np.random.default_rng(2).integers(shortest, longest, 4, endpoint=True).tolist())
+        lengths.update(
+            np.random.default_rng(2).integers(shortest, longest, 4, endpoint=True).tolist()
+        )
         if isinstance(extractor, RowExtractor):
-            lengths.add(max(shortest, 32 * extractor.granularity + 1))  # padded by some frames
+            # padded by some frames
+            lengths.add(max(shortest, 32 * extractor.granularity + 1))
         return cls._clips(sorted(lengths))
 
     @pytest.fixture(scope="class")
@@ -151,38 +167,62 @@ class ExtractorSuite:
 
     @classmethod
     def _clips(cls, lengths: Sequence[int]) -> list[Clip]:
-        return [make_clip(seed, num_samples, cls.device) for seed, num_samples in enumerate(lengths)]
+        return [
+            make_clip(seed, num_samples, cls.device) for seed, num_samples in enumerate(lengths)
+        ]
 
-    def _assert_near(self, found: list[Features], wanted: list[Features], clips: list[Clip], whose: str) -> None:
-        """Assert that features of clips are the same up to rounding and ties. `whose` says what `wanted` is."""
+    def _assert_near(
+        self, found: list[Features], wanted: list[Features], clips: list[Clip], whose: str
+    ) -> None:
+        """Assert that features of clips are the same up to rounding and ties. `whose`
+        says what `wanted` is."""
         num_wrong, frames, first = 0, 0, ""
         for ours, theirs, clip in zip(found, wanted, clips, strict=True):
-            assert ours.shape == theirs.shape, f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
+            assert ours.shape == theirs.shape, (
+                f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
+            )
             frames += len(ours)
             wrong = differing_frames(ours, theirs, self.tolerance)
             num_wrong += int(wrong.sum())
             if wrong.any():
                 where = f"{label(clip)}: frames {_listed(wrong)} of {len(ours)}"
-                error = f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: {self.tolerance:.2g}"
+                error = (
+                    f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: "
+                    f"{self.tolerance:.2g}"
+                )
                 assert theirs.dtype.kind in "iu", f"{where} differ from {whose}, by {error}"
                 first = first or where
-        what = f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: {self.ties:.2g}; first {first}"
+        what = (
+            f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: "
+            f"{self.ties:.2g}; first {first}"
+        )
         assert num_wrong <= math.ceil(self.ties * frames), what
 
     def test_the_spec_is_coherent(self, loaded: Config, extractor: AnyExtractor) -> None:
         """Shapes, rates and dtypes make sense."""
         spec, rate = extractor.spec, loaded.audio.sample_rate
-        assert isinstance(spec, FeatureSpec), f"spec is {spec!r}, and not a featcache.extractors.FeatureSpec"
+        assert isinstance(spec, FeatureSpec), (
+            f"spec is {spec!r}, and not a featcache.extractors.FeatureSpec"
+        )
         assert spec.frame_rate > 0, f"spec.frame_rate: {spec.frame_rate!r} frames per second"
-        assert spec.frame_length >= 0, f"spec.frame_length: {spec.frame_length!r} samples; 0 is for not finite"
-        assert spec.sample_rate == rate, f"spec.sample_rate: {spec.sample_rate}, but it was built for {rate}"
+        assert spec.frame_length >= 0, (
+            f"spec.frame_length: {spec.frame_length!r} samples; 0 is for not finite"
+        )
+        assert spec.sample_rate == rate, (
+            f"spec.sample_rate: {spec.sample_rate}, but it was built for {rate}"
+        )
         assert spec.units, "spec.units: say what a value means"
         names = [side.name for side in spec.side]
         assert len(set(names)) == len(names), f"spec.side: names are given twice: {names}"
-        described: dict[str, Any] = {"spec": spec, **{f"spec.side, {side.name}": side for side in spec.side}}
+        described: dict[str, Any] = {
+            "spec": spec,
+            **{f"spec.side, {side.name}": side for side in spec.side},
+        }
         for place, one in described.items():
             shape, dtype = one.item_shape, one.dtype
-            is_shape = isinstance(shape, tuple) and all(isinstance(size, int) and size > 0 for size in shape)
+            is_shape = isinstance(shape, tuple) and all(
+                isinstance(size, int) and size > 0 for size in shape
+            )
             assert is_shape, f"{place}: item_shape {shape!r} is not a tuple of sizes"
             in_torch = getattr(torch, dtype, None) if isinstance(dtype, str) else None
             is_dtype = isinstance(in_torch, torch.dtype) and hasattr(np, dtype)
@@ -190,41 +230,71 @@ class ExtractorSuite:
 
     def test_the_class_declares_what_it_must(self, extractor: AnyExtractor) -> None:
         """`Params`, `revision`, `batching` and `max_seconds` are valid."""
-        assert issubclass(extractor.Params, Params), "Params does not inherit featcache.extractors.Params"
-        assert isinstance(extractor.revision, int), f"revision: {extractor.revision!r} is not a whole number"
+        assert issubclass(extractor.Params, Params), (
+            "Params does not inherit featcache.extractors.Params"
+        )
+        assert isinstance(extractor.revision, int), (
+            f"revision: {extractor.revision!r} is not a whole number"
+        )
         known = ["frames", *BATCHINGS]
-        assert extractor.batching in known, f"batching: {extractor.batching!r} is none of {', '.join(known)}"
+        assert extractor.batching in known, (
+            f"batching: {extractor.batching!r} is none of {', '.join(known)}"
+        )
         limit = extractor.max_seconds
         assert limit is None or limit > 0, f"max_seconds: {limit!r} refuses every clip"
 
     def test_codes_fit_their_dtypes(self, loaded: Config, extractor: AnyExtractor) -> None:
-        """Codes are whole numbers, in one column for each codebook; features without codebooks are floats."""
+        """Codes are whole numbers, in one column for each codebook; features without
+        codebooks are floats."""
         spec, sizes = extractor.spec, extractor.spec.codebook_sizes
         if not sizes:
             kind = np.dtype(spec.dtype).kind
-            assert kind == "f", f"spec.dtype: {spec.dtype}, but there are no codebook_sizes, which codes have"
+            assert kind == "f", (
+                f"spec.dtype: {spec.dtype}, but there are no codebook_sizes, which codes have"
+            )
             return
         assert min(sizes) > 0, f"spec.codebook_sizes: {sizes}"
-        assert spec.item_shape == (len(sizes),), f"spec.item_shape: {spec.item_shape}, but {len(sizes)} codebook_sizes"
+        assert spec.item_shape == (len(sizes),), (
+            f"spec.item_shape: {spec.item_shape}, but {len(sizes)} codebook_sizes"
+        )
         smallest = np.min_scalar_type(max(sizes) - 1).name
-        for source, dtype in (("spec.dtype", spec.dtype), ("stored_dtype", extractor.stored_dtype(loaded.params))):
+        for source, dtype in (
+            ("spec.dtype", spec.dtype),
+            ("stored_dtype", extractor.stored_dtype(loaded.params)),
+        ):
             fits = np.dtype(dtype).kind in "iu" and np.iinfo(dtype).max >= max(sizes) - 1
-            assert fits, f"{source}: {dtype} does not hold the numbers of {max(sizes)} codewords; {smallest} does"
+            assert fits, (
+                f"{source}: {dtype} does not hold the numbers of {max(sizes)} codewords; "
+                f"{smallest} does"
+            )
 
     def test_a_config_survives_being_kept(self, loaded: Config) -> None:
-        """The resolved config survives JSON, in which a version keeps it to be recomputed and repaired."""
+        """The resolved config survives JSON, in which a version keeps it to be recomputed
+        and repaired."""
         again = config_from(json.loads(json.dumps(loaded.resolved())))
-        assert again == loaded, f"params do not survive JSON: {loaded.params!r} becomes {again.params!r}"
+        assert again == loaded, (
+            f"params do not survive JSON: {loaded.params!r} becomes {again.params!r}"
+        )
 
     def test_the_fingerprint_is_stable(self, loaded: Config) -> None:
         """If the same config is loaded again, it names the same version."""
-        found = [loaded.fingerprint(), loaded.fingerprint(), config_from(loaded.resolved()).fingerprint()]
-        assert len(set(found)) == 1, f"the fingerprint differs from one time to the next: {found}; see weights_digest"
+        found = [
+            loaded.fingerprint(),
+            loaded.fingerprint(),
+            config_from(loaded.resolved()).fingerprint(),
+        ]
+        assert len(set(found)) == 1, (
+            f"the fingerprint differs from one time to the next: {found}; see weights_digest"
+        )
 
-    def test_weights_in_another_place_are_the_same_version(self, loaded: Config, tmp_path: Path) -> None:
+    def test_weights_in_another_place_are_the_same_version(
+        self, loaded: Config, tmp_path: Path
+    ) -> None:
         """The fingerprint includes the content of weights, not their place."""
         moved = _with_weights_in(tmp_path / "moved", loaded)
-        assert moved.fingerprint() == loaded.fingerprint(), "the same weights in another folder are another version"
+        assert moved.fingerprint() == loaded.fingerprint(), (
+            "the same weights in another folder are another version"
+        )
 
     def test_other_weights_are_another_version(self, loaded: Config, tmp_path: Path) -> None:
         """The fingerprint notices other weights of the same name in the same place."""
@@ -236,32 +306,48 @@ class ExtractorSuite:
             data = bytearray(file.read_bytes())
             data[-1] ^= 1
             file.write_bytes(data)
-        assert moved.fingerprint() != loaded.fingerprint(), "weights_digest does not see that the weights have changed"
+        assert moved.fingerprint() != loaded.fingerprint(), (
+            "weights_digest does not see that the weights have changed"
+        )
 
     def test_num_frames_counts_up_from_none(self, extractor: AnyExtractor, shortest: int) -> None:
-        """The number of frames is a whole number, 0 for no samples, and never smaller for a longer clip."""
+        """The number of frames is a whole number, 0 for no samples, and never smaller for
+        a longer clip."""
         dense = min(shortest + 2 * hop_of(extractor) + 2, 20_000)
-        longer = np.random.default_rng(1).integers(dense, dense + 10 * extractor.spec.sample_rate, 200)
+        longer = np.random.default_rng(1).integers(
+            dense, dense + 10 * extractor.spec.sample_rate, 200
+        )
         before = 0
         for n in [*range(dense), *sorted(longer.tolist())]:
             count = extractor.num_frames(n)
             assert type(count) is int, f"num_frames({n}) is {count!r}, and not an int"
             assert count == 0 or n > 0, f"num_frames(0) is {count}, and must be 0"
-            assert count >= before, f"num_frames({n}) is {count}, though fewer samples have {before}"
+            assert count >= before, (
+                f"num_frames({n}) is {count}, though fewer samples have {before}"
+            )
             before = count
 
-    def test_num_frames_is_what_extract_gives(self, extractor: AnyExtractor, around: list[Clip]) -> None:
-        """Clips of lengths around the boundaries have the counted frames, with values as `spec` describes them."""
+    def test_num_frames_is_what_extract_gives(
+        self, extractor: AnyExtractor, around: list[Clip]
+    ) -> None:
+        """Clips of lengths around the boundaries have the counted frames, with values as
+        `spec` describes them."""
         for clip, found in zip(around, extract(extractor, around), strict=True):
             check_features(extractor, clip, found)
 
-    def test_the_frame_rate_is_that_of_the_frames(self, extractor: AnyExtractor, shortest: int) -> None:
-        """Ten seconds more give as many frames more, if clips are long enough not to be padded."""
+    def test_the_frame_rate_is_that_of_the_frames(
+        self, extractor: AnyExtractor, shortest: int
+    ) -> None:
+        """Ten seconds more give as many frames more, if clips are long enough not to be
+        padded."""
         expected = 10 * extractor.spec.frame_rate
         unpadded = max(shortest, extractor.spec.padded_to)
         longer = unpadded + 10 * extractor.spec.sample_rate
         found = extractor.num_frames(longer) - extractor.num_frames(unpadded)
-        grown = f"spec.frame_rate: {expected / 10:g} per second, but num_frames grows by {found} in 10 s"
+        grown = (
+            f"spec.frame_rate: {expected / 10:g} per second, but num_frames grows by "
+            f"{found} in 10 s"
+        )
         assert abs(found - expected) <= 2 + 0.02 * expected, grown
 
     def test_no_clips(self, extractor: AnyExtractor) -> None:
@@ -270,8 +356,13 @@ class ExtractorSuite:
 
     @pytest.mark.parametrize("kind", UNUSUAL)
     def test_unusual_sound(self, extractor: AnyExtractor, shortest: int, kind: str) -> None:
-        """Unusual sound is extracted, or refused by an AudioError, which the failure ledger then shows."""
-        for n in (shortest, shortest + hop_of(extractor) // 2 + 1, max(shortest, extractor.spec.sample_rate // 2)):
+        """Unusual sound is extracted, or refused by an AudioError, which the failure
+        ledger then shows."""
+        for n in (
+            shortest,
+            shortest + hop_of(extractor) // 2 + 1,
+            max(shortest, extractor.spec.sample_rate // 2),
+        ):
             clip = Clip(kind.replace(" ", "-"), UNUSUAL[kind](torch.arange(n)).to(self.device))
             try:
                 (found,) = extract(extractor, [clip])
@@ -283,16 +374,29 @@ class ExtractorSuite:
         """A sample changes only the frames within `spec.frame_length` of it."""
         spec, hop = extractor.spec, hop_of(extractor)
         num_samples = max(4 * spec.frame_length + 8 * hop + shortest, spec.padded_to)
-        if spec.frame_length == 0 or num_samples > min(20.0, extractor.max_seconds or math.inf) * spec.sample_rate:
+        if (
+            spec.frame_length == 0
+            or num_samples > min(20.0, extractor.max_seconds or math.inf) * spec.sample_rate
+        ):
             pytest.skip("spec.frame_length is not finite, or too long to look at")
         first, second = (clip.waveform for clip in self._clips([num_samples] * 2))
         middle = num_samples // 2
-        end, start = torch.cat([first[:middle], second[middle:]]), torch.cat([second[:middle], first[middle:]])
-        whole, other_end, other_start = extract(extractor, [Clip("cut", waveform) for waveform in (first, end, start)])
+        end, start = (
+            torch.cat([first[:middle], second[middle:]]),
+            torch.cat([second[:middle], first[middle:]]),
+        )
+        whole, other_end, other_start = extract(
+            extractor, [Clip("cut", waveform) for waveform in (first, end, start)]
+        )
         before = np.logical_or.accumulate(differing_frames(other_end, whole, self.tolerance))
-        after = np.logical_or.accumulate(differing_frames(other_start, whole, self.tolerance)[::-1])[::-1]
+        after = np.logical_or.accumulate(
+            differing_frames(other_start, whole, self.tolerance)[::-1]
+        )[::-1]
         seen, allowed = int((before & after).sum()), math.ceil(spec.frame_length / hop)
-        what = f"spec.frame_length: {spec.frame_length} samples, so at most {allowed} frames see a sample"
+        what = (
+            f"spec.frame_length: {spec.frame_length} samples, so at most {allowed} frames "
+            "see a sample"
+        )
         assert seen <= allowed, f"{what}, but {seen} look to both sides of sample {middle}"
 
     def test_reference(self, extractor: AnyExtractor, around: list[Clip]) -> None:
@@ -300,7 +404,9 @@ class ExtractorSuite:
         wanted = [np.asarray(self.reference(clip.waveform.cpu().numpy())) for clip in around]
         self._assert_near(extract(extractor, around), wanted, around, "those of the reference")
 
-    def test_neighbours(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
+    def test_neighbours(
+        self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
         """A clip has the same values among longer and shorter clips."""
         assert_same(extract(extractor, clips), alone, clips, "among others than alone")
 
@@ -309,33 +415,63 @@ class ExtractorSuite:
         for seed in range(2):
             order = np.random.default_rng(seed).permutation(len(clips)).tolist()
             shuffled = [clips[i] for i in order]
-            assert_same(extract(extractor, shuffled), [alone[i] for i in order], shuffled, "in another order")
+            assert_same(
+                extract(extractor, shuffled),
+                [alone[i] for i in order],
+                shuffled,
+                "in another order",
+            )
 
-    def test_number_of_clips(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
+    def test_number_of_clips(
+        self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
         """A clip has the same values however often it is in a call."""
         for count in (2, 3, 19):
             repeated = [clips[0]] * count
-            assert_same(extract(extractor, repeated), [alone[0]] * count, repeated, f"{count} times in a call")
+            assert_same(
+                extract(extractor, repeated),
+                [alone[0]] * count,
+                repeated,
+                f"{count} times in a call",
+            )
 
-    def test_earlier_calls(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
-        """A clip has the same values after other calls, and with other random numbers of torch."""
-        for seed, clip, expected in zip(range(len(clips)), reversed(clips), reversed(alone), strict=True):
+    def test_earlier_calls(
+        self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
+        """A clip has the same values after other calls, and with other random numbers of
+        torch."""
+        for seed, clip, expected in zip(
+            range(len(clips)), reversed(clips), reversed(alone), strict=True
+        ):
             torch.manual_seed(seed)
             assert_same(extract(extractor, [clip]), [expected], [clip], "in a later call")
 
-    def test_instances(self, another: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
-        """Another instance of the same config, as another process has, gives the same values."""
+    def test_instances(
+        self, another: AnyExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
+        """Another instance of the same config, as another process has, gives the same
+        values."""
         assert_same(extract(another, clips), alone, clips, "from another instance")
 
-    def test_threads(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
-        """A clip has the same values while other threads call `extract` of the same instance."""
+    def test_threads(
+        self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
+        """A clip has the same values while other threads call `extract` of the same
+        instance."""
         batches = [clips[i % 4 :: 4] for i in range(8)]
         with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             found = list(pool.map(lambda batch: extract(extractor, batch), batches))
         for i, batch in enumerate(batches):
-            assert_same(found[i], alone[i % 4 :: 4], batch, "beside other threads (is a call's state on self?)")
+            assert_same(
+                found[i],
+                alone[i % 4 :: 4],
+                batch,
+                "beside other threads (is a call's state on self?)",
+            )
 
-    def test_where_a_waveform_lies(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
+    def test_where_a_waveform_lies(
+        self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
         """A waveform may be a part of a longer tensor, or a channel of an interleaved one."""
         for clip, expected in zip(clips[:2], alone[:2], strict=True):
             longer = torch.nn.functional.pad(clip.waveform, (1, 2), value=0.5)
@@ -345,11 +481,14 @@ class ExtractorSuite:
                 assert_same(extract(extractor, [Clip(clip.id, view)]), [expected], [clip], how)
 
     def test_the_waveform_is_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
-        """A call does not change waveforms, which other extractors of the same run get too."""
+        """A call does not change waveforms, which other extractors of the same run get
+        too."""
         given = [Clip(clip.id, clip.waveform.clone()) for clip in clips]
         extract(extractor, given)
         for clip, after in zip(clips, given, strict=True):
-            assert torch.equal(after.waveform, clip.waveform), f"extract wrote to the waveform of {label(clip)}"
+            assert torch.equal(after.waveform, clip.waveform), (
+                f"extract wrote to the waveform of {label(clip)}"
+            )
 
     def test_features_are_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """Later calls do not change the features that a call has returned."""
@@ -358,18 +497,24 @@ class ExtractorSuite:
             before = kept.cpu().numpy().tobytes()
             extractor.extract([*clips[1:], clips[1]])
             after = kept.cpu().numpy().tobytes()
-        assert after == before, "a call of extract wrote to the features that an earlier one gave: is a buffer reused?"
+        assert after == before, (
+            "a call of extract wrote to the features that an earlier one gave: is a buffer reused?"
+        )
 
     def test_torch_is_left_alone(self, loaded: Config, clips: list[Clip]) -> None:
-        """An extractor does not change torch's settings, which belong to the whole process."""
+        """An extractor does not change torch's settings, which belong to the whole
+        process."""
         before = _torch_settings()
         extract(loaded.build(torch.device(self.device)), clips[:1])
-        changed = {name: value for name, value in _torch_settings().items() if value != before[name]}
+        changed = {
+            name: value for name, value in _torch_settings().items() if value != before[name]
+        }
         assert not changed, f"the extractor set {changed}, which belong to the whole process"
 
     @pytest.fixture
     def row_extractor(self, another: AnyExtractor) -> Iterator[AnyRowExtractor]:
-        """An instance whose batching a check may choose. The check is skipped if the extractor takes no rows."""
+        """An instance whose batching a check may choose. The check is skipped if the
+        extractor takes no rows."""
         if not isinstance(another, RowExtractor):
             pytest.skip("the extractor is no RowExtractor")
         before = another.chosen_batching
@@ -385,29 +530,38 @@ class ExtractorSuite:
             whose = f"those of one row alone, batched as {batching}"
             self._assert_near(found[batching], found["single"], around, whose)
 
-    def test_padding_changes_no_latent(self, row_extractor: AnyRowExtractor, around: list[Clip]) -> None:
-        """Padding does not change the latents of codes, in which a small fault is not yet rounded away."""
+    def test_padding_changes_no_latent(
+        self, row_extractor: AnyRowExtractor, around: list[Clip]
+    ) -> None:
+        """Padding does not change the latents of codes, in which a small fault is not yet
+        rounded away."""
         if not isinstance(row_extractor, CodecExtractor) or row_extractor.batching != "padded":
             pytest.skip("the extractor makes no codes from padded rows")
         for clip in around:
             piece = row_extractor.pieces(len(clip.waveform))[0]
             row, frames = clip.waveform[: piece.num_samples], piece.skip + piece.num_frames
             with torch.inference_mode():
-                alone = row_extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
-                padded = row_extractor.latents(*pad_rows([row], 2, row_extractor.padded_length(len(row) + 1)))
+                alone = (
+                    row_extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
+                )
+                padded = row_extractor.latents(
+                    *pad_rows([row], 2, row_extractor.padded_length(len(row) + 1))
+                )
             apart = largest_error(padded[0, :frames].cpu().numpy(), alone)
             what = f"zeros after {label(clip)} change its latents by {apart:.2g} of the largest"
             remedy = "each layer must pad a row at its own end"
             assert apart <= self.tolerance, f"{what}; tolerance: {self.tolerance:.2g}; {remedy}"
 
     def test_pieces_cover_a_clip(self, row_extractor: AnyRowExtractor, shortest: int) -> None:
-        """Every frame comes from one piece, every sample is in a piece, and no piece goes beyond the clip."""
+        """Every frame comes from one piece, every sample is in a piece, and no piece goes
+        beyond the clip."""
         rate = row_extractor.spec.sample_rate
         longest = int(min(12.0, row_extractor.max_seconds or math.inf) * rate)
         _check_pieces(row_extractor, range(shortest, max(longest, shortest + 1), rate // 7))
 
     def test_chunks(self, loaded: Config, row_extractor: AnyRowExtractor, shortest: int) -> None:
-        """With chunks, every frame comes from one chunk; if chunks are exact, it is that of the whole clip."""
+        """With chunks, every frame comes from one chunk; if chunks are exact, it is that
+        of the whole clip."""
         whole = row_extractor
         if "chunk" not in type(loaded.params).model_fields:
             pytest.skip("the extractor has no chunks")
@@ -420,28 +574,50 @@ class ExtractorSuite:
         except ConfigError as error:
             pytest.skip(str(error))
         assert isinstance(chunked, RowExtractor)
-        lengths = [3 * overlap + more for more in (-hop, -1, 0, 1, hop, overlap, 2 * overlap + 1, 5 * overlap - 1)]
+        lengths = [
+            3 * overlap + more
+            for more in (-hop, -1, 0, 1, hop, overlap, 2 * overlap + 1, 5 * overlap - 1)
+        ]
         _check_pieces(chunked, [*range(shortest, 12 * overlap, overlap // 5), *lengths])
         clips = self._clips(lengths)
         found = extract(chunked, clips)
         for clip, features in zip(clips, found, strict=True):
             check_features(chunked, clip, features)
         if chunked.chunks_are_exact:
-            self._assert_near(found, extract(whole, clips), clips, "those of the clip whole, in chunks that are exact")
+            self._assert_near(
+                found,
+                extract(whole, clips),
+                clips,
+                "those of the clip whole, in chunks that are exact",
+            )
 
-    def test_side_arrays(self, row_extractor: AnyRowExtractor, clips: list[Clip], alone: list[Features]) -> None:
-        """`extract_rows` gives the arrays that `spec.side` names, and the features that `extract` gives."""
+    def test_side_arrays(
+        self, row_extractor: AnyRowExtractor, clips: list[Clip], alone: list[Features]
+    ) -> None:
+        """`extract_rows` gives the arrays that `spec.side` names, and the features that
+        `extract` gives."""
         with torch.inference_mode():
             found = row_extractor.extract_rows(clips)
         for clip, rows in zip(clips, found, strict=True):
             named = {side.name for side in row_extractor.spec.side}
-            assert set(rows.side) == named, f"extract_rows gives {sorted(rows.side)}, spec.side names {sorted(named)}"
+            assert set(rows.side) == named, (
+                f"extract_rows gives {sorted(rows.side)}, spec.side names {sorted(named)}"
+            )
             for side in row_extractor.spec.side:
                 array = rows.side[side.name].cpu().numpy()
-                is_right = array.dtype == side.dtype and array.shape[1:] == side.item_shape and len(array) > 0
-                assert is_right, f"{side.name} of {label(clip)} is {array.dtype} {array.shape}, spec.side says {side}"
+                is_right = (
+                    array.dtype == side.dtype
+                    and array.shape[1:] == side.item_shape
+                    and len(array) > 0
+                )
+                assert is_right, (
+                    f"{side.name} of {label(clip)} is {array.dtype} {array.shape}, "
+                    f"spec.side says {side}"
+                )
                 assert np.isfinite(array).all(), f"{side.name} of {label(clip)} is NaN or infinite"
-        assert_same([rows.features.cpu().numpy() for rows in found], alone, clips, "in extract_rows")
+        assert_same(
+            [rows.features.cpu().numpy() for rows in found], alone, clips, "in extract_rows"
+        )
 
 
 def extract(extractor: AnyExtractor, clips: Sequence[Clip]) -> list[Features]:
@@ -457,14 +633,23 @@ def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None
     """Assert what must hold for the features of any clip."""
     spec = extractor.spec
     expected = (extractor.num_frames(len(clip.waveform)), *spec.item_shape)
-    shapes = f"extract gave {list(found.shape)} for {label(clip)}; num_frames and spec.item_shape say {list(expected)}"
+    shapes = (
+        f"extract gave {list(found.shape)} for {label(clip)}; num_frames and "
+        f"spec.item_shape say {list(expected)}"
+    )
     assert found.shape == expected, shapes
-    assert found.dtype == spec.dtype, f"extract gave {found.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
+    assert found.dtype == spec.dtype, (
+        f"extract gave {found.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
+    )
     finite = np.isfinite(found)
-    assert finite.all(), f"{(~finite).sum()} of {finite.size} values of {label(clip)} are NaN or infinite"
+    assert finite.all(), (
+        f"{(~finite).sum()} of {finite.size} values of {label(clip)} are NaN or infinite"
+    )
     if sizes := spec.codebook_sizes:
         is_code = (found >= 0) & (found < np.array(sizes))
-        assert is_code.all(), f"{label(clip)} has codes {found.min()} to {found.max()}; codebook_sizes: {sizes}"
+        assert is_code.all(), (
+            f"{label(clip)} has codes {found.min()} to {found.max()}; codebook_sizes: {sizes}"
+        )
 
 
 def hop_of(extractor: AnyExtractor) -> int:
@@ -473,12 +658,17 @@ def hop_of(extractor: AnyExtractor) -> int:
 
 
 def make_clip(seed: int, num_samples: int, device: str = "cpu") -> Clip:
-    """A clip of a tone that swells and fades in noise. Each seed gives another tone and level; none is clipped."""
+    """A clip of a tone that swells and fades in noise. Each seed gives another tone and
+    level; none is clipped."""
     generator = np.random.default_rng(seed)
     at = np.arange(num_samples) / 16000
-    tone = np.sin(2 * np.pi * (100 + 40 * (seed % 7)) * at) * np.sin(2 * np.pi * (3 + seed % 3) * at + 1)
+    tone = np.sin(2 * np.pi * (100 + 40 * (seed % 7)) * at) * np.sin(
+        2 * np.pi * (3 + seed % 3) * at + 1
+    )
     waveform = 10.0 ** -(seed % 3) * (0.5 * tone + 0.1 * generator.normal(size=num_samples))
-    return Clip(f"clip-{seed}", torch.from_numpy(waveform.clip(-1, 1).astype(np.float32)).to(device))
+    return Clip(
+        f"clip-{seed}", torch.from_numpy(waveform.clip(-1, 1).astype(np.float32)).to(device)
+    )
 
 
 def label(clip: Clip) -> str:
@@ -487,24 +677,38 @@ def label(clip: Clip) -> str:
 
 
 def largest_error(found: Features, reference: Features) -> float:
-    """The largest difference of two arrays of features, in parts of the largest magnitude of `reference`."""
+    """The largest difference of two arrays of features, in parts of the largest magnitude
+    of `reference`."""
     largest = float(np.abs(reference).max(initial=0.0))
     absolute = float(_differences(found, reference).max(initial=0.0))
     return absolute / largest if largest else absolute
 
 
 def differing_frames(found: Features, reference: Features, tolerance: float) -> NDArray[np.bool_]:
-    """Which frames of a clip differ, bool `[frames]`: by more than rounding, or in any code."""
-    allowed = 0.0 if reference.dtype.kind in "iu" else tolerance * float(np.abs(reference).max(initial=0.0))
+    """Which frames of a clip differ, bool `[frames]`: by more than rounding, or in any
+    code."""
+    allowed = (
+        0.0
+        if reference.dtype.kind in "iu"
+        else tolerance * float(np.abs(reference).max(initial=0.0))
+    )
     return np.asarray(_differences(found, reference) > allowed)
 
 
-def assert_same(found: Sequence[Features], wanted: Sequence[Features], clips: Sequence[Clip], how: str) -> None:
-    """Assert that features of clips are the same, bit for bit. `how` says how `found` was extracted."""
+def assert_same(
+    found: Sequence[Features], wanted: Sequence[Features], clips: Sequence[Clip], how: str
+) -> None:
+    """Assert that features of clips are the same, bit for bit. `how` says how `found` was
+    extracted."""
     for ours, theirs, clip in zip(found, wanted, clips, strict=True):
-        assert ours.shape == theirs.shape, f"{label(clip)} has {len(ours)} frames {how}, and {len(theirs)} else"
+        assert ours.shape == theirs.shape, (
+            f"{label(clip)} has {len(ours)} frames {how}, and {len(theirs)} else"
+        )
         wrong, error = _listed(_differences(ours, theirs) != 0), largest_error(ours, theirs)
-        what = f"{label(clip)} has different values {how}: frames {wrong} of {len(ours)}, by {error:.2g} of the largest"
+        what = (
+            f"{label(clip)} has different values {how}: frames {wrong} of {len(ours)}, by "
+            f"{error:.2g} of the largest"
+        )
         assert ours.tobytes() == theirs.tobytes(), f"{what}; no bit may depend on that"
 
 
@@ -516,21 +720,34 @@ def _listed(wrong: NDArray[np.bool_]) -> str:
 def _differences(found: Features, reference: Features) -> NDArray[np.float64]:
     """The largest difference in each frame, float64 `[frames]`."""
     apart = np.abs(found.astype(np.float64) - reference.astype(np.float64))
-    return np.asarray(apart.reshape(len(apart), math.prod(apart.shape[1:])).max(axis=1, initial=0.0))
+    return np.asarray(
+        apart.reshape(len(apart), math.prod(apart.shape[1:])).max(axis=1, initial=0.0)
+    )
 
 
 def _with_weights_in(folder: Path, config: Config) -> Config:
-    """The config with a copy of its weights in `folder`. The check is skipped if the weights are not on disk."""
+    """The config with a copy of its weights in `folder`. The check is skipped if the
+    weights are not on disk."""
     named = config.resolved()["params"].get("weights")
     if not named or not (weights := Path(named)).exists():
         pytest.skip("the config names no weights in a folder or file")
     shutil.copytree(weights if weights.is_dir() else weights.parent, folder)
-    return as_config(config, {"params.weights": str(folder if weights.is_dir() else folder / weights.name)})
+    return as_config(
+        config, {"params.weights": str(folder if weights.is_dir() else folder / weights.name)}
+    )
 
 
 def _torch_settings() -> dict[str, object]:
-    called = torch.get_num_threads, torch.get_default_dtype, torch.get_float32_matmul_precision, torch.is_grad_enabled
-    flags = {f"torch.backends.cudnn.{key}": getattr(torch.backends.cudnn, key) for key in ("allow_tf32", "benchmark")}
+    called = (
+        torch.get_num_threads,
+        torch.get_default_dtype,
+        torch.get_float32_matmul_precision,
+        torch.is_grad_enabled,
+    )
+    flags = {
+        f"torch.backends.cudnn.{key}": getattr(torch.backends.cudnn, key)
+        for key in ("allow_tf32", "benchmark")
+    }
     return {f"torch.{setting.__name__}": setting() for setting in called} | flags
 
 
@@ -539,11 +756,17 @@ def _check_pieces(extractor: AnyRowExtractor, lengths: Sequence[int]) -> None:
     for n in lengths:
         pieces = extractor.pieces(n)
         frames, expected = [piece.num_frames for piece in pieces], extractor.num_frames(n)
-        assert sum(frames) == expected, f"the pieces of {n} samples give {frames} frames, num_frames says {expected}"
+        assert sum(frames) == expected, (
+            f"the pieces of {n} samples give {frames} frames, num_frames says {expected}"
+        )
         covered = 0
         for piece in pieces:
-            assert piece.start <= covered, f"of {n} samples, {covered} to {piece.start} are in no piece: {pieces}"
+            assert piece.start <= covered, (
+                f"of {n} samples, {covered} to {piece.start} are in no piece: {pieces}"
+            )
             covered = max(covered, piece.start + piece.num_samples)
             has = extractor.num_frames(piece.num_samples)
-            assert 0 <= piece.skip <= piece.skip + piece.num_frames <= has, f"{piece}, of {n} samples, has {has} frames"
+            assert 0 <= piece.skip <= piece.skip + piece.num_frames <= has, (
+                f"{piece}, of {n} samples, has {has} frames"
+            )
         assert covered == n, f"the pieces of {n} samples end at {covered}: {pieces}"

@@ -1,4 +1,5 @@
-"""What data from elsewhere may cause: code and commands to run that it names, weights to be downloaded."""
+"""What data from elsewhere may cause: code and commands to run that it names, weights to
+be downloaded."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ _may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
 def allow_remote_code() -> None:
-    """Let models run Python code that they bring, and caches name extractors that are not registered.
+    """Let models run Python code that they bring, and caches name extractors that are not
+    registered.
 
-    This holds for the rest of the process. On the command line, `--trust-remote-code` says it."""
+    This holds for the rest of the process. On the command line, `--trust-remote-code`
+    says it."""
     global _remote_code_is_allowed
     _remote_code_is_allowed = True
 
@@ -27,7 +30,8 @@ def remote_code_is_allowed() -> bool:
 def allow_commands(commands: Iterable[str]) -> None:
     """Let these commands run, which print audio. A cache that names others runs none of them.
 
-    This holds for the rest of the process. On the command line, `--allow-commands` says it, of a manifest's."""
+    This holds for the rest of the process. On the command line, `--allow-commands` says
+    it, of a manifest's."""
     global _commands
     _commands |= frozenset(commands)
 
@@ -39,8 +43,8 @@ def allowed_commands() -> frozenset[str]:
 
 @contextmanager
 def without_downloads(is_recorded: bool = True) -> Iterator[None]:
-    """Within the block, look for weights on this machine only, as for a config that is recorded in a cache. For one
-    that is not, nothing changes."""
+    """Within the block, look for weights on this machine only, as for a config that is
+    recorded in a cache. For one that is not, nothing changes."""
     before = _may_download.set(may_download() and not is_recorded)
     try:
         yield

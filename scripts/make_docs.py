@@ -2,7 +2,8 @@
 
     docs/commands.md   whole: what `--help` says of every command
     docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
-                       from the models that validate them; of `A - B`, those of A that B has not, or otherwise
+                       from the models that validate them; of `A - B`, those of A that B
+                       has not, or otherwise
 
 With `--check` nothing is written: it says what is out of date, and exits with 1.
 """
@@ -32,25 +33,38 @@ MANY = 3
 
 SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
-TYPES = {"number": "number", "integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
+TYPES = {
+    "number": "number",
+    "integer": "whole number",
+    "boolean": "true, false",
+    "string": "text",
+    "object": "mapping",
+}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
 def commands_page() -> str:
-    """docs/commands.md. An option that many commands have, with the same help, stands once, after them."""
+    """docs/commands.md. An option that many commands have, with the same help, stands
+    once, after them."""
     parent = click.Context(cli, info_name="featcache", terminal_width=WIDTH, **cli.context_settings)
     contexts = {
-        name: click.Context(cli.get_command(parent, name), info_name=name, parent=parent, terminal_width=WIDTH)
+        name: click.Context(
+            cli.get_command(parent, name), info_name=name, parent=parent, terminal_width=WIDTH
+        )
         for name in cli.list_commands(parent)
     }
     records = Counter(record for context in contexts.values() for _, record in _options(context))
-    shared = {record[0]: record for record, count in reversed(records.most_common()) if count >= MANY}
+    shared = {
+        record[0]: record for record, count in reversed(records.most_common()) if count >= MANY
+    }
     parts = [
         "# Commands",
         "Made by `python scripts/make_docs.py` from what `--help` says: do not edit. "
         "Options that many commands have are [at the end](#options-of-many-commands).",
-        "Results go to stdout, progress and messages to stderr; `--json` prints one document on stdout. "
-        'Tab completes in bash after `eval "$(_FEATCACHE_COMPLETE=bash_source featcache)"`; zsh and fish likewise.',
+        "Results go to stdout, progress and messages to stderr; `--json` prints one "
+        "document on stdout. "
+        'Tab completes in bash after `eval "$(_FEATCACHE_COMPLETE=bash_source '
+        'featcache)"`; zsh and fish likewise.',
         *_section("featcache", cli.get_help(parent)),
     ]
     for name, context in contexts.items():
@@ -62,7 +76,9 @@ def commands_page() -> str:
         text = context.get_help()
         for option in context.command.params:
             option.hidden = False
-        parts += _section(f"featcache {name}", text + (f"\n\nAnd: {', '.join(also)}" if also else ""))
+        parts += _section(
+            f"featcache {name}", text + (f"\n\nAnd: {', '.join(also)}" if also else "")
+        )
     formatter = click.HelpFormatter(width=WIDTH)
     formatter.write_dl(sorted(shared.values()))
     parts += _section("Options of many commands", formatter.getvalue())
@@ -71,12 +87,22 @@ def commands_page() -> str:
 
 def _options(context: click.Context) -> list[tuple[click.Option, tuple[str, str]]]:
     """The options of a command, each with its two columns of help."""
-    options = [param for param in context.command.params if isinstance(param, click.Option) and not param.hidden]
-    return [(option, record) for option in options if (record := option.get_help_record(context)) is not None]
+    options = [
+        param
+        for param in context.command.params
+        if isinstance(param, click.Option) and not param.hidden
+    ]
+    return [
+        (option, record)
+        for option in options
+        if (record := option.get_help_record(context)) is not None
+    ]
 
 
 def _section(title: str, text: str) -> list[str]:
-    lines = "\n".join(line.rstrip() for line in text.splitlines() if not line.startswith("  -h, --help "))
+    lines = "\n".join(
+        line.rstrip() for line in text.splitlines() if not line.startswith("  -h, --help ")
+    )
     lines = lines.replace("\n\nOptions:\n\nAnd:", "\n\nOptions:").removesuffix("\n\nOptions:")
     return [f"## {title}", f"```text\n{lines}\n```"]
 
@@ -86,14 +112,17 @@ def configs_page() -> str:
     page = (DOCS / "configs.md").read_text(encoding="utf-8")
     return re.sub(
         r"(<!-- keys: (\w+)(?: - (\w+))? -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}\n{keys_table(MODELS[found[2]], MODELS.get(found[3]))}\n\n{found[4]}",
+        lambda found: (
+            f"{found[1]}\n{keys_table(MODELS[found[2]], MODELS.get(found[3]))}\n\n{found[4]}"
+        ),
         page,
         flags=re.DOTALL,
     )
 
 
 def keys_table(model: type[BaseModel], base: type[BaseModel] | None = None) -> str:
-    """A Markdown table of a model's keys, in the order in which it declares them, without those that `base` has so."""
+    """A Markdown table of a model's keys, in the order in which it declares them, without
+    those that `base` has so."""
     shared = set(_key_rows(base)) if base else set()
     rows = [row for row in _key_rows(model) if row not in shared]
     return "\n".join(["| key | default | values | meaning |", "|---|---|---|---|", *rows])
@@ -119,7 +148,9 @@ def _values(schema: dict) -> str:
     if schema["type"] == "array":
         return f"list of {_values(schema['items'])}".replace("number", "numbers")
     kind = TYPES.get(schema["type"], schema["type"])
-    limits = ", ".join(f"{sign} {_yaml(schema[name])}" for name, sign in LIMITS.items() if name in schema)
+    limits = ", ".join(
+        f"{sign} {_yaml(schema[name])}" for name, sign in LIMITS.items() if name in schema
+    )
     return f"{kind} {limits}".rstrip()
 
 
@@ -142,13 +173,18 @@ def _words(path: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     if not parser.parse_args().check:
         for name, page in PAGES.items():
             (DOCS / name).write_text(page(), encoding="utf-8")
     elif names := stale():
-        sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in names)}: run python scripts/make_docs.py")
+        sys.exit(
+            f"out of date: {', '.join(f'docs/{name}' for name in names)}: run python "
+            "scripts/make_docs.py"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The fixtures that tests of several folders share. Functions that tests import are in `helpers/`."""
+"""The fixtures that tests of several folders share. Functions that tests import are in
+`helpers/`."""
 
 import gc
 import itertools
@@ -33,8 +34,9 @@ from featcache.storage import clients
 from featcache.version import records
 from featcache.version.version import Version
 
-# How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
-# but where many changes are tested: there, one that fails is the fault of the change.
+# How long an example takes says something about the machine, and nothing about the code.
+# Examples are others each time, but where many changes are tested: there, one that fails
+# is the fault of the change.
 settings.register_profile(
     "featcache",
     deadline=None,
@@ -42,13 +44,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
 )
-settings.register_profile("long", settings.get_profile("featcache"), max_examples=1000, derandomize=False)
+settings.register_profile(
+    "long", settings.get_profile("featcache"), max_examples=1000, derandomize=False
+)
 settings.load_profile("featcache")
 
 
 def pytest_configure() -> None:
-    """Torch is as a run's workers have it, with one thread of its own: small models, and several pytests on a machine,
-    are slower with more. What is about threads sets them."""
+    """Torch is as a run's workers have it, with one thread of its own: small models, and
+    several pytests on a machine, are slower with more. What is about threads sets
+    them."""
     import torch
 
     torch.set_num_threads(1)
@@ -66,9 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_stand_ins() -> Iterator[None]:
-    """SpeechBrain leaves modules that stand for others and warn whoever asks them for anything, as hypothesis does."""
+    """SpeechBrain leaves modules that stand for others and warn whoever asks them for
+    anything, as hypothesis does."""
     yield
-    for name in [name for name, module in sys.modules.items() if type(module).__module__.startswith("speechbrain.")]:
+    for name in [
+        name
+        for name, module in sys.modules.items()
+        if type(module).__module__.startswith("speechbrain.")
+    ]:
         del sys.modules[name]
 
 
@@ -81,7 +91,8 @@ def same_draws() -> None:
 
 @pytest.fixture(scope="module")
 def trusted() -> Iterator[None]:
-    """In this process, what caches name is imported, registered or not: the word of `--trust-remote-code`."""
+    """In this process, what caches name is imported, registered or not: the word of
+    `--trust-remote-code`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trust, "_remote_code_is_allowed", True)
         yield
@@ -89,7 +100,8 @@ def trusted() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cli():
-    """Runs `featcache` commands: `cli("verify", cache)` gives a `Finished`, `cli.start(...)` a `Running`."""
+    """Runs `featcache` commands: `cli("verify", cache)` gives a `Finished`,
+    `cli.start(...)` a `Running`."""
     with commands() as cli:
         yield cli
 
@@ -107,7 +119,8 @@ class Traced(NamedTuple):
 def traced() -> Callable[[Callable[[], object]], Traced]:
     """Measures the memory of a function that takes nothing; of two calls, the lesser.
 
-    So neither what is imported or kept at a first call counts, nor what another thread allocates meanwhile."""
+    So neither what is imported or kept at a first call counts, nor what another thread
+    allocates meanwhile."""
 
     def trace(function: Callable[[], object]) -> Traced:
         gc.collect()
@@ -125,7 +138,8 @@ def traced() -> Callable[[Callable[[], object]], Traced]:
 
 @pytest.fixture
 def clock(monkeypatch) -> None:
-    """Runs and probes are named by their times: each has one of its own here, a second after the one before it."""
+    """Runs and probes are named by their times: each has one of its own here, a second
+    after the one before it."""
     seconds = itertools.count()
 
     class Clock(datetime):
@@ -153,12 +167,15 @@ def version(scratch: Path) -> Version:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Corpus:
-    """Some 30 utterances of 0.03 to 3 s: several rates, formats, channels, and segments of longer files."""
+    """Some 30 utterances of 0.03 to 3 s: several rates, formats, channels, and segments
+    of longer files."""
     made = Corpus(tmp_path_factory.mktemp("corpus"))
     (made.folder / "plain").mkdir()
     lengths = (0.03, 0.9, 0.31, 1.7, 0.045, 0.6, 2.2, 0.5, 1.1, 0.25, 0.7, 1.3)
     for i, seconds in enumerate(lengths):
-        made.record(f"plain-{i:02}", f"plain/{i:02}.{'flac' if i % 2 else 'wav'}", speech(seconds, seed=i))
+        made.record(
+            f"plain-{i:02}", f"plain/{i:02}.{'flac' if i % 2 else 'wav'}", speech(seconds, seed=i)
+        )
     for rate in (8000, 22050, 44100, 48000):
         made.record(f"rate-{rate}", f"rate-{rate}.wav", speech(0.8, rate, seed=rate), rate)
     made.record("stereo-mix", "stereo.flac", speech(1.0, channels=2, seed=5))
@@ -176,11 +193,14 @@ def corpus(tmp_path_factory) -> Corpus:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory) -> Corpus:
-    """Twelve clips of half a second at 16 kHz, and their durations in the manifest: a shard each, if so asked."""
+    """Twelve clips of half a second at 16 kHz, and their durations in the manifest: a
+    shard each, if so asked."""
     made = Corpus(tmp_path_factory.mktemp("plain"))
     for i in range(12):
         seconds = 0.4 + 0.02 * i
-        made.record(f"utt-{i:02}", f"{i:02}.wav", speech(seconds, seed=i), duration=round(seconds, 2))
+        made.record(
+            f"utt-{i:02}", f"{i:02}.wav", speech(seconds, seed=i), duration=round(seconds, 2)
+        )
     return made
 
 
@@ -216,12 +236,16 @@ def cache(sound, scratch) -> Path:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A file of three seconds of each kind, with its samples; and two whose headers do not say how many."""
+    """A file of three seconds of each kind, with its samples; and two whose headers do
+    not say how many."""
     folder = tmp_path_factory.mktemp("audio")
     found = {kind: (path := write_kind(folder, kind), read_whole(path)) for kind in KINDS}
     flac = forget_flac_length(shutil.copy(found["flac-16"][0], folder / "unknown.flac"))
     mp3 = forget_mp3_length(shutil.copy(found["mp3-constant"][0], folder / "unknown.mp3"))
-    return found | {"flac-unknown": (flac, found["flac-16"][1]), "mp3-unknown": (mp3, samples_of(mp3))}
+    return found | {
+        "flac-unknown": (flac, found["flac-16"][1]),
+        "mp3-unknown": (mp3, samples_of(mp3)),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -276,7 +300,8 @@ def slow_config(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def gate(tmp_path) -> Path:
-    """The file of a gate, with which a test lets a run go so far and no further; not there yet."""
+    """The file of a gate, with which a test lets a run go so far and no further; not
+    there yet."""
     return tmp_path / "gate"
 
 

@@ -1,4 +1,5 @@
-"""The house rules of docs/architecture.md, held against the imports and calls in the code itself."""
+"""The house rules of docs/architecture.md, held against the imports and calls in the code
+itself."""
 
 import ast
 import re
@@ -12,8 +13,8 @@ import featcache
 
 PACKAGE = Path(featcache.__file__).parent
 
-# Layers, from the ground up: a file or folder of the package may import from the layers below its own, and from its
-# own folder.
+# Layers, from the ground up: a file or folder of the package may import from the layers
+# below its own, and from its own folder.
 LAYERS = {
     "ground": {"errors", "spec", "strings", "trust"},
     "values": {"quantize", "device", "masks", "sections"},
@@ -36,15 +37,34 @@ ONLY = {
     "storage": {"errors"},
     "format": FLAT,
     "version": FLAT | {"format"},
-    "extractors": {"device", "errors", "quantize", "sections", "spec", "strings", "trust", "weights"},
+    "extractors": {
+        "device",
+        "errors",
+        "quantize",
+        "sections",
+        "spec",
+        "strings",
+        "trust",
+        "weights",
+    },
     "loader": FLAT | {"device", "quantize", "format", "version"},
     "masks": {"errors"},
     "augment": {"errors", "masks", "strings"},
     "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
 }
-EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
-"""Packages of the extras `extract` and `models`, which a training environment does not have."""
+EXTRACT_ONLY = {
+    "pydantic",
+    "yaml",
+    "soundfile",
+    "miniaudio",
+    "soxr",
+    "torchaudio",
+    "transformers",
+    "safetensors",
+}
+"""Packages of the extras `extract` and `models`, which a training environment does not
+have."""
 
 TOOLKITS = {"speechbrain": {"speechbrain"}, "lhotse": {"lhotse"}, "huggingface": {"datasets"}}
 """What each adapter imports that nothing else of the package does."""
@@ -52,21 +72,28 @@ TOOLKITS = {"speechbrain": {"speechbrain"}, "lhotse": {"lhotse"}, "huggingface":
 
 @cache
 def modules():
-    return {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    return {
+        path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8"))
+        for path in PACKAGE.rglob("*.py")
+    }
 
 
 def unit_of(path):
-    """`version/index.py` is of `version`, `plan.py` is `plan`; the package's own `__init__.py` is None."""
+    """`version/index.py` is of `version`, `plan.py` is `plan`; the package's own
+    `__init__.py` is None."""
     return path.parts[0] if len(path.parts) > 1 else None if path.stem == "__init__" else path.stem
 
 
 def imported(tree, needed_only=False):
-    """Dotted names of all that a module imports, also in its functions and under TYPE_CHECKING.
+    """Dotted names of all that a module imports, also in its functions and under
+    TYPE_CHECKING.
 
     With `needed_only`, without what it does without: imports whose ImportError it catches."""
     done_without = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try) and "ImportError" in {ast.unparse(one.type) for one in node.handlers if one.type}:
+        if isinstance(node, ast.Try) and "ImportError" in {
+            ast.unparse(one.type) for one in node.handlers if one.type
+        }:
             done_without.update(inner for statement in node.body for inner in ast.walk(statement))
     for node in ast.walk(tree):
         if needed_only and node in done_without:
@@ -83,7 +110,11 @@ def imports_by_unit(needed_only=False):
     found = {unit: set() for unit in map(unit_of, modules()) if unit}
     for path, tree in modules().items():
         if unit := unit_of(path):
-            parts = [name.split(".") for name in imported(tree, needed_only) if name.startswith("featcache.")]
+            parts = [
+                name.split(".")
+                for name in imported(tree, needed_only)
+                if name.startswith("featcache.")
+            ]
             found[unit] |= {part[1] for part in parts} & {*LAYER_OF} - {unit}
     return found
 
@@ -92,12 +123,21 @@ def test_every_file_has_its_place_and_imports_run_one_way():
     found = imports_by_unit()
     assert found.keys() <= LAYER_OF.keys()
     # audio knows the type of the config's audio section, and nothing else of config
-    assert not [(unit, other) for unit in found for other in found[unit] if LAYER_OF[other] >= LAYER_OF[unit]]
+    assert not [
+        (unit, other)
+        for unit in found
+        for other in found[unit]
+        if LAYER_OF[other] >= LAYER_OF[unit]
+    ]
 
 
 def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_versions_alone():
     found = imports_by_unit(needed_only=True)
-    assert {unit: found[unit] - allowed for unit, allowed in ONLY.items() if found.get(unit, set()) - allowed} == {}
+    assert {
+        unit: found[unit] - allowed
+        for unit, allowed in ONLY.items()
+        if found.get(unit, set()) - allowed
+    } == {}
 
 
 def test_opening_a_folder_and_reading_a_batch_loads_little_of_the_package(tmp_path):
@@ -114,25 +154,38 @@ print(sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in f
     lines, *loaded = run_python(script, tmp_path).replace("featcache.", "").split()
     assert int(lines) <= 5000  # of the package, which training has to trust
     around = {name for name in loaded if name.startswith(("loader.", "manifest.", "device"))}
-    assert around == {"loader.opening", "loader.cache", "loader.shards", "loader.spans", "manifest.segments"}
+    assert around == {
+        "loader.opening",
+        "loader.cache",
+        "loader.shards",
+        "loader.spans",
+        "manifest.segments",
+    }
     assert not {"storage.bucket", "version.corpus", "version.tags", "format.writing"} & {*loaded}
 
 
 def test_training_needs_no_package_of_the_extra_extract():
     modules_of = {
-        ".".join(("featcache", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in modules()
+        ".".join(("featcache", *path.with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in modules()
     }
     units = {"loader", "masks", "augment", "cmvn", "adapters"}
-    pending = [name for name, path in modules_of.items() if unit_of(path) in units] + ["featcache.care.verify"]
+    pending = [name for name, path in modules_of.items() if unit_of(path) in units] + [
+        "featcache.care.verify"
+    ]
     reached = set()
     while pending:
         if (name := pending.pop()) not in reached:
             reached.add(name)
             body = modules()[modules_of[name]].body
-            without_types = [node for node in body if not ast.unparse(node).startswith("if TYPE_CHECKING:")]
+            without_types = [
+                node for node in body if not ast.unparse(node).startswith("if TYPE_CHECKING:")
+            ]
             names = [*imported(ast.Module(without_types, []), needed_only=True)]
             assert not EXTRACT_ONLY & {dotted.partition(".")[0] for dotted in names}, name
-            parents = {".".join(name.split(".")[:length]) for length in range(1, name.count(".") + 1)}
+            parents = {
+                ".".join(name.split(".")[:length]) for length in range(1, name.count(".") + 1)
+            }
             pending += (parents | {*names}) & {*modules_of}
 
 
@@ -149,7 +202,9 @@ def test_an_adapter_imports_its_own_toolkit_and_nothing_else_any_toolkit_or_adap
 def test_the_library_neither_prints_nor_ends_the_process():
     for path, tree in modules().items():
         if unit_of(path) not in ("cli", "__main__"):
-            calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            calls = {
+                ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)
+            }
             assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "click.echo"}, path
 
 
@@ -159,4 +214,8 @@ def test_the_architecture_page_names_every_room_and_only_files_that_are_there():
     names = set(re.findall(r"`([\w/]+(?:/|\.py))`", page))
     assert {unit for unit in LAYER_OF if not {f"{unit}/", f"{unit}.py"} & names} == {"__main__"}
     files = {name for name in names if "/" in name.rstrip("/") and name.endswith(".py")}
-    assert {name for name in files if not any((folder / name).exists() for folder in (PACKAGE, checkout))} == set()
+    assert {
+        name
+        for name in files
+        if not any((folder / name).exists() for folder in (PACKAGE, checkout))
+    } == set()

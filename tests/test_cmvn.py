@@ -37,16 +37,23 @@ def batch(lengths=(9, 4, 0, 7), *, dtype=torch.float32, device="cpu", padding=-1
 
 
 def assert_normalised(found, features, lengths, means, stds, rtol=1e-5):
-    """Each row's own frames are `(x - mean) / std` by numpy, and its padding is what it was."""
+    """Each row's own frames are `(x - mean) / std` by numpy, and its padding is what it
+    was."""
     for row, length in enumerate(lengths.tolist()):
         expected = (features[row, :length].double().numpy() - means[row]) / stds[row]
-        np.testing.assert_allclose(found[row, :length].double().numpy(), expected, rtol=rtol, atol=rtol)
+        np.testing.assert_allclose(
+            found[row, :length].double().numpy(), expected, rtol=rtol, atol=rtol
+        )
         assert torch.equal(found[row, length:], features[row, length:].to(found.dtype))
 
 
 by_means_and_variances = pytest.mark.parametrize(
     "norms",
-    [{"norm_means": means, "norm_vars": variances} for means in (True, False) for variances in (True, False)],
+    [
+        {"norm_means": means, "norm_vars": variances}
+        for means in (True, False)
+        for variances in (True, False)
+    ],
     ids=["both", "means", "variances", "none"],
 )
 
@@ -81,7 +88,9 @@ def test_each_row_by_its_group(groups):
     assert_normalised(found, features, lengths, means, stds)
     for numbers in (cmvn.find(names), cmvn.find(names).int()):
         assert torch.equal(cmvn(features, lengths, numbers), found)
-    torch.testing.assert_close(cmvn.unnormalize(found, lengths, names), features, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        cmvn.unnormalize(found, lengths, names), features, rtol=1e-5, atol=1e-4
+    )
     assert sorted(cmvn.groups) == sorted(groups)
 
 
@@ -99,7 +108,10 @@ def test_a_group_that_is_not_known_is_an_error_or_takes_the_mean_of_all():
     with pytest.raises(ArgumentError, match="no statistics for groups -1, 5"):
         grouped()(features, lengths, torch.tensor([5, -1, 0, 5]))
     cmvn = grouped(unknown="global")
-    means, stds = np.stack([MEAN, GROUP_MEAN[1], MEAN, MEAN]), np.stack([STD, GROUP_STD[1], STD, STD])
+    means, stds = (
+        np.stack([MEAN, GROUP_MEAN[1], MEAN, MEAN]),
+        np.stack([STD, GROUP_STD[1], STD, STD]),
+    )
     for groups in (["carl", "anna", "", "Anna"], torch.tensor([-1, 1, 3, 99])):
         assert_normalised(cmvn(features, lengths, groups), features, lengths, means, stds)
     found = Cmvn(MEAN, STD, unknown="global")(features, lengths, ["a"] * 4)
@@ -128,7 +140,9 @@ def test_dimensions_that_do_not_vary_are_only_centred():
     std[1], std[3] = 0, 1e-9
     features, lengths = batch()
     expected = np.where(std > 1e-6, std, 1)
-    assert_normalised(Cmvn(MEAN, std)(features, lengths), features, lengths, [MEAN] * 4, [expected] * 4)
+    assert_normalised(
+        Cmvn(MEAN, std)(features, lengths), features, lengths, [MEAN] * 4, [expected] * 4
+    )
 
 
 def test_any_shape_of_a_frame():
@@ -159,7 +173,9 @@ def test_frames_of_one_value_are_computed_in_float32_too(dtype, norms):
 # As a module
 
 
-@pytest.mark.parametrize("cast", [lambda module: module.half(), lambda module: module.to(torch.bfloat16)])
+@pytest.mark.parametrize(
+    "cast", [lambda module: module.half(), lambda module: module.to(torch.bfloat16)]
+)
 def test_a_model_in_half_precision_keeps_the_statistics(cast):
     features, lengths = batch(dtype=torch.float16)
     model = torch.nn.Sequential(grouped(), torch.nn.Linear(5, 5))
@@ -182,7 +198,9 @@ def test_a_state_dict_brings_the_groups_too():
         model = torch.nn.Sequential(other)
         model.load_state_dict({f"0.{name}": value for name, value in state.items()})
         assert other.groups == GROUPS
-        assert torch.equal(other(features, lengths, ["zoë"] * 4), grouped()(features, lengths, ["zoë"] * 4))
+        assert torch.equal(
+            other(features, lengths, ["zoë"] * 4), grouped()(features, lengths, ["zoë"] * 4)
+        )
     with pytest.raises(RuntimeError, match="size mismatch"):
         Cmvn(np.zeros(4), np.ones(4)).load_state_dict(state)
 
@@ -202,24 +220,39 @@ def test_copies_are_the_same():
 def test_the_whole_way_from_a_cache(tmp_path, written):
     features = make_features(20, (5,))
     cache = made_cache(tmp_path / "cache", features)
-    manifest = written("id,speaker\n" + "".join(f"{name},s{int(name[4:]) % 3}\n" for name in features))
+    manifest = written(
+        "id,speaker\n" + "".join(f"{name},s{int(name[4:]) % 3}\n" for name in features)
+    )
     moments(cache, manifest, by="speaker").save(tmp_path / "s.npz")
     cmvn = Cmvn.load(tmp_path / "s.npz", cache=cache)
     dataset = featcache.FeatureDataset(cache, manifest)
     made = dataset.collate([dataset[row] for row in range(len(dataset))])
     found = cmvn(made["features"], made["lengths"], made["speaker"])
-    of_speakers = [[row for row, name in enumerate(made["speaker"]) if name == speaker] for speaker in cmvn.groups]
-    for features, rows in [*((found, rows) for rows in of_speakers), (cmvn(made["features"]), range(20))]:
+    of_speakers = [
+        [row for row, name in enumerate(made["speaker"]) if name == speaker]
+        for speaker in cmvn.groups
+    ]
+    for features, rows in [
+        *((found, rows) for rows in of_speakers),
+        (cmvn(made["features"]), range(20)),
+    ]:
         frames = torch.cat([features[row, : made["lengths"][row]] for row in rows]).double()
         torch.testing.assert_close(frames.mean(0), torch.zeros(5).double(), atol=1e-6, rtol=0)
-        torch.testing.assert_close(frames.std(0, correction=0), torch.ones(5).double(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            frames.std(0, correction=0), torch.ones(5).double(), atol=1e-6, rtol=0
+        )
 
 
 def test_statistics_of_another_version_are_refused(tmp_path):
-    caches = [made_cache(tmp_path / digit, make_features(5, (5,)), fingerprint=digit * 64) for digit in "01"]
+    caches = [
+        made_cache(tmp_path / digit, make_features(5, (5,)), fingerprint=digit * 64)
+        for digit in "01"
+    ]
     moments(caches[0]).save(tmp_path / "s.npz")
     Cmvn.load(tmp_path / "s.npz", cache=caches[0])
-    with pytest.raises(StoreError, match=r"s.npz: is of fbank80-0{12}, but the cache is fbank80-1{12}"):
+    with pytest.raises(
+        StoreError, match=r"s.npz: is of fbank80-0{12}, but the cache is fbank80-1{12}"
+    ):
         Cmvn.load(tmp_path / "s.npz", cache=caches[1])
 
 
@@ -287,16 +320,25 @@ def test_what_does_not_vary_and_what_is_padding_does_no_harm():
         (lambda x: Cmvn(MEAN, STD)(x[..., :4]), r"\[4, 11, 4\]: give floats \[batch, frames, 5\]"),
         (lambda x: Cmvn(MEAN, STD)(x.long()), "features is torch.int64"),
         (lambda x: normalize_utterances(x.long()), "features is torch.int64"),
-        (lambda x: Cmvn(MEAN, STD)(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
+        (
+            lambda x: Cmvn(MEAN, STD)(x, torch.tensor([1, 2])),
+            r"lengths is \[2\] on cpu, for 4 rows on",
+        ),
         (lambda x: Cmvn(MEAN, STD)(x, torch.ones(4)), "lengths is torch.float32"),
-        (lambda x: normalize_utterances(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
+        (
+            lambda x: normalize_utterances(x, torch.tensor([1, 2])),
+            r"lengths is \[2\] on cpu, for 4 rows on",
+        ),
         (lambda x: grouped()(x, None, ["anna"]), "give 4 names or integers, one per row"),
         (lambda x: grouped()(x, None, torch.ones(4)), "groups is torch.float32"),
         (lambda x: Cmvn(MEAN, STD[:4]), r"mean is \[5\] and std \[4\]"),
         (lambda x: Cmvn(MEAN, -STD), "std must not be negative"),
         (lambda x: Cmvn(MEAN * np.nan, STD), "finite"),
         (lambda x: Cmvn(MEAN, STD, groups=["a"]), "together, or none of them"),
-        (lambda x: Cmvn(MEAN, STD, group_mean=GROUP_MEAN, group_std=GROUP_STD), "together, or none of them"),
+        (
+            lambda x: Cmvn(MEAN, STD, group_mean=GROUP_MEAN, group_std=GROUP_STD),
+            "together, or none of them",
+        ),
         (lambda x: grouped(["a", "b"]), r"statistics of 2 groups are \[3, 5\]"),
         (lambda x: grouped(["a", "b", "a"]), "two groups have the same name"),
         (lambda x: Cmvn(MEAN, STD, unknown="ignore"), "unknown is 'ignore'"),

@@ -1,4 +1,5 @@
-"""The documentation is held to the code: what it shows runs, what it lists is complete, its links resolve."""
+"""The documentation is held to the code: what it shows runs, what it lists is complete,
+its links resolve."""
 
 import re
 import runpy
@@ -28,7 +29,12 @@ from featcache.spec import SideSpec
 from featcache.version import index as indexes
 from featcache.version.selection import select_version
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "examples" / "README.md",
+]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 CONTEXT = click.Context(cli)
 COMMANDS = {name: cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT)}
@@ -36,10 +42,18 @@ COMMANDS = {name: cli.get_command(CONTEXT, name) for name in cli.list_commands(C
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A folder that looks like the clone after README's first command: examples/ and features/."""
+    """A folder that looks like the clone after README's first command: examples/ and
+    features/."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    run_here("extract", folder / "examples" / "manifest.csv", "-o", folder / "features", "--device", "cpu")
+    run_here(
+        "extract",
+        folder / "examples" / "manifest.csv",
+        "-o",
+        folder / "features",
+        "--device",
+        "cpu",
+    )
     return folder
 
 
@@ -55,7 +69,9 @@ def test_every_command_has_help_an_example_and_its_place_in_the_docs(name):
     command = COMMANDS[name]
     assert command.help
     assert command.short_help
-    assert re.search(rf"Examples?:(\n +featcache {name}\b.*)+\s*$", command.help), "help ends in an example"
+    assert re.search(rf"Examples?:(\n +featcache {name}\b.*)+\s*$", command.help), (
+        "help ends in an example"
+    )
     assert f"## featcache {name}\n" in text_of("docs/commands.md")
     for parameter in command.params:
         assert not isinstance(parameter, click.Option) or parameter.help, parameter
@@ -65,7 +81,8 @@ def test_every_command_has_help_an_example_and_its_place_in_the_docs(name):
 
 
 def commands_shown():
-    """Every `featcache …` line in the pages' shell blocks and in the commands' own examples."""
+    """Every `featcache …` line in the pages' shell blocks and in the commands' own
+    examples."""
     texts = [block.text for page in PAGES for block in blocks_of(page, "sh")]
     texts += [command.help for command in (cli, *COMMANDS.values())]
     for text in texts:
@@ -77,14 +94,17 @@ def commands_shown():
 
 @pytest.mark.parametrize("line", sorted(set(commands_shown())))
 def test_commands_shown_have_the_options_shown(line, monkeypatch):
-    monkeypatch.setattr(options._ROOT, "exists", False)  # the folders that are shown need not be here
+    # the folders that are shown need not be here
+    monkeypatch.setattr(options._ROOT, "exists", False)
     name, *arguments = shlex.split(line, comments=True)
     parsed = COMMANDS[name].make_context(name, arguments)
     assert parsed.args == []
 
 
 def test_the_training_loop_of_the_readme_is_that_of_the_examples(clone, monkeypatch, capsys):
-    shown = [block.text.removeprefix("import torch\n\n") for block in blocks_of("README.md", "python")]
+    shown = [
+        block.text.removeprefix("import torch\n\n") for block in blocks_of("README.md", "python")
+    ]
     assert any(block in text_of("examples/train.py") for block in shown)
     monkeypatch.chdir(clone)
     runpy.run_path(str(clone / "examples" / "train.py"))
@@ -125,28 +145,46 @@ def check_reader(reader, cache):
     items = reader(opened.version.path)
     assert list(items) == list(opened.ids)
     for id_, features in items.items():  # of what is quantised, in float64
-        np.testing.assert_allclose(np.array(features), opened[id_], rtol=1e-6, atol=1e-5 if opened.spec.side else 0)
+        np.testing.assert_allclose(
+            np.array(features), opened[id_], rtol=1e-6, atol=1e-5 if opened.spec.side else 0
+        )
     return items
 
 
-@pytest.mark.parametrize("kind", ["float16", "uint16", "uint8", "float64", "side arrays", "quantised"])
+@pytest.mark.parametrize(
+    "kind", ["float16", "uint16", "uint8", "float64", "side arrays", "quantised"]
+)
 def test_the_format_pages_reader_knows_which_item_counts(reader, tmp_path, kind):
     dtype = kind if hasattr(np, kind) else "float32"
     side = (SideSpec("marks", (2,), "uint16", ""),) if kind == "side arrays" else ()
-    first, second, third = (make_features(8, (4,), dtype, max_frames=5, seed=seed) for seed in range(3))
+    first, second, third = (
+        make_features(8, (4,), dtype, max_frames=5, seed=seed) for seed in range(3)
+    )
     version = make_version(tmp_path, first, side=side, quantized=kind == "quantised")
-    add_shard(version, {"new": second["utt-0"], "utt-5": second["utt-5"]}, row=3)  # of one generation: it comes later
-    add_shard(version, {id_: second[id_] for id_ in ("utt-1", "utt-2")}, row=0, generation={"utt-1": 2, "utt-2": 3})
+    # of one generation: it comes later
+    add_shard(version, {"new": second["utt-0"], "utt-5": second["utt-5"]}, row=3)
+    add_shard(
+        version,
+        {id_: second[id_] for id_ in ("utt-1", "utt-2")},
+        row=0,
+        generation={"utt-1": 2, "utt-2": 3},
+    )
     add_shard(version, {"utt-2": third["utt-2"]}, row=1, generation=2)
     items = check_reader(reader, tmp_path)
     counting = {**first, "new": second["utt-0"], "utt-1": second["utt-1"], "utt-2": second["utt-2"]}
-    assert {id_: len(features) for id_, features in items.items()} == {id_: len(x) for id_, x in counting.items()}
+    assert {id_: len(features) for id_, features in items.items()} == {
+        id_: len(x) for id_, x in counting.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "features/c/0/0", "items/c/0/0", "text/c/0"])
-def test_the_format_pages_reader_reads_a_version_and_notices_a_flipped_bit(reader, clone, tmp_path, name):
+def test_the_format_pages_reader_reads_a_version_and_notices_a_flipped_bit(
+    reader, clone, tmp_path, name
+):
     cache = shutil.copytree(clone / "features", tmp_path / "features")
-    assert len(check_reader(reader, cache)) == len(text_of("examples/manifest.csv").splitlines()) - 1
+    assert (
+        len(check_reader(reader, cache)) == len(text_of("examples/manifest.csv").splitlines()) - 1
+    )
     version = select_version(cache)
     path = version.path / "shards" / version.shard_names()[0] / name
     data = path.read_bytes()
@@ -158,7 +196,9 @@ def test_the_format_pages_reader_reads_a_version_and_notices_a_flipped_bit(reade
 def test_the_format_page_has_every_column():
     """Of a shard and of an index, with their dtypes."""
     page = text_of("docs/format.md")
-    of_shards, of_index = (dict(rows_of(page, title)) for title in ("A shard", "What is derived, and what is not"))
+    of_shards, of_index = (
+        dict(rows_of(page, title)) for title in ("A shard", "What is derived, and what is not")
+    )
     assert of_shards == {**shards.COLUMNS, "side_<name>_offset": "uint64"}
     assert {*of_index} == {*indexes.COLUMNS}
 
@@ -200,7 +240,9 @@ def test_the_manifest_page_has_every_spelling_and_every_reason():
     page = text_of("docs/manifest.md")
     for column, spellings in SPELLINGS.items():
         assert f"| `{column}` | {', '.join(f'`{spelling}`' for spelling in spellings)} |" in page
-    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Utterances that fail")[2], re.MULTILINE) == [*Reason]
+    assert re.findall(
+        r"^\| `(\w+)` \|", page.partition("## Utterances that fail")[2], re.MULTILINE
+    ) == [*Reason]
 
 
 # Links
@@ -208,7 +250,9 @@ def test_the_manifest_page_has_every_spelling_and_every_reason():
 
 def anchors(page):
     """The anchors of a page's headings, as GitHub makes them."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

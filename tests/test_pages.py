@@ -1,4 +1,5 @@
-"""Every code block of the documentation runs, page after page, in one folder, as for a reader with a clone."""
+"""Every code block of the documentation runs, page after page, in one folder, as for a
+reader with a clone."""
 
 import os
 import shutil
@@ -7,7 +8,17 @@ import hub_server
 import pytest
 import yaml
 from hub_server import environment
-from pages import ALONE, INSTALLS, PACKAGES, SLOW, SMALL, blocks_of, make_reader, pages_in_order, write_speech
+from pages import (
+    ALONE,
+    INSTALLS,
+    PACKAGES,
+    SLOW,
+    SMALL,
+    blocks_of,
+    make_reader,
+    pages_in_order,
+    write_speech,
+)
 from processes import commands
 
 from featcache.config import packaged_configs
@@ -43,7 +54,10 @@ def reader(cli, hub, tmp_path_factory):
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(hub.folder / "encodec24k", folder / "encodec")
     home = environment(hub, folder / "hub")
-    with commands(env=home, modules=MODULES, beside=cli) as shell, pytest.MonkeyPatch.context() as patch:
+    with (
+        commands(env=home, modules=MODULES, beside=cli) as shell,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         assert shell("--version").code == 0
         patch.syspath_prepend(folder)
         made = make_reader(folder, shell.socket)
@@ -53,7 +67,11 @@ def reader(cli, hub, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in pages_in_order()]
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in pages_in_order()
+    ],
 )
 def test_every_block_of_a_page_runs(reader, page):
     reader.read(page)
@@ -72,7 +90,9 @@ def test_what_is_not_run_or_made_small_is_on_the_pages():
 
 
 def test_what_the_pages_compute(reader):
-    augment, masks, stats = (reader.read(f"docs/{name}.md") for name in ("augment", "masks", "stats"))
+    augment, masks, stats = (
+        reader.read(f"docs/{name}.md") for name in ("augment", "masks", "stats")
+    )
     assert augment["features"].isfinite().all()
     assert augment["loss"].isfinite()
     assert masks["attended"].isfinite().all()

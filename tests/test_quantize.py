@@ -26,7 +26,8 @@ SPEC = FeatureSpec((80,), "float32", 100.0, 400, 16000, "log mel energy")
 
 
 def reference(item):
-    """One item `[frames, *item_shape]` quantised in float64, one dimension after the other: levels, scale, offset."""
+    """One item `[frames, *item_shape]` quantised in float64, one dimension after the
+    other: levels, scale, offset."""
     columns = item.reshape(len(item), -1).astype(np.float64)
     levels, scales, offsets = np.zeros(columns.shape, np.int64), [], []
     for number, column in enumerate(columns.T):
@@ -72,7 +73,8 @@ class TestArithmetic:
         assert parameters.shape == (1, 2, 6)
         assert np.allclose(parameters[0, 0], scale, rtol=EPS)
         assert np.array_equal(parameters[0, 1], offset)
-        assert (levels != expected).mean() < 0.02  # where float32 rounds across the middle of two levels
+        # where float32 rounds across the middle of two levels
+        assert (levels != expected).mean() < 0.02
         assert np.abs(levels.astype(int) - expected).max() <= 1
 
     @given(items_of_floats)
@@ -117,7 +119,10 @@ class TestArithmetic:
         largest = float(np.finfo(np.float32).max)
         for low, high in ((-largest, largest), (0.0, largest)):
             levels, parameters = quantized(np.array([[low], [high]], np.float32))
-            assert not np.isfinite(parameters).all() or np.isfinite(dequantize_array(levels, *parameters[0])).all()
+            assert (
+                not np.isfinite(parameters).all()
+                or np.isfinite(dequantize_array(levels, *parameters[0])).all()
+            )
         assert not np.isfinite(quantized(np.array([[-largest], [largest]], np.float32))[1]).all()
 
     def test_other_floats_are_float32_first_and_are_left_alone(self):
@@ -132,7 +137,10 @@ class TestArithmetic:
     def test_torch_computes_the_bits_of_numpy_and_leaves_the_padding_value_itself(self, item_shape):
         items = [noise(60, *item_shape, scale=7), noise(100, *item_shape, seed=1)]
         levels, parameters = map(torch.from_numpy, quantized(*items))
-        padded, lengths = pad_sequence(levels.split([60, 100]), batch_first=True), torch.tensor([60, 100])
+        padded, lengths = (
+            pad_sequence(levels.split([60, 100]), batch_first=True),
+            torch.tensor([60, 100]),
+        )
         found = dequantize(padded, parameters, lengths=lengths, padding_value=-100)
         assert found[0, :60].numpy().tobytes() == values_of(items[0]).tobytes()
         assert (found[0, 60:] == -100).all()
@@ -152,7 +160,11 @@ class TestArithmetic:
             out = np.full_like(expected, -1)
             assert dequantize_array(levels, scale, offset, out) is out
             of_each = [np.broadcast_to(parameter, levels.shape) for parameter in (scale, offset)]
-            for found in (out, dequantize_array(levels, scale, offset), dequantize_array(levels, *of_each)):
+            for found in (
+                out,
+                dequantize_array(levels, scale, offset),
+                dequantize_array(levels, *of_each),
+            ):
                 assert found.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize(
@@ -160,7 +172,10 @@ class TestArithmetic:
         [
             ({"levels": None}, r"levels is a NoneType: give uint8 \[batch, frames, \.\.\.\]"),
             ({"levels": torch.zeros(2, 5, 3)}, "levels is torch.float32"),
-            ({"parameters": torch.zeros(1, 2, 3)}, r"is torch.float32 \[1, 2, 3\] on cpu: give .* \[2, 2, 3\]"),
+            (
+                {"parameters": torch.zeros(1, 2, 3)},
+                r"is torch.float32 \[1, 2, 3\] on cpu: give .* \[2, 2, 3\]",
+            ),
             ({"parameters": torch.zeros(2, 2, 4)}, "from quantization"),
             ({"parameters": torch.zeros(2, 2, 3).double()}, "parameters is torch.float64"),
             ({"dtype": torch.int32}, "dtype is torch.int32: give a float dtype"),
@@ -170,7 +185,10 @@ class TestArithmetic:
         ],
     )
     def test_what_does_not_fit_together_is_refused(self, given, what):
-        fine = {"levels": torch.zeros(2, 5, 3, dtype=torch.uint8), "parameters": torch.zeros(2, 2, 3)}
+        fine = {
+            "levels": torch.zeros(2, 5, 3, dtype=torch.uint8),
+            "parameters": torch.zeros(2, 2, 3),
+        }
         with pytest.raises(ArgumentError, match=what):
             dequantize(**{**fine, **given})
 
@@ -189,14 +207,18 @@ class TestSpec:
             (FeatureSpec((8,), "int64", 75.0, 0, 24000, "codes", (256,) * 8), "uint8", "uint8", []),
         ],
     )
-    def test_floats_in_uint8_have_one_more_side_array_and_codes_are_codes(self, spec, dtype, read, side):
+    def test_floats_in_uint8_have_one_more_side_array_and_codes_are_codes(
+        self, spec, dtype, read, side
+    ):
         stored = stored_spec(spec, dtype)
         assert (stored.dtype, stored.stored_dtype, stored.is_quantized) == (read, dtype, bool(side))
         assert [(one.name, one.item_shape, one.dtype) for one in stored.side] == side
 
     @pytest.mark.parametrize("dtype", ["float16", "uint8"])
     def test_an_extractor_cannot_have_a_side_array_of_that_name(self, dtype):
-        taken = FeatureSpec((8,), "float32", 75.0, 0, 24000, "x", side=(SideSpec(QUANTIZATION, (), "float32", "x"),))
+        taken = FeatureSpec(
+            (8,), "float32", 75.0, 0, 24000, "x", side=(SideSpec(QUANTIZATION, (), "float32", "x"),)
+        )
         with pytest.raises(ExtractorError, match="quantization: the name is reserved"):
             stored_spec(taken, dtype)
 
@@ -209,7 +231,9 @@ def features():
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory, features):
     """A cache of one quantised version of three shards."""
-    return made_cache(tmp_path_factory.mktemp("features"), *in_three_shards(features), quantized=True)
+    return made_cache(
+        tmp_path_factory.mktemp("features"), *in_three_shards(features), quantized=True
+    )
 
 
 class TestCache:
@@ -227,7 +251,9 @@ class TestCache:
 
     @pytest.mark.parametrize("padding_value", [0, -100, 0.3])
     @pytest.mark.parametrize("check", [False, True])
-    def test_a_batch_is_values_padded_with_the_padding_value(self, cache, features, padding_value, check):
+    def test_a_batch_is_values_padded_with_the_padding_value(
+        self, cache, features, padding_value, check
+    ):
         names = ["utt-11", "utt-0", "utt-7", "utt-0"]
         batch, lengths = cache.batch(names, padding_value=padding_value, check=check)
         assert batch.dtype == torch.float32
@@ -243,7 +269,9 @@ class TestCache:
         assert lengths.tolist() == [10]
         assert np.array_equal(batch[0], whole[5:15])
 
-    def test_levels_and_parameters_give_the_same_on_the_device_and_padding_is_0_and_nothing_else(self, cache):
+    def test_levels_and_parameters_give_the_same_on_the_device_and_padding_is_0_and_nothing_else(
+        self, cache
+    ):
         names = list(cache.ids)
         levels, lengths = cache.batch(names, raw=True)
         parameters = cache.quantization(names)
@@ -253,7 +281,9 @@ class TestCache:
         assert torch.equal(found, cache.batch(names, padding_value=-1)[0])
         assert torch.equal(cache.quantization([3, 0]), parameters[[3, 0]])
         assert np.array_equal(cache.item("utt-2", raw=True), levels[2, : lengths[2]])
-        assert all((row[length:] == 0).all() for row, length in zip(levels, lengths.tolist(), strict=True))
+        assert all(
+            (row[length:] == 0).all() for row, length in zip(levels, lengths.tolist(), strict=True)
+        )
         with pytest.raises(ArgumentError, match="levels are padded with 0"):
             cache.batch(["utt-0"], raw=True, padding_value=-100)
 
@@ -285,7 +315,11 @@ class TestDamage:
         ("chunk", "id_", "words"),
         [
             ("features/c/0/0", "utt-0", "utt-0: damaged"),
-            ("side_quantization/c/0/0/0", None, "side_quantization/c/0/0/0: damaged: its checksum does not match"),
+            (
+                "side_quantization/c/0/0/0",
+                None,
+                "side_quantization/c/0/0/0: damaged: its checksum does not match",
+            ),
         ],
         ids=["of a level", "of a scale"],
     )
@@ -311,7 +345,9 @@ class TestDamage:
         side = [{QUANTIZATION: entries} for entries in np.split(parameters, [1, 3])]
         small_shards.write(version, items, levels, side=side)
         assert self.problems(version) == [("structure", None)]
-        with pytest.raises(DamagedError, match="offsets of side_quantization do not rise to their ends"):
+        with pytest.raises(
+            DamagedError, match="offsets of side_quantization do not rise to their ends"
+        ):
             featcache.open(tmp_path)
 
     def test_parameters_that_are_not_finite_are_found(self, tmp_path, features):

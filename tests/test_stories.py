@@ -1,4 +1,5 @@
-"""The training stories, run as commands on a little audio: their tables, and what the tables say."""
+"""The training stories, run as commands on a little audio: their tables, and what the
+tables say."""
 
 import csv
 import json
@@ -24,7 +25,8 @@ def scripts():
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A manifest of 30 clips at 8 kHz, of three speakers: tones, of which the last three are for tests."""
+    """A manifest of 30 clips at 8 kHz, of three speakers: tones, of which the last three
+    are for tests."""
     from corpus import make_digits
 
     return make_digits(tmp_path_factory.mktemp("digits"), 30)
@@ -36,10 +38,13 @@ def run(cli, script, *options):
 
 
 def rows_of(table):
-    """The cells of a table's rows, by what is in the first, with numbers for what begins with one."""
+    """The cells of a table's rows, by what is in the first, with numbers for what begins
+    with one."""
     lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
     return {
-        name.strip(): [float(re.match(r"[\d.]+", cell.strip())[0]) for cell in cells if cell.strip() != "–"]
+        name.strip(): [
+            float(re.match(r"[\d.]+", cell.strip())[0]) for cell in cells if cell.strip() != "–"
+        ]
         for name, *cells in lines[2:]
     }
 
@@ -95,7 +100,9 @@ def test_without_a_manifest_tones_stand_for_the_digits(monkeypatch, tmp_path, ca
     monkeypatch.setattr(training, "make_digits", partial(training.make_digits, count=600))
     paths = training.split(None, tmp_path, None)
     assert "tones stand for spoken digits" in capsys.readouterr().err
-    rows = {name: list(csv.DictReader(path.read_text().splitlines())) for name, path in paths.items()}
+    rows = {
+        name: list(csv.DictReader(path.read_text().splitlines())) for name, path in paths.items()
+    }
     assert [len(rows[name]) for name in ("all", "train", "test")] == [600, 540, 60]
     for name in ("train", "test"):
         assert {row["digit"] for row in rows[name]} == {str(digit) for digit in range(10)}

@@ -78,10 +78,16 @@ def test_hashes_are_those_that_are_published():
     assert Strings.of(published).hashes().tolist() == list(published.values())
 
 
-@given(st.lists(st.tuples(TEXT, st.integers(-(2**31), 2**31 - 1), st.floats(allow_nan=False)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(TEXT, st.integers(-(2**31), 2**31 - 1), st.floats(allow_nan=False)), max_size=20
+    )
+)
 def test_hashes_go_on_over_numbers(rows):
     """As if their little-endian bytes stood after the string's."""
     hashes = Strings.of(text for text, _, _ in rows).hashes()
     hashes = extend_hashes(hashes, np.array([number for _, number, _ in rows], np.int32))
     hashes = extend_hashes(hashes, np.array([number for _, _, number in rows], ">f8"))
-    assert hashes.tolist() == [fnv(text.encode() + struct.pack("<id", whole, real)) for text, whole, real in rows]
+    assert hashes.tolist() == [
+        fnv(text.encode() + struct.pack("<id", whole, real)) for text, whole, real in rows
+    ]

@@ -1,7 +1,7 @@
 """Hugging Face datasets: a column of features that is read from a cache on access, or a copy.
 
-A dataset saved with such a column names a type of this module. So import the module before you load such a dataset:
-`import featcache.adapters.huggingface`."""
+A dataset saved with such a column names a type of this module. So import the module
+before you load such a dataset: `import featcache.adapters.huggingface`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ _ARRAYS = {1: datasets.Array2D, 2: datasets.Array3D, 3: datasets.Array4D, 4: dat
 
 @dataclass
 class CachedFeatures:
-    """The type of a column that holds utterances' ids, and whose values are their features, `[frames, *item_shape]`.
+    """The type of a column that holds utterances' ids, and whose values are their
+    features, `[frames, *item_shape]`.
 
-    As with `datasets.Audio`, a value is read when it is accessed, and nothing is copied into the dataset. A value is a
-    numpy array of the stored dtype that belongs to the caller; formats convert it like any array. The id alone decides:
-    if an utterance is extracted again, from another file, a saved dataset reads its new features."""
+    As with `datasets.Audio`, a value is read when it is accessed, and nothing is copied
+    into the dataset. A value is a numpy array of the stored dtype that belongs to the
+    caller; formats convert it like any array. The id alone decides: if an utterance is
+    extracted again, from another file, a saved dataset reads its new features."""
 
     path: str
     """The version's folder."""
@@ -58,14 +60,16 @@ class CachedFeatures:
         return value
 
     def cast_storage(self, storage: Any) -> Any:
-        """The Arrow array that is stored for an Arrow array of values: ids. `map` writes what its function accessed,
-        and would write features, which an ArgumentError refuses."""
+        """The Arrow array that is stored for an Arrow array of values: ids. `map` writes
+        what its function accessed, and would write features, which an ArgumentError
+        refuses."""
         if storage.type not in (pa.string(), pa.large_string(), pa.null()):
             raise _no_id(str(storage.type))
         return storage.cast(self.pa_type)
 
     def decode_example(self, value: str, token_per_repo_id: Any = None) -> NDArray[Any]:
-        """The features of an utterance; a MissingItemError if the cache does not have it, a DamagedError for damage."""
+        """The features of an utterance; a MissingItemError if the cache does not have it,
+        a DamagedError for damage."""
         features = cache_of(self.path)[value]
         return features if features.flags.writeable else features.copy()
 
@@ -75,46 +79,70 @@ with warnings.catch_warnings():
     datasets.features.features.register_feature(CachedFeatures, CachedFeatures.__name__)
 
 
-def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str | None = None) -> datasets.Dataset:
+def to_hf(
+    given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str | None = None
+) -> datasets.Dataset:
     """A `datasets.Dataset` of the same utterances, in the same order.
 
-    Its columns are `id`, `features` (with several versions, one for each, called by its name), and the dataset's own:
-    text, int64 or float64. Its fingerprint, of its content and the versions' folders, is the same in every process.
+    Its columns are `id`, `features` (with several versions, one for each, called by its
+    name), and the dataset's own: text, int64 or float64. Its fingerprint, of its content
+    and the versions' folders, is the same in every process.
 
     Args:
         given: A cache or a dataset.
-        copy: Whether to write the features into an Arrow file of Hugging Face's, as `Array2D` and the like. By default
-            there is no copy: features are read from the cache when they are accessed, also after `save_to_disk`, which
-            saves their ids.
+        copy: Whether to write the features into an Arrow file of Hugging Face's, as
+            `Array2D` and the like. By default there is no copy: features are read from
+            the cache when they are accessed, also after `save_to_disk`, which saves their
+            ids.
         cache_dir: The folder for copies; by default Hugging Face's own.
 
     Raises:
-        ArgumentError: A column has the name of a version; or the dataset crops its utterances, or reads only some
-            codebooks, and `copy` is not set.
+        ArgumentError: A column has the name of a version; or the dataset crops its
+            utterances, or reads only some codebooks, and `copy` is not set.
     """
-    dataset = dataset_of(given) if copy else whole_dataset(given, "take parts of what you read, or copy=True")
+    dataset = (
+        dataset_of(given)
+        if copy
+        else whole_dataset(given, "take parts of what you read, or copy=True")
+    )
     if hidden := [name for name in dataset.columns if name in dataset.names]:
-        raise ArgumentError(f"the column {hidden[0]!r} would hide the version of that name: rename one of them")
+        raise ArgumentError(
+            f"the column {hidden[0]!r} would hide the version of that name: rename one of them"
+        )
     caches = {version.name: version.cache for version in dataset.versions}
     folders = {name: remember(cache) for name, cache in caches.items()}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
-    values = {name: _array_type(cache) if copy else CachedFeatures(folders[name]) for name, cache in caches.items()}
+    values = {
+        name: _array_type(cache) if copy else CachedFeatures(folders[name])
+        for name, cache in caches.items()
+    }
     features = datasets.Features({"id": datasets.Value("string"), **values, **types})
     if copy:
         options: dict[str, Any] = {"cache_dir": cache_dir, "fingerprint": fingerprint}
-        return datasets.Dataset.from_generator(_rows, features, gen_kwargs={"dataset": dataset}, **options)
+        return datasets.Dataset.from_generator(
+            _rows, features, gen_kwargs={"dataset": dataset}, **options
+        )
     ids, *columns = map(_arrow, (dataset.ids, *dataset.columns.values()))
-    table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
-    return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
+    table = pa.Table.from_arrays(
+        [ids, *(ids for _ in folders), *columns], schema=features.arrow_schema
+    )
+    return datasets.Dataset(
+        table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint
+    )
 
 
 def _arrow(column: Strings | NDArray[Any]) -> Any:
-    return pa.array(column) if isinstance(column, np.ndarray) else pa.array(iter(column), pa.string())
+    return (
+        pa.array(column) if isinstance(column, np.ndarray) else pa.array(iter(column), pa.string())
+    )
 
 
 def _no_id(what: str) -> ArgumentError:
-    remedy = 'have map name what its function looks at, as in input_columns=["features"], and write to another column'
+    remedy = (
+        'have map name what its function looks at, as in input_columns=["features"], and '
+        "write to another column"
+    )
     return ArgumentError(f"a column of CachedFeatures holds ids, not {what}: {remedy}")
 
 
@@ -128,7 +156,11 @@ def _rows(dataset: FeatureDataset) -> Iterator[dict[str, Any]]:
 
 def _array_type(cache: Cache) -> Any:
     shape, dtype = cache.spec.item_shape, cache.spec.dtype
-    return _ARRAYS[len(shape)]((None, *shape), dtype) if shape else datasets.List(datasets.Value(dtype))
+    return (
+        _ARRAYS[len(shape)]((None, *shape), dtype)
+        if shape
+        else datasets.List(datasets.Value(dtype))
+    )
 
 
 def _dtype_of(column: Strings | NDArray[Any]) -> str:
@@ -139,7 +171,9 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
     """A hash of the dataset: of its columns, and of its versions' folders and shards."""
     digest = hashlib.sha256(repr((copy, folders)).encode())
     for version in dataset.versions:
-        digest.update(repr((version.cache.version.info.fingerprint, version.cache.index.shards)).encode())
+        digest.update(
+            repr((version.cache.version.info.fingerprint, version.cache.index.shards)).encode()
+        )
     for part in dataset.frame_ranges(np.arange(len(dataset)), dataset.epoch) if copy else ():
         digest.update(repr(part.version.codebooks).encode())
         for numbers in (part.firsts, part.counts):

@@ -1,4 +1,5 @@
-"""SpeechBrain: features as a dynamic item of its datasets, or gathered in one call for each `PaddedBatch`."""
+"""SpeechBrain: features as a dynamic item of its datasets, or gathered in one call for
+each `PaddedBatch`."""
 
 from __future__ import annotations
 
@@ -25,16 +26,20 @@ except ImportError as error:
     raise missing_toolkit(error, "speechbrain") from error
 
 
-def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None) -> DynamicItem:
+def item(
+    given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None
+) -> DynamicItem:
     """A dynamic item that reads features by id: `dataset.add_dynamic_item(item(cache))`.
 
-    The id alone decides: the other columns of SpeechBrain's table, such as an utterance's file, are not compared.
+    The id alone decides: the other columns of SpeechBrain's table, such as an utterance's
+    file, are not compared.
 
     Args:
         given: A cache; or a dataset, which may crop, and whose columns are not used.
         takes: The key of the utterances' ids.
-        provides: The key of the features, `feats` by default: a tensor `[frames, *item_shape]` of the stored dtype. A
-            dataset with several versions provides the features of each under its name.
+        provides: The key of the features, `feats` by default: a tensor `[frames,
+            *item_shape]` of the stored dtype. A dataset with several versions provides
+            the features of each under its name.
 
     Raises:
         ArgumentError: `provides` is given, and there are several versions.
@@ -43,24 +48,34 @@ def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | No
     return DynamicItem(takes=[takes], func=reader.read, provides=reader.keys)
 
 
-def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | None = None) -> DynamicItemDataset:
+def to_dynamic_item_dataset(
+    given: Cache | FeatureDataset, *, provides: str | None = None
+) -> DynamicItemDataset:
     """A `DynamicItemDataset` of the same utterances, in the same order.
 
-    It has the dataset's columns, the number of frames of each utterance as `num_frames`, and the features as a dynamic
-    item. All of them are among its output keys; leave out the features if `Collate` is to gather them. Empty cells of
-    `start` become 0, and those of `duration` the seconds that the features last: SpeechBrain sorts and filters by them.
+    It has the dataset's columns, the number of frames of each utterance as `num_frames`,
+    and the features as a dynamic item. All of them are among its output keys; leave out
+    the features if `Collate` is to gather them. Empty cells of `start` become 0, and
+    those of `duration` the seconds that the features last: SpeechBrain sorts and filters
+    by them.
 
     Args:
         given: A cache or a dataset.
         provides: The key of the features, as for `item`.
 
     Raises:
-        ArgumentError: A column has the name of something else that the dataset provides; or as `item` raises it.
+        ArgumentError: A column has the name of something else that the dataset provides;
+            or as `item` raises it.
     """
     dataset = dataset_of(given)
     features = item(dataset, provides=provides)
-    if hidden := [repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)]:
-        raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset itself provides: rename them")
+    if hidden := [
+        repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)
+    ]:
+        raise ArgumentError(
+            f"the columns {listing(hidden)} would hide what the dataset itself provides: "
+            "rename them"
+        )
     seconds = dataset.lengths / dataset.versions[0].cache.spec.frame_rate
     columns = dict(dataset.columns)
     for name, values in (("start", 0.0), ("duration", seconds)):
@@ -72,11 +87,13 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
 
 
 class Collate:
-    """A `collate_fn` that gathers the features of a batch in one call: for `make_dataloader`, `SaveableDataLoader`.
+    """A `collate_fn` that gathers the features of a batch in one call: for
+    `make_dataloader`, `SaveableDataLoader`.
 
-    The batch is the `PaddedBatch` that examples with features would give, with the features last. The dataset's output
-    keys must include the ids, and must not include the features: otherwise each utterance would also be read on its
-    own. As with `item`, the id alone decides.
+    The batch is the `PaddedBatch` that examples with features would give, with the
+    features last. The dataset's output keys must include the ids, and must not include
+    the features: otherwise each utterance would also be read on its own. As with `item`,
+    the id alone decides.
 
     Args:
         given: A cache; or a dataset, which may crop, and whose padding value is used.
@@ -85,13 +102,18 @@ class Collate:
         options: Arguments of `PaddedBatch`, for the other keys.
 
     Raises:
-        ArgumentError: `provides` is given, and there are several versions; or the examples of a batch have no ids, or
-            have features.
+        ArgumentError: `provides` is given, and there are several versions; or the
+            examples of a batch have no ids, or have features.
         MissingItemError: The utterance of an example does not exist.
     """
 
     def __init__(
-        self, given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None, **options: Any
+        self,
+        given: Cache | FeatureDataset,
+        *,
+        takes: str = "id",
+        provides: str | None = None,
+        **options: Any,
     ) -> None:
         self._reader, self._takes = _Reader(given, provides), takes
         self._pad_others = options.pop("padding_func", batch_pad_right)
@@ -103,12 +125,15 @@ class Collate:
         """Collate examples into a batch."""
         keys = self._reader.keys
         if self._takes not in examples[0]:
-            raise ArgumentError(f"examples have no {self._takes!r}: include it in set_output_keys, to find features")
+            raise ArgumentError(
+                f"examples have no {self._takes!r}: include it in set_output_keys, to find features"
+            )
         if read := [repr(key) for key in keys if key in examples[0]]:
             remedy = "leave them out of set_output_keys, or collate with PaddedBatch"
             raise ArgumentError(f"examples have {listing(read)} already, read one by one: {remedy}")
         gathered = self._reader.gather([example[self._takes] for example in examples])
-        places = {key: torch.empty(0) for key in keys}  # PaddedBatch passes them to `pad`, which replaces them
+        # PaddedBatch passes them to `pad`, which replaces them
+        places = {key: torch.empty(0) for key in keys}
 
         def pad(tensors: Sequence[torch.Tensor], **options: Any) -> Any:
             for key, place in places.items():
@@ -116,7 +141,9 @@ class Collate:
                     return gathered[key]
             return self._pad_others(tensors, **options)
 
-        return PaddedBatch([{**example, **places} for example in examples], padding_func=pad, **self._options)
+        return PaddedBatch(
+            [{**example, **places} for example in examples], padding_func=pad, **self._options
+        )
 
 
 class _Reader:
@@ -126,12 +153,19 @@ class _Reader:
         self.dataset = dataset_of(given)
         has_names = not isinstance(self.dataset.cache, Cache)
         if has_names and provides is not None:
-            raise ArgumentError(f"provides is {provides!r}, but the dataset's versions have names: leave it out")
+            raise ArgumentError(
+                f"provides is {provides!r}, but the dataset's versions have names: leave it out"
+            )
         self.keys = self.dataset.names if has_names else [provides or "feats"]
         first, rows = self.dataset.versions[0], np.arange(len(self.dataset))
         self._cache = first.cache
-        positions = self._cache.find(self.dataset.ids) if isinstance(self._cache, Corpus) else first.positions_of(rows)
-        self._rows = np.full(len(self._cache), -1)  # the dataset's row of each position to which its ids lead
+        positions = (
+            self._cache.find(self.dataset.ids)
+            if isinstance(self._cache, Corpus)
+            else first.positions_of(rows)
+        )
+        # the dataset's row of each position to which its ids lead
+        self._rows = np.full(len(self._cache), -1)
         self._rows[positions] = rows
         require_same(first, self.dataset, first.positions_of(self._rows[positions]))
 
@@ -141,11 +175,14 @@ class _Reader:
 
     def read(self, id_: str) -> Any:
         """The features of one utterance: a tensor, or a tensor for each version."""
-        values = [ranges.gather()[0] for ranges in self._ranges(np.array([self._cache.position(id_)]))]
+        values = [
+            ranges.gather()[0] for ranges in self._ranges(np.array([self._cache.position(id_)]))
+        ]
         return values[0] if len(values) == 1 else tuple(values)
 
     def gather(self, ids: Iterable[str]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Padded features by key, and their lengths relative to the longest, float32 `[batch]`."""
+        """Padded features by key, and their lengths relative to the longest, float32
+        `[batch]`."""
         read = {}
         for key, ranges in zip(self.keys, self._ranges(self._cache.find(ids)), strict=True):
             lengths = (ranges.counts / max(int(ranges.counts.max()), 1)).astype(np.float32)

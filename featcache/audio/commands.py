@@ -1,8 +1,9 @@
 """Audio that a command prints, as those in Kaldi's `wav.scp`: `sph2pipe -f wav a.sph |`.
 
-A command runs only if the user has allowed it, and if his manifest names it (`featcache.trust`). It needs a shell only
-if it has characters that mean something to one. What it prints is kept in a file without a name until it is decoded.
-It leads a process group of its own, so that it can be ended with all that it has started."""
+A command runs only if the user has allowed it, and if his manifest names it
+(`featcache.trust`). It needs a shell only if it has characters that mean something to
+one. What it prints is kept in a file without a name until it is decoded. It leads a
+process group of its own, so that it can be ended with all that it has started."""
 
 from __future__ import annotations
 
@@ -25,17 +26,21 @@ _FOR_A_SHELL = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=")
 _MOST_SECONDS = 3600
 _MOST_BYTES = 8 << 30
 _SHOWN = 200
-_FINISHED_SECONDS = 2.0  # a command that takes no longer is finished also by a run that is being stopped
+# a command that takes no longer is finished also by a run that is being stopped
+_FINISHED_SECONDS = 2.0
 _POLL_SECONDS = 0.2
 
 _running: set[int] = set()  # the process groups of the commands that run
 
 
 def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
-    """Run a command, and keep what it prints. Raises AudioError if it is not allowed, does not run, fails, prints
-    nothing, or does not end within an hour; or there is no disk to keep it on."""
+    """Run a command, and keep what it prints. Raises AudioError if it is not allowed,
+    does not run, fails, prints nothing, or does not end within an hour; or there is no
+    disk to keep it on."""
     if command not in allowed_commands():
-        raise AudioError(Reason.FILE_UNREADABLE, "a command needs --allow-commands, and a manifest that names it")
+        raise AudioError(
+            Reason.FILE_UNREADABLE, "a command needs --allow-commands, and a manifest that names it"
+        )
     printed = kept_on_disk(())
     try:
         with kept_on_disk(()) as errors:
@@ -49,7 +54,8 @@ def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
 
 
 def kill_commands() -> None:
-    """Kill the commands that run, for a process that is about to end without waiting for them."""
+    """Kill the commands that run, for a process that is about to end without waiting for
+    them."""
     for group in tuple(_running):
         _kill(group)
 
@@ -70,10 +76,14 @@ def _arguments(command: Command) -> list[str]:
 def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) -> None:
     arguments = _arguments(command)
     try:
-        process = Popen(arguments, stdin=DEVNULL, stdout=printed, stderr=errors, start_new_session=True)
+        process = Popen(
+            arguments, stdin=DEVNULL, stdout=printed, stderr=errors, start_new_session=True
+        )
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
-        raise AudioError(Reason.FILE_UNREADABLE, f"the command does not run: {arguments[0]}: {what}") from error
+        raise AudioError(
+            Reason.FILE_UNREADABLE, f"the command does not run: {arguments[0]}: {what}"
+        ) from error
     _running.add(process.pid)
     started = time.monotonic()
     try:
@@ -82,7 +92,9 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
         while process.poll() is None:
             seconds = time.monotonic() - started
             if seconds > _MOST_SECONDS:
-                raise AudioError(Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s")
+                raise AudioError(
+                    Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s"
+                )
             if seconds > _FINISHED_SECONDS:
                 wait(0.0)
             with suppress(TimeoutExpired):
@@ -94,6 +106,13 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
         _running.discard(process.pid)
     if process.returncode:
         start = max(0, os.fstat(errors.fileno()).st_size - 4 * _SHOWN)
-        lines = os.pread(errors.fileno(), 4 * _SHOWN, start).decode(errors="replace").strip().splitlines()
+        lines = (
+            os.pread(errors.fileno(), 4 * _SHOWN, start)
+            .decode(errors="replace")
+            .strip()
+            .splitlines()
+        )
         last_line = f": {lines[-1][:_SHOWN]}" if lines else ""
-        raise AudioError(Reason.FILE_UNREADABLE, f"the command ends with {ending(process.returncode)}{last_line}")
+        raise AudioError(
+            Reason.FILE_UNREADABLE, f"the command ends with {ending(process.returncode)}{last_line}"
+        )

@@ -1,7 +1,8 @@
-"""What tells whether an audio file is what it was: its state, as the system knows it, and the hash of its bytes.
+"""What tells whether an audio file is what it was: its state, as the system knows it, and
+the hash of its bytes.
 
-XXH3-64 is no protection against an attacker: it tells files apart that were replaced by mistake, at the speed of
-memory. xxhash lets other threads run while it hashes a piece.
+XXH3-64 is no protection against an attacker: it tells files apart that were replaced by
+mistake, at the speed of memory. xxhash lets other threads run while it hashes a piece.
 
 Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md."""
 
@@ -40,11 +41,13 @@ def hash_of_content(descriptor: int) -> int:
 
 
 class ContentHashes:
-    """Hashes of the files that were hashed last. A file is hashed once, though several threads ask for it."""
+    """Hashes of the files that were hashed last. A file is hashed once, though several
+    threads ask for it."""
 
     def __init__(self) -> None:
         self._hashes: Kept[int] = Kept(_MOST_FILES)
 
     def of(self, descriptor: int) -> int:
-        """The hash of an open file as it is now; an OSError if it cannot be read to its end."""
+        """The hash of an open file as it is now; an OSError if it cannot be read to its
+        end."""
         return self._hashes.get(state_of(os.fstat(descriptor)), lambda: hash_of_content(descriptor))

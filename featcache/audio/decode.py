@@ -1,7 +1,8 @@
 """One audio file -> the segments cut from it, as float32 samples at the file's own rate.
 
-Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Any problem with a segment is an
-`AudioError` with its `Reason`, and never stops the others."""
+Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Any
+problem with a segment is an `AudioError` with its `Reason`, and never stops the
+others."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from featcache.spec import all_finite
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What an audio file was when it was decoded: another size or time says that it has changed since."""
+    """What an audio file was when it was decoded: another size or time says that it has
+    changed since."""
 
     size: int
     """The size of the file, in bytes."""
@@ -45,7 +47,8 @@ class Cut:
     """What to cut from a file: by default, all of it."""
 
     start: float | None = None
-    """Where the segment starts, in seconds from the beginning of the file; None for the beginning."""
+    """Where the segment starts, in seconds from the beginning of the file; None for the
+    beginning."""
     duration: float | None = None
     """How long the segment is, in seconds; None for the rest of the file."""
 
@@ -59,25 +62,33 @@ def decode(
     hashes: ContentHashes | None = None,
     fetched: Callable[[CopiedSource], Fetched] = copy_of,
 ) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
-    """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
+    """Cut segments out of one file, which stays open until the iterator is exhausted or
+    closed.
 
-    A segment is, bit for bit, what decoding the whole file and cutting gives: as many samples as are nearest to its
-    duration, from the one nearest to its start on (`nearest_sample`). In WAV, FLAC and similar files, each segment is
-    reached by seeking, and only one is in memory at a time. Other files (MP3, Ogg) are decoded once, up to the last
-    sample that is needed; segments that are not given in the order of the file then wait in memory for their turn.
+    A segment is, bit for bit, what decoding the whole file and cutting gives: as many
+    samples as are nearest to its duration, from the one nearest to its start on
+    (`nearest_sample`). In WAV, FLAC and similar files, each segment is reached by
+    seeking, and only one is in memory at a time. Other files (MP3, Ogg) are decoded once,
+    up to the last sample that is needed; segments that are not given in the order of the
+    file then wait in memory for their turn.
 
-    In a truncated or damaged file, the segments before the damage are good and the others fail.
+    In a truncated or damaged file, the segments before the damage are good and the others
+    fail.
 
     Args:
         segments: The segments, in any order. They may overlap.
-        max_seconds: Longer segments fail: before they are decoded, if the header tells how long they are.
-        reserve: Called before anything is decoded, with the bytes that the longest segment will take and its seconds,
-            so that the caller can wait for room. Both are 0 if the header does not tell.
-        hashes: Hashes the file before it is decoded, so that the decoder finds it in memory; None to leave that out.
+        max_seconds: Longer segments fail: before they are decoded, if the header tells
+            how long they are.
+        reserve: Called before anything is decoded, with the bytes that the longest
+            segment will take and its seconds, so that the caller can wait for room. Both
+            are 0 if the header does not tell.
+        hashes: Hashes the file before it is decoded, so that the decoder finds it in
+            memory; None to leave that out.
         fetched: Gives a copy of what is not a file of this machine.
 
-    Yields, for each segment, in the order given, its samples, float32 `[num_samples, channels]` at the file's rate,
-    with the identity of the file; or what is wrong, for each segment if it is a fault of the whole file.
+    Yields, for each segment, in the order given, its samples, float32 `[num_samples,
+    channels]` at the file's rate, with the identity of the file; or what is wrong, for
+    each segment if it is a fault of the whole file.
     """
     try:
         recording = Recording(location, fetched)
@@ -86,12 +97,16 @@ def decode(
         return
     with closing(recording):
         header, rate = recording.header, recording.header.sample_rate
-        spans = [span_of(recording, header.num_samples, segment, max_seconds) for segment in segments]
+        spans = [
+            span_of(recording, header.num_samples, segment, max_seconds) for segment in segments
+        ]
         good = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
             reserve(longest * header.num_channels * np.dtype(np.float32).itemsize, longest / rate)
-        content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
+        content_hash = (
+            recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
+        )
         identity = FileIdentity(*recording.stamp, rate, content_hash, header.by_ffmpeg)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
@@ -101,11 +116,22 @@ def decode(
             try:
                 samples = next(cuts)
             except MemoryError:
-                length = "" if span[1] == UNKNOWN else f": {(span[1] - span[0]) / rate:,.0f} s at {rate} Hz"
-                yield AudioError(Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}")
+                length = (
+                    ""
+                    if span[1] == UNKNOWN
+                    else f": {(span[1] - span[0]) / rate:,.0f} s at {rate} Hz"
+                )
+                yield AudioError(
+                    Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}"
+                )
                 rest = segments[number + 1 :]
                 yield from decode(
-                    location, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched
+                    location,
+                    rest,
+                    max_seconds=max_seconds,
+                    reserve=reserve,
+                    hashes=hashes,
+                    fetched=fetched,
                 )
                 return
             yield _fault(recording, samples, span, segment, max_seconds) or (samples, identity)
@@ -113,34 +139,50 @@ def decode(
 
 
 def probe(location: AudioSource | str) -> Header | None:
-    """What the header of a file says; None if it cannot be read. Of a file at a URL, only the header is fetched."""
+    """What the header of a file says; None if it cannot be read. Of a file at a URL, only
+    the header is fetched."""
     with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
         return recording.header
     return None
 
 
 def probe_seconds(location: AudioSource | str) -> float | None:
-    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say. Of
-    MP3 and Ogg at a URL, the length is unknown. No command is run."""
+    """The length of a file in seconds, by its header; None if the file cannot be read or
+    its header does not say. Of MP3 and Ogg at a URL, the length is unknown. No command is
+    run."""
     header = None if isinstance(location, Command) else probe(location)
-    if header is None or header.num_samples == UNKNOWN or (isinstance(location, Url) and not header.can_seek):
+    if (
+        header is None
+        or header.num_samples == UNKNOWN
+        or (isinstance(location, Url) and not header.can_seek)
+    ):
         return None
     return header.num_samples / header.sample_rate
 
 
-def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:
-    """Where a segment lies in a recording of `num_samples` samples, or what is wrong with it."""
+def span_of(
+    recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None
+) -> Span | AudioError:
+    """Where a segment lies in a recording of `num_samples` samples, or what is wrong with
+    it."""
     rate, shortfall = recording.header.sample_rate, recording.header.shortfall
     first = nearest_sample(segment.start or 0.0, rate)
-    stop = num_samples if segment.duration is None else first + nearest_sample(segment.duration, rate)
+    stop = (
+        num_samples if segment.duration is None else first + nearest_sample(segment.duration, rate)
+    )
     if shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, shortfall)
     if num_samples == 0:
-        return AudioError(Reason.EMPTY, f"its {recording.stamp.size:,} bytes hold no samples, according to its header")
+        return AudioError(
+            Reason.EMPTY,
+            f"its {recording.stamp.size:,} bytes hold no samples, according to its header",
+        )
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
         asked = f"the segment goes from {first / rate:.3f} s to {end}"
-        return AudioError(Reason.SEGMENT_OUTSIDE, f"{asked}, but the file holds {num_samples / rate:.3f} s")
+        return AudioError(
+            Reason.SEGMENT_OUTSIDE, f"{asked}, but the file holds {num_samples / rate:.3f} s"
+        )
     if stop <= first:
         return AudioError(Reason.EMPTY, f"{segment.duration} s hold no samples at {rate} Hz")
     stop = min(stop, num_samples)
@@ -150,7 +192,11 @@ def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: f
 
 
 def _fault(
-    recording: Recording, samples: NDArray[np.float32], span: Span, segment: Cut, max_seconds: float | None
+    recording: Recording,
+    samples: NDArray[np.float32],
+    span: Span,
+    segment: Cut,
+    max_seconds: float | None,
 ) -> AudioError | None:
     """What is wrong with the samples that were cut for a span; None if nothing is."""
     first, stop = span
@@ -162,8 +208,11 @@ def _fault(
             return recording.damage
         if num_samples != UNKNOWN:
             promised, held = num_samples / rate, recording.position / rate
-            return AudioError(Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s")
-        refitted = span_of(recording, recording.position, segment, max_seconds)  # now that the length is known
+            return AudioError(
+                Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s"
+            )
+        # now that the length is known
+        refitted = span_of(recording, recording.position, segment, max_seconds)
         if isinstance(refitted, AudioError):
             return refitted
     if recording.header.is_float and not all_finite(samples):

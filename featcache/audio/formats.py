@@ -1,20 +1,24 @@
-"""What libsndfile does not say or know of files: whether they are whole, and sound in other formats.
+"""What libsndfile does not say or know of files: whether they are whole, and sound in
+other formats.
 
-It opens most truncated files as if nothing were missing, with the samples that are left. How to notice was found by
-cutting files (libsndfile 1.2.2):
+It opens most truncated files as if nothing were missing, with the samples that are left.
+How to notice was found by cutting files (libsndfile 1.2.2):
 
     WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than what there is
     NIST SPHERE                the header counts the samples
     Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
     FLAC                       decoding fails, or gives fewer samples than the header counts
-    MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing", "Info")
-                               counts; without that frame, decoding fails, unless the cut lies between frames
+    MP3                        decoding gives fewer samples than the header frame of LAME
+                               and FFmpeg ("Xing", "Info") counts; without that frame,
+                               decoding fails, unless the cut lies between frames
 
-Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
+Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a
+pipe do.
 
-M4A, AAC, WebM, AMR, WMA, AC-3 and the sound track of a video are decoded by FFmpeg. PyAV brings FFmpeg in its wheels;
-torchcodec gives the same samples, up to 1.7 times as fast, and needs an FFmpeg of the system. The file's first bytes
-decide what it is, and FFmpeg is told: left to guess, it would also find playlists, which name other files. Files are
+M4A, AAC, WebM, AMR, WMA, AC-3 and the sound track of a video are decoded by FFmpeg. PyAV
+brings FFmpeg in its wheels; torchcodec gives the same samples, up to 1.7 times as fast,
+and needs an FFmpeg of the system. The file's first bytes decide what it is, and FFmpeg is
+told: left to guess, it would also find playlists, which name other files. Files are
 decoded from their beginning on, since seeking gives other samples.
 """
 
@@ -32,7 +36,9 @@ from numpy.typing import NDArray
 
 from featcache.errors import AudioError, Reason
 
-UNKNOWN = 2**63 - 1  # the number of samples of a file whose header does not say it; libsndfile uses the same number
+# the number of samples of a file whose header does not say it; libsndfile uses the same
+# number
+UNKNOWN = 2**63 - 1
 
 _FORMATS = {
     "mov": re.compile(rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", re.S),  # M4A, MP4, MOV, 3GP
@@ -40,10 +46,12 @@ _FORMATS = {
     "amr": re.compile(rb"#!AMR(?:-WB)?\n"),
     "asf": re.compile(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),  # WMA
     "aac": re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"),  # ADTS
-    "ac3": re.compile(rb"\x0b\x77.{3}[\x00-\x57]", re.S),  # by its bsid; above 10, it is E-AC-3
+    # by its bsid; above 10, it is E-AC-3
+    "ac3": re.compile(rb"\x0b\x77.{3}[\x00-\x57]", re.S),
     "eac3": re.compile(rb"\x0b\x77.{3}[\x58-\x87]", re.S),
     "avi": re.compile(rb"RIFF.{4}AVI ", re.S),
-    "ogg": re.compile(rb"OggS\0\x02.{20}\x01.\x7fFLAC", re.S),  # only of FLAC, which libsndfile knows by its older mark
+    # only of FLAC, which libsndfile knows by its older mark
+    "ogg": re.compile(rb"OggS\0\x02.{20}\x01.\x7fFLAC", re.S),
     "mpegts": re.compile(rb"\x47.{187}\x47.{187}\x47", re.S),
 }
 """FFmpeg's names of formats, and how files of them begin."""
@@ -51,13 +59,17 @@ _FORMATS = {
 _ESTIMATED = ("amr", "aac", "ac3", "eac3", "mpegts")
 """Formats whose header does not say how long they are: FFmpeg estimates it."""
 
-BEGINNING = 377  # the bytes of a file that tell its format: two packets of MPEG-TS, and one byte
+# the bytes of a file that tell its format: two packets of MPEG-TS, and one byte
+BEGINNING = 377
 _TOLERANCE_SECONDS = 0.1  # headers round the length, and encoders add or drop a little
 
 _LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
-_DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
+_DATA_SIZE = re.compile(
+    r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M
+)
 _FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
-# A program that writes to a pipe cannot go back to fill in the size: it leaves the largest number, or one near it.
+# A program that writes to a pipe cannot go back to fill in the size: it leaves the
+# largest number, or one near it.
 _UNFINISHED_SIZE = 0x7F000000
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
 _MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
@@ -69,29 +81,39 @@ _HEAD_BYTES = 512  # of a file: FFmpeg writes what it is called before the sampl
 
 
 def format_of(beginning: bytes) -> str | None:
-    """The format of a file that FFmpeg is to decode, by its first `BEGINNING` bytes; None for any other file."""
+    """The format of a file that FFmpeg is to decode, by its first `BEGINNING` bytes; None
+    for any other file."""
     return next((name for name, pattern in _FORMATS.items() if pattern.match(beginning)), None)
 
 
 class FFmpegDecoder:
     """Decodes a file from its beginning on, as a soundfile.SoundFile does.
 
-    `format_name` is what `format_of` says of the file. The descriptor's position stays. Raises AudioError if the file
-    cannot be read, has no sound, or PyAV is not installed."""
+    `format_name` is what `format_of` says of the file. The descriptor's position stays.
+    Raises AudioError if the file cannot be read, has no sound, or PyAV is not
+    installed."""
 
     def __init__(self, descriptor: int, format_name: str) -> None:
         try:
             import av
         except ImportError as error:  # with a reason that is tried again in the next run
-            raise AudioError(Reason.FILE_UNREADABLE, "decoding needs PyAV: pip install 'featcache[formats]'") from error
+            raise AudioError(
+                Reason.FILE_UNREADABLE, "decoding needs PyAV: pip install 'featcache[formats]'"
+            ) from error
         self._error: type[Exception] = av.FFmpegError
         self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does
         self._format, self.samplerate, self.channels = format_name, 0, 0
         try:
             self._container: Any = av.open(f"/proc/self/fd/{descriptor}", format=format_name)
         except (av.FFmpegError, ValueError) as error:
-            hint = "; its index is missing or damaged: was it cut short?" if format_name == "mov" else ""
-            raise AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}{hint}") from error
+            hint = (
+                "; its index is missing or damaged: was it cut short?"
+                if format_name == "mov"
+                else ""
+            )
+            raise AudioError(
+                Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}{hint}"
+            ) from error
         self._blocks = self._decoded()
         try:
             self._block = next(self._blocks)
@@ -104,8 +126,9 @@ class FFmpegDecoder:
         self._container.close()
 
     def read(self, *, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Decode the next samples into `out`, `[num_samples, channels]`. Returns what was filled of it, from its start:
-        nothing at the end of the file. Raises AudioError if what follows is damaged or missing."""
+        """Decode the next samples into `out`, `[num_samples, channels]`. Returns what was
+        filled of it, from its start: nothing at the end of the file. Raises AudioError if
+        what follows is damaged or missing."""
         if not len(self._block):
             self._block = next(self._blocks, self._block)
         count = min(len(out), len(self._block))
@@ -113,7 +136,8 @@ class FFmpegDecoder:
         return out[:count]
 
     def _decoded(self) -> Iterator[NDArray[np.float32]]:
-        """The samples, a frame of the codec at a time, `[num_samples, channels]`, of which none is empty."""
+        """The samples, a frame of the codec at a time, `[num_samples, channels]`, of
+        which none is empty."""
         if not self._container.streams.audio:
             raise AudioError(Reason.NOT_AUDIO, "there is no sound track in it")
         stream = self._container.streams.audio[0]
@@ -124,8 +148,14 @@ class FFmpegDecoder:
                 if not self.samplerate:
                     self.samplerate, self.channels = form
                 if frame.is_corrupt or form != (self.samplerate, self.channels):
-                    what = "decoding fails" if frame.is_corrupt else "its sample rate or its channels change"
-                    raise AudioError(Reason.TRUNCATED, f"{what} after {position / self.samplerate:.3f} s")
+                    what = (
+                        "decoding fails"
+                        if frame.is_corrupt
+                        else "its sample rate or its channels change"
+                    )
+                    raise AudioError(
+                        Reason.TRUNCATED, f"{what} after {position / self.samplerate:.3f} s"
+                    )
                 for packed in self._to_float.resample(frame):
                     samples: NDArray[Any] = packed.to_ndarray().reshape(-1, self.channels)
                     position += len(samples)
@@ -136,7 +166,9 @@ class FFmpegDecoder:
             raise AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}") from error
         promised, held = self._seconds_by_header(stream), position / max(1, self.samplerate)
         if held < promised - _TOLERANCE_SECONDS:
-            raise AudioError(Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s")
+            raise AudioError(
+                Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s"
+            )
         if not position:
             raise AudioError(Reason.EMPTY, "its sound track holds no samples")
 
@@ -157,20 +189,23 @@ def _words(error: Exception) -> str:
 class EndlessFile(io.FileIO):
     """A file that claims to be far longer than it is.
 
-    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its first frame and the size of
-    the file, and libsndfile reads no more than that: it lost 40 % of a file at a variable bitrate. If the file claims
-    to be far longer, the guess is too, and all of the file is read."""
+    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its
+    first frame and the size of the file, and libsndfile reads no more than that: it lost
+    40 % of a file at a variable bitrate. If the file claims to be far longer, the guess
+    is too, and all of the file is read."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to `offset`. Going to the end, which is how libsndfile learns the size, gives the claimed size."""
+        """Go to `offset`. Going to the end, which is how libsndfile learns the size,
+        gives the claimed size."""
         if whence == os.SEEK_END and offset == 0:
             return super().seek(64 * os.fstat(self.fileno()).st_size)
         return super().seek(offset, whence)
 
 
 def shortfall(file: Any, fd: int, size: int) -> str | None:
-    """What a file, a soundfile.SoundFile that was just opened, lacks of what its header promises; None if it seems to
-    be whole. The position of `fd`, the same file of `size` bytes, does not change."""
+    """What a file, a soundfile.SoundFile that was just opened, lacks of what its header
+    promises; None if it seems to be whole. The position of `fd`, the same file of `size`
+    bytes, does not change."""
     match file.format:
         case "FLAC":
             return None
@@ -181,15 +216,18 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
         case "NIST":
             promised = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
             if promised and int(promised[1]) > file.frames:
-                return f"its header promises {int(promised[1]):,} samples, and it holds {file.frames:,}"
+                return (
+                    f"its header promises {int(promised[1]):,} samples, and it holds "
+                    f"{file.frames:,}"
+                )
             return None
         case _:
             return _logged_shortfall(file.extra_info, file.frames)
 
 
 def cut_in_header(fd: int, size: int) -> str | None:
-    """That a file which libsndfile refuses begins as audio, and ends before its samples; None if nothing says so (RFC
-    9639, section 8.1, and RFC 3533)."""
+    """That a file which libsndfile refuses begins as audio, and ends before its samples;
+    None if nothing says so (RFC 9639, section 8.1, and RFC 3533)."""
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
         return ogg_shortfall(fd, size)
@@ -214,12 +252,14 @@ class Header(NamedTuple):
     sample_rate: int
     """In Hz."""
     num_samples: int
-    """The number of samples, no more than the file has room for, if that can be told; `UNKNOWN` if not said."""
+    """The number of samples, no more than the file has room for, if that can be told;
+    `UNKNOWN` if not said."""
     num_channels: int
     shortfall: str | None = None
     """What the file lacks of what it promises; None if nothing is known to be missing."""
     can_seek: bool = True
-    """Whether any sample can be reached by itself, so that the header alone tells how many there are."""
+    """Whether any sample can be reached by itself, so that the header alone tells how
+    many there are."""
     is_float: bool = False
     """Whether samples can be NaN or infinite."""
     by_ffmpeg: bool = False
@@ -228,8 +268,9 @@ class Header(NamedTuple):
 
 
 def plain_header(fd: int, size: int) -> Header | None:
-    """The header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers that ends with its samples;
-    None if it has no such header, or one that libsndfile should look at."""
+    """The header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers
+    that ends with its samples; None if it has no such header, or one that libsndfile
+    should look at."""
     head = os.pread(fd, _HEAD_BYTES, 0)
     if head.startswith(b"RIFF"):
         return _wav_header(head, size)
@@ -238,7 +279,11 @@ def plain_header(fd: int, size: int) -> Header | None:
     packed = int.from_bytes(head[18:26])
     rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
     num_samples = packed & (1 << 36) - 1
-    return Header(rate, num_samples, channels) if rate and num_samples and bits in (8, 16, 24) else None
+    return (
+        Header(rate, num_samples, channels)
+        if rate and num_samples and bits in (8, 16, 24)
+        else None
+    )
 
 
 def _wav_header(head: bytes, size: int) -> Header | None:
@@ -252,7 +297,9 @@ def _wav_header(head: bytes, size: int) -> Header | None:
             if form is None or at + length != size:
                 return None
             kind, channels, rate, _, frame_bytes, bits = form
-            is_plain = kind == 1 and bits == 16 and 0 < channels <= 8 and frame_bytes == 2 * channels
+            is_plain = (
+                kind == 1 and bits == 16 and 0 < channels <= 8 and frame_bytes == 2 * channels
+            )
             if not (is_plain and rate and length and length % frame_bytes == 0):
                 return None
             return Header(rate, length // frame_bytes, channels, samples_at=at)
@@ -268,11 +315,16 @@ def is_shorten(fd: int) -> bool:
 
 
 def mp3_end(fd: int) -> int | None:
-    """Where an MP3 ends by its header frame, in bytes from the start of the file; None without such a frame
-    (http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag before the frame)."""
+    """Where an MP3 ends by its header frame, in bytes from the start of the file; None
+    without such a frame (http://gabriel.mp3-tech.org/mp3infotag.html;
+    https://id3.org/id3v2.3.0 for the tag before the frame)."""
     head = os.pread(fd, 10, 0)
     is_tagged = head.startswith(b"ID3") and len(head) == 10
-    start = 10 + sum(digit << 7 * place for place, digit in enumerate(reversed(head[6:]))) if is_tagged else 0
+    start = (
+        10 + sum(digit << 7 * place for place, digit in enumerate(reversed(head[6:])))
+        if is_tagged
+        else 0
+    )
     found = _MP3_HEADER.search(os.pread(fd, 4096, start))
     return start + int.from_bytes(found[1]) if found else None
 
@@ -283,7 +335,10 @@ def _mp3_shortfall(fd: int, size: int) -> str | None:
         return None
     after = os.pread(fd, 3, end)
     if after == b"ID3" or (after[0] == 0xFF and after[1] >= 0xE0):
-        return f"its header ends it after {end:,} of {size:,} bytes; another MP3 follows, which cannot be read"
+        return (
+            f"its header ends it after {end:,} of {size:,} bytes; another MP3 follows, "
+            "which cannot be read"
+        )
     return None
 
 
@@ -293,7 +348,8 @@ def ogg_shortfall(fd: int, size: int) -> str | None:
     start = tail.rfind(b"OggS")
     if start < 0:
         return None  # something else follows, longer than a page
-    # RFC 3533, section 6: flags in byte 5, serial number in 14-17, number of segments in 26, then their sizes
+    # RFC 3533, section 6: flags in byte 5, serial number in 14-17, number of segments in
+    # 26, then their sizes
     page = tail[start:]
     if len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]]):
         return "its last Ogg page is cut off"
@@ -310,8 +366,10 @@ def _logged_shortfall(log: str, num_samples: int) -> str | None:
     if found is None:
         return None
     promised, held = int(found[1]), int(found[2])
-    width = held // num_samples if num_samples else 0  # bytes of a sample; 0 if samples are compressed
-    is_whole = width and promised // width <= num_samples  # what is missing is a part of a sample, or padding
+    # bytes of a sample; 0 if samples are compressed
+    width = held // num_samples if num_samples else 0
+    # what is missing is a part of a sample, or padding
+    is_whole = width and promised // width <= num_samples
     if promised >= _UNFINISHED_SIZE or is_whole:
         return None
     return f"its header promises {promised:,} bytes, and it holds {held:,}"

@@ -16,26 +16,31 @@ from featcache.errors import AudioError
 
 _Result = TypeVar("_Result")
 
-_FAULT_SECONDS = 60.0  # for so long an AudioError is kept: a disk may have room again, and a server may answer
+# for so long an AudioError is kept: a disk may have room again, and a server may answer
+_FAULT_SECONDS = 60.0
 _lock = threading.Lock()  # guards all of them: a process may fork only while it is free
 
 
 class Kept(Generic[_Result]):
-    """The results that were used last, for at most so many `seconds`. The weights that `weigh` gives them add up to at
-    most `limit`; by default each weighs 1, and the last one is kept in any case."""
+    """The results that were used last, for at most so many `seconds`. The weights that
+    `weigh` gives them add up to at most `limit`; by default each weighs 1, and the last
+    one is kept in any case."""
 
-    def __init__(self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf) -> None:
+    def __init__(
+        self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf
+    ) -> None:
         self._limit = limit
         self._weigh = weigh
         self._seconds = seconds
         self._results: OrderedDict[Hashable, Future[_Result]] = OrderedDict()
-        self._made: dict[Hashable, tuple[int, float]] = {}  # of each, its weight, and its end by `time.monotonic`
+        # of each, its weight, and its end by `time.monotonic`
+        self._made: dict[Hashable, tuple[int, float]] = {}
         self._total = 0
         _all_kept.add(self)
 
     def get(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
-        """The result for a key, which `make` makes if it is not kept. An AudioError that `make` raises is kept for a
-        minute, and anything else it raises is not."""
+        """The result for a key, which `make` makes if it is not kept. An AudioError that
+        `make` raises is kept for a minute, and anything else it raises is not."""
         with _lock:
             if key in self._made and time.monotonic() > self._made[key][1]:
                 self._drop(key)
@@ -45,7 +50,8 @@ class Kept(Generic[_Result]):
         if known is None:
             self._make(key, make, future)
         if isinstance(fault := future.exception(), AudioError):
-            raise type(fault)(fault.reason, str(fault))  # one that is raised again and again gathers tracebacks
+            # one that is raised again and again gathers tracebacks
+            raise type(fault)(fault.reason, str(fault))
         return future.result()
 
     def forget(self) -> None:
@@ -77,7 +83,9 @@ class Kept(Generic[_Result]):
             self._made[key] = weight, time.monotonic() + seconds
             self._total += weight
             while self._total > self._limit:
-                oldest = next((made for made in self._results if made != key and made in self._made), None)
+                oldest = next(
+                    (made for made in self._results if made != key and made in self._made), None
+                )
                 if oldest is None:
                     break
                 self._drop(oldest)

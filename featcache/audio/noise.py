@@ -1,14 +1,18 @@
-"""Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the choice of a cut, the sum.
+"""Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the
+choice of a cut, the sum.
 
-The seed and the copy's id decide which noise a copy gets, and where the cut begins. Of the SHA-256 of `<seed> <id>`,
-the first eight bytes (little-endian), modulo the number of noises, are the row of the noise in its manifest; the next
-eight, modulo the number of places where the cut can begin, are its place. So the choice depends neither on the order of
-utterances, nor on numpy's generators, which may change.
+The seed and the copy's id decide which noise a copy gets, and where the cut begins. Of
+the SHA-256 of `<seed> <id>`, the first eight bytes (little-endian), modulo the number of
+noises, are the row of the noise in its manifest; the next eight, modulo the number of
+places where the cut can begin, are its place. So the choice depends neither on the order
+of utterances, nor on numpy's generators, which may change.
 
-Decoded noise stays in memory, since copies cut the same files again and again, and opening a file and seeking in it
-takes longer than adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has other
-values than a cut that is resampled by itself. If not all noises of a manifest have room, those that have none are
-decoded cut by cut: all places are equally likely, so nothing would be gained by dropping one noise for another."""
+Decoded noise stays in memory, since copies cut the same files again and again, and
+opening a file and seeking in it takes longer than adding the cut to a clip. It is kept at
+the file's own rate: a cut from resampled noise has other values than a cut that is
+resampled by itself. If not all noises of a manifest have room, those that have none are
+decoded cut by cut: all places are equally likely, so nothing would be gained by dropping
+one noise for another."""
 
 from __future__ import annotations
 
@@ -40,7 +44,8 @@ from featcache.storage.base import in_parallel
 if TYPE_CHECKING:
     from featcache.audio.waveform import AudioPolicy, NoisePolicy
 
-# Decoders are imported in functions: reading a config needs this file, and most configs have no noise.
+# Decoders are imported in functions: reading a config needs this file, and most configs
+# have no noise.
 
 _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
@@ -68,8 +73,8 @@ class NoiseClip:
 class Noise:
     """The noise of a config. Its methods may be called from several threads.
 
-    `audio` is the config's section, by which noises become waveforms as utterances do. Raises ConfigError if the noise
-    is not what it was when the config was read."""
+    `audio` is the config's section, by which noises become waveforms as utterances do.
+    Raises ConfigError if the noise is not what it was when the config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio
@@ -80,16 +85,26 @@ class Noise:
         except ValueError as error:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
         if self._content != policy.content:
-            raise ConfigError(f"augment.noise.manifest: {policy.manifest}: has changed since the config was read")
-        in_all = accumulate(clip.num_samples * np.dtype(np.float32).itemsize for clip in self._clips)
-        self._kept = {clip for clip, num_bytes in zip(self._clips, in_all, strict=True) if num_bytes <= _KEPT_BYTES}
+            raise ConfigError(
+                f"augment.noise.manifest: {policy.manifest}: has changed since the config was read"
+            )
+        in_all = accumulate(
+            clip.num_samples * np.dtype(np.float32).itemsize for clip in self._clips
+        )
+        self._kept = {
+            clip
+            for clip, num_bytes in zip(self._clips, in_all, strict=True)
+            if num_bytes <= _KEPT_BYTES
+        }
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
-        """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so that the ratio of the mean
-        powers of both, over the clip, is `snr` dB. `id_` is the copy's.
+        """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so
+        that the ratio of the mean powers of both, over the clip, is `snr` dB. `id_` is
+        the copy's.
 
-        The sum is a new array, and is not clipped. A silent clip stays silent, and a clip whose cut of noise is silent
-        stays clean: then it is returned itself. Raises ConfigError if the noise cannot be decoded."""
+        The sum is a new array, and is not clipped. A silent clip stays silent, and a clip
+        whose cut of noise is silent stays clean: then it is returned itself. Raises
+        ConfigError if the noise cannot be decoded."""
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
         if not speech_power or not noise_power:
@@ -98,11 +113,14 @@ class Noise:
         return (waveform.astype(np.float64) + gain * noise).astype(np.float32)
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
-        """The noise of a copy before it is scaled, float32 `[num_samples]` at the config's rate. If a noise is long
-        enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated.
+        """The noise of a copy before it is scaled, float32 `[num_samples]` at the
+        config's rate. If a noise is long enough, the cut lies anywhere within it. A
+        shorter noise begins anywhere, and is repeated.
 
         It may share memory with what is kept, so it must not be changed."""
-        draw, place, *_ = struct.unpack("<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest())
+        draw, place, *_ = struct.unpack(
+            "<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
+        )
         clip = self._clips[draw % len(self._clips)]
         needed = -(-num_samples * clip.sample_rate // self._audio.sample_rate)
         if needed <= clip.num_samples:
@@ -116,9 +134,13 @@ class Noise:
     def _waveform(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise at the config's rate, resampled by themselves."""
         try:
-            return to_waveform(self._mono(clip, first, stop)[:, None], clip.sample_rate, self._audio, 0)
+            return to_waveform(
+                self._mono(clip, first, stop)[:, None], clip.sample_rate, self._audio, 0
+            )
         except AudioError as error:
-            raise ConfigError(f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out") from error
+            raise ConfigError(
+                f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out"
+            ) from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise, mono, at the file's rate."""
@@ -126,13 +148,17 @@ class Noise:
         if clip in self._kept:
             key = self._content, clip, channel
             with suppress(AudioError):  # of another part of it: the cut may still be good
-                return _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples))[first:stop]
+                return _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples))[
+                    first:stop
+                ]
         return _decoded(clip, channel, first, stop)
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """A manifest's noises, in its order, by their files' headers. Raises a ValueError of one line with all faults."""
-    if not Path(manifest).is_file():  # a config may be a stranger's: a pipe would wait, and a device never end
+    """A manifest's noises, in its order, by their files' headers. Raises a ValueError of
+    one line with all faults."""
+    # a config may be a stranger's: a pipe would wait, and a device never end
+    if not Path(manifest).is_file():
         raise ValueError(f"{manifest}: cannot be read: not a file")
     try:
         read = read_manifest(manifest, carry=False)
@@ -145,11 +171,12 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
 
 
 def noise_content(clips: Sequence[NoiseClip]) -> str:
-    """Hash what decides the values of noise: which samples of which bytes, in this order; SHA-256, in hex. Raises
-    ValueError if a file cannot be read.
+    """Hash what decides the values of noise: which samples of which bytes, in this order;
+    SHA-256, in hex. Raises ValueError if a file cannot be read.
 
-    This is in the fingerprint of a config; ids, and where the files are, are not. The files are read whole, once per
-    process while they do not change: MUSAN's noise, 0.7 GB, takes about a second."""
+    This is in the fingerprint of a config; ids, and where the files are, are not. The
+    files are read whole, once per process while they do not change: MUSAN's noise, 0.7
+    GB, takes about a second."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
         hashes = dict(zip(paths, in_parallel(_file_hash, paths, _THREADS), strict=True))
@@ -166,12 +193,17 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
 
     path = manifest.resolve(row.path)
     if not isinstance(path, Path):
-        return f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this machine, as a file"
+        return (
+            f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this "
+            "machine, as a file"
+        )
     try:
         with closing(Recording(path)) as recording:
             header = recording.header
             if header.num_samples == UNKNOWN:
-                raise AudioError(Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC")
+                raise AudioError(
+                    Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC"
+                )
             if row.channel is not None and row.channel >= header.num_channels:
                 raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
             span = span_of(recording, header.num_samples, Cut(row.start, row.duration), None)
@@ -190,13 +222,16 @@ def _file_hash(path: Path) -> str:
 
 
 def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
-    """Samples of a noise from its file, mono, at the file's rate: of all channels, a block at a time is in memory."""
+    """Samples of a noise from its file, mono, at the file's rate: of all channels, a
+    block at a time is in memory."""
     from featcache.audio.decode import Cut, decode
 
     rate, filled = clip.sample_rate, 0
     samples = np.empty(stop - first, np.float32)
     blocks = ((at, min(at + _BLOCK, stop)) for at in range(first, stop, _BLOCK))
-    for result in decode(clip.path, [Cut((clip.first + at) / rate, (end - at) / rate) for at, end in blocks]):
+    for result in decode(
+        clip.path, [Cut((clip.first + at) / rate, (end - at) / rate) for at, end in blocks]
+    ):
         if isinstance(result, AudioError):
             raise result
         mono = to_mono(result[0], channel)

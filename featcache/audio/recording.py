@@ -1,15 +1,19 @@
-"""An open audio file, and its samples by position: bit for bit those that decoding all of it gives.
+"""An open audio file, and its samples by position: bit for bit those that decoding all of
+it gives.
 
-This file relies on measurements of libsndfile 1.2.2 and soundfile 0.14. Seeking gives other samples in MP3 and Opus,
-and once in a thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A decoder of FLAC that
-met damage cannot be used again. The length of an MP3 without a header frame is a guess.
+This file relies on measurements of libsndfile 1.2.2 and soundfile 0.14. Seeking gives
+other samples in MP3 and Opus, and once in a thousand times in Vorbis; it is exact in
+FLAC, and where samples have a fixed size. A decoder of FLAC that met damage cannot be
+used again. The length of an MP3 without a header frame is a guess.
 
-Whole FLAC files are decoded by dr_flac, which the package miniaudio brings: it gives the same samples in two thirds of
-the time. libsndfile spends over a third of its time on a FLAC in copying decoded samples, one at a time, into the
-caller's buffer (`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it says little about
-what is wrong with a file, so libsndfile decodes again whatever dr_flac does not decode to the last sample. Until then a
-FLAC is not opened with libsndfile, which takes as long as decoding a tenth of a second: its first 42 bytes say enough.
-Nor is a WAV of 16-bit integers, whose samples are these, times 2^-15, as libsndfile gives them.
+Whole FLAC files are decoded by dr_flac, which the package miniaudio brings: it gives the
+same samples in two thirds of the time. libsndfile spends over a third of its time on a
+FLAC in copying decoded samples, one at a time, into the caller's buffer
+(`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it
+says little about what is wrong with a file, so libsndfile decodes again whatever dr_flac
+does not decode to the last sample. Until then a FLAC is not opened with libsndfile, which
+takes as long as decoding a tenth of a second: its first 42 bytes say enough. Nor is a WAV
+of 16-bit integers, whose samples are these, times 2^-15, as libsndfile gives them.
 
 What libsndfile does not know, FFmpeg decodes: see `formats.py`."""
 
@@ -47,14 +51,22 @@ from featcache.manifest.audio_locations import AudioSource, CopiedSource
 try:
     import miniaudio
     import soundfile
-except (ImportError, OSError) as error:  # OSError: the package soundfile is there, libsndfile is not
-    raise MissingDependencyError(getattr(error, "name", None) or "soundfile", "decoding audio") from error
+except (
+    ImportError,
+    OSError,
+) as error:  # OSError: the package soundfile is there, libsndfile is not
+    raise MissingDependencyError(
+        getattr(error, "name", None) or "soundfile", "decoding audio"
+    ) from error
 
 END_TOLERANCE_SECONDS = 0.1
-"""A segment may end this much after the end of its file, and is cut off there: manifests round durations, and encoders
-of MP3 add or drop a little. A segment that ends later is a failure."""
+"""A segment may end this much after the end of its file, and is cut off there: manifests
+round durations, and encoders of MP3 add or drop a little. A segment that ends later is a
+failure."""
 
-_SEEKABLE = frozenset({"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"})
+_SEEKABLE = frozenset(
+    {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
+)
 _BLOCK = 65536  # samples
 _SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
 _FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
@@ -67,28 +79,35 @@ Span = tuple[int, int]
 
 
 class Recording:
-    """A file that is being decoded, by one thread at a time; what is not a file of this machine, from the copy that
-    `fetched` gives. Raises AudioError if it cannot be opened, or is not audio."""
+    """A file that is being decoded, by one thread at a time; what is not a file of this
+    machine, from the copy that `fetched` gives. Raises AudioError if it cannot be opened,
+    or is not audio."""
 
     stamp: FileStamp
     """The file's size, and when it was last modified, before it was opened."""
 
-    def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
+    def __init__(
+        self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of
+    ) -> None:
         self._is_copy = isinstance(location, CopiedSource)
         if isinstance(location, CopiedSource):
             copy = fetched(location)
             try:
                 self._file, self.stamp = copy.open(), copy.stamp
             except OSError as error:
-                raise AudioError(Reason.OUT_OF_MEMORY, f"it does not fit into memory: {error.strerror}") from error
+                raise AudioError(
+                    Reason.OUT_OF_MEMORY, f"it does not fit into memory: {error.strerror}"
+                ) from error
         else:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
-        self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC or WAV, made when it must be
+        # of a FLAC or WAV, made when it must be
+        self._decoder: _Decoder | FFmpegDecoder | None = None
         self.position = 0
         """The position of the sample that would be decoded next."""
         self.damage: AudioError | None = None
-        """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
+        """Why nothing can be decoded from `position` on; None if nothing is known to be
+        wrong."""
         try:
             header = plain_header(self._file.fileno(), self.stamp.size)
             if header is None or (header.samples_at is None and self.stamp.size > _FLAC_AT_ONCE):
@@ -105,21 +124,25 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """A hash of the file's bytes, those decoded unless it `has_changed`; `UNKNOWN_HASH` if not wholly readable."""
+        """A hash of the file's bytes, those decoded unless it `has_changed`;
+        `UNKNOWN_HASH` if not wholly readable."""
         with suppress(OSError):  # a bad sector, which need not be in what is decoded
             if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._bytes_at(0, self.stamp.size))
-            hash_of = hash_of_content if self._is_copy else hashes.of  # a copy is of this recording alone
+            # a copy is of this recording alone
+            hash_of = hash_of_content if self._is_copy else hashes.of
             return hash_of(self._file.fileno())
         return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Whether the size or time of the file has changed since it was opened. A copy of it does not change."""
+        """Whether the size or time of the file has changed since it was opened. A copy of
+        it does not change."""
         status = os.fstat(self._file.fileno())
         return not self._is_copy and (status.st_size, status.st_mtime_ns) != self.stamp
 
     def count_samples(self) -> int:
-        """The samples of each channel, by decoding them, if the header does not say. Raises AudioError for damage."""
+        """The samples of each channel, by decoding them, if the header does not say.
+        Raises AudioError for damage."""
         while len(self._read(_BLOCK)):
             pass
         if self.damage:
@@ -127,9 +150,10 @@ class Recording:
         return self.position
 
     def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
-        """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given: fewer than asked for
-        if the recording ends before, or is damaged. A file that cannot be seeked is decoded once, in its own order;
-        spans that are due later wait in memory."""
+        """Yield the samples of each span, float32 `[num_samples, channels]`, in the order
+        given: fewer than asked for if the recording ends before, or is damaged. A file
+        that cannot be seeked is decoded once, in its own order; spans that are due later
+        wait in memory."""
         return self._cut_seeking(spans) if self.header.can_seek else self._cut_forwards(spans)
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
@@ -177,7 +201,8 @@ class Recording:
             self.damage = _fault(error)
 
     def _bytes_at(self, first: int, count: int) -> bytes:
-        """So many bytes of the file, or those that it has; a small file is read once, and kept."""
+        """So many bytes of the file, or those that it has; a small file is read once, and
+        kept."""
         if self.stamp.size > _SMALL_BYTES:
             return os.pread(self._file.fileno(), count, first)
         if self._bytes is None:
@@ -185,16 +210,21 @@ class Recording:
         return self._bytes[first : first + count]
 
     def _plain_samples(self, first: int, stop: int) -> NDArray[np.float32] | None:
-        """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that does not give each of them."""
+        """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that
+        does not give each of them."""
         header = self.header
         if not (self._is_plain and self._is_believable(header.num_samples)):
             return None
         with suppress(OSError):  # libsndfile meets it too, and says where
             if header.samples_at is not None:
-                return self._levels(header.samples_at + 2 * header.num_channels * first, stop - first)
+                return self._levels(
+                    header.samples_at + 2 * header.num_channels * first, stop - first
+                )
             if (first, stop) == (0, header.num_samples):
                 samples = np.empty((header.num_samples, header.num_channels), np.float32)
-                return samples if _decode_flac(self._bytes_at(0, self.stamp.size), samples) else None
+                return (
+                    samples if _decode_flac(self._bytes_at(0, self.stamp.size), samples) else None
+                )
         return None
 
     def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
@@ -214,10 +244,13 @@ class Recording:
         return num_samples <= _SAMPLES_PER_BYTE * self.stamp.size
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
-        """The next samples, `[num_samples, channels]`; fewer if the recording ends before, or is damaged."""
-        room_for = num_samples if self._is_believable(num_samples) else _BLOCK  # which grows with what is found
+        """The next samples, `[num_samples, channels]`; fewer if the recording ends
+        before, or is damaged."""
+        # which grows with what is found
+        room_for = num_samples if self._is_believable(num_samples) else _BLOCK
         samples = np.empty((room_for, self.header.num_channels), np.float32)
-        at_once = num_samples if self.header.can_seek else _BLOCK  # at most this is lost if a stream breaks off
+        # at most this is lost if a stream breaks off
+        at_once = num_samples if self.header.can_seek else _BLOCK
         filled = 0
         while filled < num_samples and not self.damage:
             assert self._decoder is not None
@@ -239,8 +272,9 @@ class Recording:
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
     """A SoundFile that seeks only when it is told to.
 
-    After each read, soundfile seeks to where the decoder already is. In an MP3 this changes the samples that follow,
-    and it takes time in any file; soundfile does not do it in files that cannot seek."""
+    After each read, soundfile seeks to where the decoder already is. In an MP3 this
+    changes the samples that follow, and it takes time in any file; soundfile does not do
+    it in files that cannot seek."""
 
     def seekable(self) -> bool:
         return False
@@ -254,7 +288,9 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
         decoder = _Decoder(descriptor, closefd=False)
     except soundfile.LibsndfileError:
         if is_shorten(descriptor):
-            raise AudioError(Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it") from None
+            raise AudioError(
+                Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
+            ) from None
         format_name = format_of(os.pread(descriptor, BEGINNING, 0))
         if format_name is None:
             if why := cut_in_header(descriptor, size):
@@ -272,12 +308,15 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
     lack = shortfall(decoder, descriptor, size)
     can_seek = num_samples != UNKNOWN and decoder.subtype in _SEEKABLE
     is_float = decoder.subtype in ("FLOAT", "DOUBLE")
-    return decoder, Header(decoder.samplerate, num_samples, decoder.channels, lack, can_seek, is_float)
+    return decoder, Header(
+        decoder.samplerate, num_samples, decoder.channels, lack, can_seek, is_float
+    )
 
 
 def _decode_flac(data: bytes, samples: NDArray[np.float32]) -> bool:
-    """Decode a FLAC file, whose header states the shape of `samples`, `[num_samples, channels]`, into [-1, 1). Whether
-    all of them were decoded: not if some of its frames are damaged."""
+    """Decode a FLAC file, whose header states the shape of `samples`, `[num_samples,
+    channels]`, into [-1, 1). Whether all of them were decoded: not if some of its frames
+    are damaged."""
     lib, ffi = miniaudio.lib, miniaudio.ffi
     decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
     if not decoder:
@@ -304,7 +343,8 @@ def _fault(error: Exception, seconds: float | None = None) -> AudioError:
     if error.code == _SYSTEM_ERROR:
         return AudioError(Reason.FILE_UNREADABLE, "the file cannot be read: an error of the system")
     words: str = error.error_string.removeprefix("Error : ").rstrip(".")
-    if words.startswith("File does not exist"):  # what libsndfile says of an MP3 that it cannot open
+    # what libsndfile says of an MP3 that it cannot open
+    if words.startswith("File does not exist"):
         words = "format not recognised"
     words = words[:1].lower() + words[1:]
     if seconds is None:

@@ -1,13 +1,15 @@
 """Files at URLs: fetched whole, with retries, from object stores and web servers.
 
-An audio file is fetched by one request, so that its bytes are of one moment, and decoded from a copy without a name: in
-memory, or if it is large, on the disk of `TMPDIR`. Of the copy, `Recording` gives the same samples as of any file. What
-tells whether the file has changed is its size and its ETag, see `FileStamp`. A container of audio is fetched by several
-requests at once, whose answers must be of one file.
+An audio file is fetched by one request, so that its bytes are of one moment, and decoded
+from a copy without a name: in memory, or if it is large, on the disk of `TMPDIR`. Of the
+copy, `Recording` gives the same samples as of any file. What tells whether the file has
+changed is its size and its ETag, see `FileStamp`. A container of audio is fetched by
+several requests at once, whose answers must be of one file.
 
-obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials in the environment. Its own
-retries are turned off: they leave out what breaks off in the middle. Its messages are not passed on: they quote
-addresses to which a server has redirected the request, with signatures in them."""
+obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials
+in the environment. Its own retries are turned off: they leave out what breaks off in the
+middle. Its messages are not passed on: they quote addresses to which a server has
+redirected the request, with signatures in them."""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
-TRIES = 8  # requests for a file before it fails: over about 25 seconds, with the waits between them
-FEW_TRIES = 3  # for what a command can do without, or is told about before it begins: over about a second
+# requests for a file before it fails: over about 25 seconds, with the waits between them
+TRIES = 8
+# for what a command can do without, or is told about before it begins: over about a
+# second
+FEW_TRIES = 3
 _FIRST_WAIT = 0.2  # seconds
 _LONGEST_WAIT = 15.0  # seconds
 
@@ -43,15 +48,17 @@ _BEGINNING = 64 << 10  # bytes in which headers are
 _PIECE = 4 << 20
 
 _RANGE = 8 << 20  # bytes of a container that a request asks for
-_RANGES_AT_ONCE = 8  # such requests at a time: a connection to an object store gives 50 to 100 MB a second
+# such requests at a time: a connection to an object store gives 50 to 100 MB a second
+_RANGES_AT_ONCE = 8
 
 _HEAD_REFUSED = (403, 405, 501)  # what servers answer to HEAD that may answer GET
 
-URLS_AT_ONCE, FILES_AT_ONCE = 64, 16  # how many files are asked about at a time, at URLs and on this machine
+# how many files are asked about at a time, at URLs and on this machine
+URLS_AT_ONCE, FILES_AT_ONCE = 64, 16
 
 Wait = Callable[[float], object]
-"""Is called with the seconds to wait before something is tried again, and with none now and then while something takes
-long. It may raise to give up."""
+"""Is called with the seconds to wait before something is tried again, and with none now
+and then while something takes long. It may raise to give up."""
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -63,12 +70,13 @@ class FileStamp(NamedTuple):
     size: int
     """The size of the file, in bytes."""
     mtime_ns: int
-    """When the file was last modified, in nanoseconds since the epoch. For a file at a URL with an ETag, a number below
-    0 that follows from the ETag."""
+    """When the file was last modified, in nanoseconds since the epoch. For a file at a
+    URL with an ETag, a number below 0 that follows from the ETag."""
 
 
 class Fetched:
-    """A file that was fetched, or its beginning: `data` has as many bytes as were fetched, or a `file` without name."""
+    """A file that was fetched, or its beginning: `data` has as many bytes as were
+    fetched, or a `file` without name."""
 
     def __init__(self, stamp: FileStamp, data: Any = None, file: io.FileIO | None = None) -> None:
         self.stamp = stamp
@@ -78,7 +86,8 @@ class Fetched:
             weakref.finalize(self, file.close)
 
     def open(self) -> io.FileIO:
-        """The file as a local one with its own position; an OSError if memory is short. Bytes not fetched are zeros."""
+        """The file as a local one with its own position; an OSError if memory is short.
+        Bytes not fetched are zeros."""
         if self._file is not None:
             return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
         file = io.FileIO(os.memfd_create("featcache-audio"), "r+")
@@ -93,8 +102,8 @@ class Fetched:
 
 
 def require(url: Url) -> None:
-    """Check that URLs like this one can be fetched, before anything begins. Raises MissingDependencyError, or
-    ManifestError if no store can be made of it."""
+    """Check that URLs like this one can be fetched, before anything begins. Raises
+    MissingDependencyError, or ManifestError if no store can be made of it."""
     try:
         _address(url)
     except AudioError as error:
@@ -103,8 +112,8 @@ def require(url: Url) -> None:
 
 
 def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
-    """Fetch a file. What may pass (a server that is busy, a connection that breaks off) is tried again. Raises
-    AudioError if it cannot be fetched, or is empty."""
+    """Fetch a file. What may pass (a server that is busy, a connection that breaks off)
+    is tried again. Raises AudioError if it cannot be fetched, or is empty."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key)
@@ -122,8 +131,9 @@ def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
 
 
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetched:
-    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`.
-    Raises AudioError also if it is not what `stamp_of` said, or the disk is full."""
+    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried
+    again as those of `fetch`. Raises AudioError also if it is not what `stamp_of` said,
+    or the disk is full."""
 
     def checked(result: GetResult) -> GetResult:
         if _stamp(result.meta) != stamp:
@@ -166,7 +176,8 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetche
 
 
 def fetch_beginning(url: Url) -> Fetched:
-    """Fetch the bytes in which the file's header is. Raises AudioError also if the server gives only whole files."""
+    """Fetch the bytes in which the file's header is. Raises AudioError also if the server
+    gives only whole files."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key, options={"range": (0, _BEGINNING)})
@@ -176,7 +187,8 @@ def fetch_beginning(url: Url) -> Fetched:
 
 
 def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileStamp:
-    """What tells whether the file has changed, without fetching it. Raises AudioError for none, or no answer."""
+    """What tells whether the file has changed, without fetching it. Raises AudioError for
+    none, or no answer."""
 
     def head(store: ObjectStore, key: str) -> FileStamp:
         try:
@@ -190,8 +202,11 @@ def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileS
 
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
-    """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
-    are_at_urls = any(isinstance(getattr(location, "container", location), Url) for location in locations)
+    """Ask something about each file, about many of them at a time: servers take long for
+    each, and little for many."""
+    are_at_urls = any(
+        isinstance(getattr(location, "container", location), Url) for location in locations
+    )
     return in_parallel(ask, locations, URLS_AT_ONCE if are_at_urls else FILES_AT_ONCE)
 
 
@@ -200,7 +215,8 @@ class TriedInVainError(AudioError):
 
 
 class StoppedError(Exception):
-    """What takes long was given up, since the run is being stopped: this is no failure of the audio."""
+    """What takes long was given up, since the run is being stopped: this is no failure of
+    the audio."""
 
 
 class _BrokenOffError(Exception):
@@ -212,8 +228,9 @@ class _NoRangesError(Exception):
 
 
 def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
-    """A file without a name, on the disk of `TMPDIR`, that holds the pieces; they are `size` bytes, if that is known.
-    Raises AudioError if there is no such disk, or it is full."""
+    """A file without a name, on the disk of `TMPDIR`, that holds the pieces; they are
+    `size` bytes, if that is known. Raises AudioError if there is no such disk, or it is
+    full."""
     with _disk_may_fail():
         file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
@@ -245,7 +262,9 @@ def _write(file: io.FileIO, data: Any) -> int:
     return len(data)
 
 
-def _try(url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Wait = time.sleep) -> _Result:
+def _try(
+    url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Wait = time.sleep
+) -> _Result:
     """Make a request until it succeeds, or fails for good."""
     store, key = _address(url)
     base_error = library().exceptions.BaseError
@@ -264,11 +283,14 @@ def _try(url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], w
 
 def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     """What is wrong, and whether it may pass."""
-    if isinstance(error, FileNotFoundError) and status_of(error) != 405:  # which obstore takes for one of them
+    # which obstore takes for one of them
+    if isinstance(error, FileNotFoundError) and status_of(error) != 405:
         return AudioError(Reason.FILE_MISSING, "there is no such file"), False
     if isinstance(error, ValueError):
         return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False
-    words = "the connection breaks off" if isinstance(error, _BrokenOffError) else in_words(url, error)
+    words = (
+        "the connection breaks off" if isinstance(error, _BrokenOffError) else in_words(url, error)
+    )
     faults, code = library().exceptions, status_of(error)
     is_final = (faults.PermissionDeniedError, faults.UnauthenticatedError, faults.NotSupportedError)
     is_refused = 400 <= code < 500 and code not in (408, 425, 429)
@@ -279,11 +301,13 @@ def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
 def _stamp(meta: ObjectMeta) -> FileStamp:
     if etag := meta["e_tag"]:
         return FileStamp(meta["size"], -(xxhash.xxh3_64_intdigest(etag.encode()) >> 1) - 1)
-    return FileStamp(meta["size"], round(meta["last_modified"].timestamp()) * 10**9)  # HTTP tells seconds
+    # HTTP tells seconds
+    return FileStamp(meta["size"], round(meta["last_modified"].timestamp()) * 10**9)
 
 
 def _address(url: Url) -> tuple[ObjectStore, str]:
-    """The store of a URL, and the file's key in it. Raises AudioError if there is no store like that."""
+    """The store of a URL, and the file's key in it. Raises AudioError if there is no
+    store like that."""
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
     scheme = scheme.lower()
@@ -292,7 +316,8 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
             if not key or key.startswith("/"):  # which a store would leave out
                 raise AudioError(Reason.FILE_MISSING, "not a valid path in a store")
             return client(f"{scheme}://{host}", retries=False), key
-        if "?" in key or "#" in key or "//" in f"/{key}" or "/." in f"/{key}":  # not a path that a store knows
+        # not a path that a store knows
+        if "?" in key or "#" in key or "//" in f"/{key}" or "/." in f"/{key}":
             return client(str(url), retries=False), ""
         return client(f"{scheme}://{host}", retries=False), unquote(key)
     except StoreError as error:

@@ -1,7 +1,9 @@
-"""Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row. pyarrow reads both.
+"""Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row.
+pyarrow reads both.
 
-The values of an Arrow file lie in it as they are, so they have places, as the members of a tar have. Those of a Parquet
-file are compressed by the row group, so the row groups that were read last are kept in memory."""
+The values of an Arrow file lie in it as they are, so they have places, as the members of
+a tar have. Those of a Parquet file are compressed by the row group, so the row groups
+that were read last are kept in memory."""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ _ROWS_AT_ONCE = 16  # rows that are unpacked before it is seen how many bytes th
 
 
 pyarrow = partial(manifests.pyarrow, "audio in Parquet, Arrow or .tar.zst")
-"""The package that reads tables, and what Zstandard has compressed; a MissingDependencyError if it is not installed."""
+"""The package that reads tables, and what Zstandard has compressed; a
+MissingDependencyError if it is not installed."""
 
 
 class ArrowIndex:
-    """The places of values in a file's columns of bytes, in either of Arrow's formats. Raises AudioError for others."""
+    """The places of values in a file's columns of bytes, in either of Arrow's formats.
+    Raises AudioError for others."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
@@ -39,7 +43,8 @@ class ArrowIndex:
         places: dict[str, list[NDArray[np.int64]]] = {}
         try:
             whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-            start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0  # then a stream follows, and a footer
+            # then a stream follows, and a footer
+            start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0
             stream = arrow.ipc.open_stream(whole.slice(start))
             fields = _fields_with_bytes(stream.schema)
             places = {name: [np.empty((2, 0), np.int64)] for name in fields}
@@ -48,17 +53,23 @@ class ArrowIndex:
                     places[name].append(_places(batch.column(name), whole))
         except (arrow.ArrowException, OSError, ValueError) as error:
             if not places:
-                raise AudioError(Reason.NOT_AUDIO, f"the container is no Arrow file: {first_line(error)}") from None
+                raise AudioError(
+                    Reason.NOT_AUDIO, f"the container is no Arrow file: {first_line(error)}"
+                ) from None
             self._fault = f"was cut short, or is damaged: {first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
-        self.num_bytes = sum(places.nbytes for places in self._columns.values())  # the memory that it takes
+        # the memory that it takes
+        self.num_bytes = sum(places.nbytes for places in self._columns.values())
 
     def find(self, name: str) -> ByteRange:
-        """Where a row's bytes of a column lie. Raises AudioError if there is no such column or row, or no bytes."""
+        """Where a row's bytes of a column lie. Raises AudioError if there is no such
+        column or row, or no bytes."""
         column, row = _column_and_row(name, self._columns)
         places = self._columns[column].T
         if row >= len(places) and self._fault:
-            raise AudioError(Reason.TRUNCATED, f"the table {self._fault}; it has {len(places):,} rows left")
+            raise AudioError(
+                Reason.TRUNCATED, f"the table {self._fault}; it has {len(places):,} rows left"
+            )
         _check_row(row, len(places))
         offset, size = places[row].tolist()
         _check_size(size)
@@ -66,7 +77,8 @@ class ArrowIndex:
 
 
 class ParquetIndex:
-    """The row groups of a Parquet file, which need not stay open. Raises AudioError if it is none."""
+    """The row groups of a Parquet file, which need not stay open. Raises AudioError if it
+    is none."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._arrow = pyarrow()
@@ -74,19 +86,28 @@ class ParquetIndex:
             file = self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}")
         self._metadata = file.metadata
         self._fields = _fields_with_bytes(file.schema_arrow)
-        counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
+        counts = [
+            self._metadata.row_group(number).num_rows
+            for number in range(self._metadata.num_row_groups)
+        ]
         if min(counts, default=0) < 0:
-            raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows")
+            raise AudioError(
+                Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows"
+            )
         self._starts = [0, *accumulate(counts)]
-        self.num_bytes = 10 * int(self._metadata.serialized_size)  # in memory, approximately: its parts are objects
+        # in memory, approximately: its parts are objects
+        self.num_bytes = 10 * int(self._metadata.serialized_size)
 
     def find(self, name: str, descriptor: int) -> Any:
-        """The bytes of a column's row, as a buffer, from the file as it was. Raises AudioError if there is no such
-        column or row, it has no bytes, or its row group cannot be read."""
+        """The bytes of a column's row, as a buffer, from the file as it was. Raises
+        AudioError if there is no such column or row, it has no bytes, or its row group
+        cannot be read."""
         column, row = _column_and_row(name, self._fields)
         _check_row(row, self._starts[-1])
         group = bisect_right(self._starts, row) - 1
-        values = _ROW_GROUPS.get((self, column, group), lambda: self._unpacked(descriptor, column, group))
+        values = _ROW_GROUPS.get(
+            (self, column, group), lambda: self._unpacked(descriptor, column, group)
+        )
         value = values[row - self._starts[group]]
         _check_size(0 if value is None else value.size)
         return value
@@ -96,16 +117,26 @@ class ParquetIndex:
         leaf, num_bytes = self._fields[column], 0
         values: list[Any] = []
         with self._checked():
-            file = self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}", metadata=self._metadata)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False):
+            file = self._arrow.parquet.ParquetFile(
+                f"/proc/self/fd/{descriptor}", metadata=self._metadata
+            )
+            for batch in file.iter_batches(
+                _ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False
+            ):
                 found = batch.column(0) if leaf == column else batch.column(0).field("bytes")
                 values += [value.as_buffer() for value in found]
                 num_bytes += found.nbytes
                 if num_bytes > _LARGEST_GROUP:
-                    message = f"its row group holds more than {_LARGEST_GROUP >> 20:,} MiB: write it with smaller ones"
+                    message = (
+                        f"its row group holds more than {_LARGEST_GROUP >> 20:,} MiB: write "
+                        "it with smaller ones"
+                    )
                     raise AudioError(Reason.OUT_OF_MEMORY, message)
         if len(values) != self._starts[group + 1] - self._starts[group]:
-            raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer rows than its footer says")
+            raise AudioError(
+                Reason.TRUNCATED,
+                "the table is damaged: a row group has fewer rows than its footer says",
+            )
         return values
 
     @contextmanager
@@ -113,14 +144,19 @@ class ParquetIndex:
         try:
             yield
         except (self._arrow.ArrowException, OSError, ValueError) as error:
-            raise AudioError(Reason.TRUNCATED, f"the table is damaged, or no Parquet: {first_line(error)}") from None
+            raise AudioError(
+                Reason.TRUNCATED, f"the table is damaged, or no Parquet: {first_line(error)}"
+            ) from None
 
 
-_ROW_GROUPS: Kept[Sequence[Any]] = Kept(_KEPT_BYTES, lambda values: sum(value.size for value in values if value))
+_ROW_GROUPS: Kept[Sequence[Any]] = Kept(
+    _KEPT_BYTES, lambda values: sum(value.size for value in values if value)
+)
 
 
 def _fields_with_bytes(schema: Any) -> dict[str, str]:
-    """The columns of bytes, or of structs with such a field `bytes`, and what of each holds the bytes."""
+    """The columns of bytes, or of structs with such a field `bytes`, and what of each
+    holds the bytes."""
     types = pyarrow().types
 
     def is_bytes(kind: Any) -> bool:
@@ -130,13 +166,16 @@ def _fields_with_bytes(schema: Any) -> dict[str, str]:
     for field in schema:
         if is_bytes(field.type):
             found[field.name] = field.name
-        elif types.is_struct(field.type) and any(part.name == "bytes" and is_bytes(part.type) for part in field.type):
+        elif types.is_struct(field.type) and any(
+            part.name == "bytes" and is_bytes(part.type) for part in field.type
+        ):
             found[field.name] = f"{field.name}.bytes"
     return found
 
 
 def _places(column: Any, whole: Any) -> NDArray[np.int64]:
-    """Where a column's values begin in the file, their sizes, int64 `[2, rows]`; a ValueError if they are packed."""
+    """Where a column's values begin in the file, their sizes, int64 `[2, rows]`; a
+    ValueError if they are packed."""
     values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
     count = len(values)
     _, ends, data = values.buffers()
@@ -146,8 +185,16 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
     edges = np.frombuffer(ends, width)[values.offset : values.offset + count + 1].astype(np.int64)
     first = data.address - whole.address
     if not 0 <= first <= first + data.size <= whole.size:
-        raise ValueError("its batches are compressed, so that rows have no places in it: write it without compression")
-    if len(edges) != count + 1 or edges[0] < 0 or edges[-1] > data.size or (np.diff(edges) < 0).any():
+        raise ValueError(
+            "its batches are compressed, so that rows have no places in it: write it "
+            "without compression"
+        )
+    if (
+        len(edges) != count + 1
+        or edges[0] < 0
+        or edges[-1] > data.size
+        or (np.diff(edges) < 0).any()
+    ):
         raise ValueError("a row has no place in it")
     return np.stack([first + edges[:-1], np.diff(edges)])
 
@@ -155,9 +202,14 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
 def _column_and_row(name: str, columns: Any) -> tuple[str, int]:
     column, _, row = name.rpartition("/")
     if column not in columns:
-        raise AudioError(Reason.FILE_MISSING, f"no such column of bytes; there are: {', '.join(columns) or 'none'}")
+        raise AudioError(
+            Reason.FILE_MISSING,
+            f"no such column of bytes; there are: {', '.join(columns) or 'none'}",
+        )
     if not (row.isascii() and row.isdigit()):
-        raise AudioError(Reason.FILE_MISSING, "a path into a table ends in a column and a row, as in audio/123")
+        raise AudioError(
+            Reason.FILE_MISSING, "a path into a table ends in a column and a row, as in audio/123"
+        )
     return column, int(row)
 
 

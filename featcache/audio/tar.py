@@ -1,7 +1,7 @@
 """Where the members of a tar lie in it, by their headers alone, which tarfile reads.
 
-Whatever a header says, what is read of it is bounded, and a name leads nowhere but to a place in the tar. Of a member,
-tarfile keeps a kilobyte, and this 24 bytes."""
+Whatever a header says, what is read of it is bounded, and a name leads nowhere but to a
+place in the tar. Of a member, tarfile keeps a kilobyte, and this 24 bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ import xxhash
 
 from featcache.errors import AudioError, Reason
 
-_LONGEST = 1 << 20  # the most bytes of a member's headers: a file may have attributes, and a sparse one many holes
+# the most bytes of a member's headers: a file may have attributes, and a sparse one many
+# holes
+_LONGEST = 1 << 20
 _LONG = 5 << 10  # the most bytes of a header that tells a name
 _LARGEST = 1 << 62
-_SPARSE_KEYS = (b"GNU.sparse.%b" % key for key in (b"map", b"size", b"major", b"minor", b"name", b"realsize"))
+_SPARSE_KEYS = (
+    b"GNU.sparse.%b" % key for key in (b"map", b"size", b"major", b"minor", b"name", b"realsize")
+)
 _KEYS = frozenset({b"path", b"linkpath", b"size", *_SPARSE_KEYS})
 _END = bytes(tarfile.BLOCKSIZE)
 
@@ -40,16 +44,21 @@ class ByteRange(NamedTuple):
 
 
 def range_within(container_size: int, what: str, offset: int, size: int) -> ByteRange:
-    """Where a member's bytes lie in a container. Raises AudioError if that was cut short before their end."""
+    """Where a member's bytes lie in a container. Raises AudioError if that was cut short
+    before their end."""
     if (held := max(0, container_size - offset)) < size:
-        raise AudioError(Reason.TRUNCATED, f"the {what} was cut short: it has {held:,} of the member's {size:,} bytes")
+        raise AudioError(
+            Reason.TRUNCATED,
+            f"the {what} was cut short: it has {held:,} of the member's {size:,} bytes",
+        )
     return ByteRange(offset, size)
 
 
 class TarIndex:
     """The places of a tar's members. Raises AudioError if it is no tar.
 
-    Of members of the same name, the last one counts, as for tar. Hard links lead to the member that they name."""
+    Of members of the same name, the last one counts, as for tar. Hard links lead to the
+    member that they name."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size
@@ -61,7 +70,8 @@ class TarIndex:
                     links.append((len(hashes), member.linkname))
                 kind = tarfile.GNUTYPE_SPARSE if member.issparse() else member.type
                 hashes.append(_hash(member.name))
-                offsets.append(member.offset_data if kind in _FILES else -ord(kind))  # why it is refused
+                # why it is refused
+                offsets.append(member.offset_data if kind in _FILES else -ord(kind))
                 sizes.append(member.size)
         except _DamagedError as fault:
             if not hashes and not isinstance(fault, _CutError):
@@ -77,10 +87,13 @@ class TarIndex:
         self.num_bytes = 24 * len(order)  # the memory that it takes
 
     def find(self, name: str) -> ByteRange:
-        """Where a member's bytes lie. Raises AudioError if there is none, it is no file, or is cut off."""
+        """Where a member's bytes lie. Raises AudioError if there is none, it is no file,
+        or is cut off."""
         place = self._find(_hash(name))
         if place is None and self._fault:
-            raise AudioError(Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member")
+            raise AudioError(
+                Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member"
+            )
         if place is None:
             raise AudioError(Reason.FILE_MISSING, "the tar has no such member")
         offset, size = self._ranges[:, place].tolist()
@@ -103,7 +116,8 @@ class _CutError(_DamagedError):
 
 
 class _Headers(io.FileIO):
-    """What tarfile reads of a tar: before `left` is set again, so many bytes at most, and none behind the end."""
+    """What tarfile reads of a tar: before `left` is set again, so many bytes at most, and
+    none behind the end."""
 
     left = _LONGEST
 
@@ -111,17 +125,22 @@ class _Headers(io.FileIO):
         """So many bytes."""
         count = -1 if size is None else size
         if not 0 <= count <= self.left:
-            raise _DamagedError(f"has a header of more than {_LONGEST:,} bytes before byte {self.tell():,}")
+            raise _DamagedError(
+                f"has a header of more than {_LONGEST:,} bytes before byte {self.tell():,}"
+            )
         self.left -= count
         data = super().read(count)
         if len(data) < count:
-            raise _CutError(f"ends after {os.fstat(self.fileno()).st_size:,} bytes without the mark of an end")
+            raise _CutError(
+                f"ends after {os.fstat(self.fileno()).st_size:,} bytes without the mark of an end"
+            )
         return data if count <= _LONG else _short_records(data)
 
 
 def _short_records(data: bytes) -> bytes:
-    """The records of a PAX header, `<length> <key>=<value>` and a newline, that tell names and sizes: of each key the
-    last, and no long one. Before Python 3.12.6, tarfile takes the square of a record's bytes in time and memory."""
+    """The records of a PAX header, `<length> <key>=<value>` and a newline, that tell
+    names and sizes: of each key the last, and no long one. Before Python 3.12.6, tarfile
+    takes the square of a record's bytes in time and memory."""
     kept, at = {}, 0
     while (digits := data[at : at + 20].partition(b" ")[0]).isdigit() and int(digits):
         record = data[at : at + int(digits)]
@@ -135,8 +154,8 @@ def _short_records(data: bytes) -> bytes:
 class _Member(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """A member by its header. Where ustar has the beginning of a name, tars of GNU's with `--listed-incremental`
-        have times, which tarfile takes for it, too."""
+        """A member by its header. Where ustar has the beginning of a name, tars of GNU's
+        with `--listed-incremental` have times, which tarfile takes for it, too."""
         member = super().frombuf(buf, encoding, errors)
         if buf[257:263] != b"ustar\0":
             member.name = buf[:100].partition(b"\0")[0].decode(encoding, errors)
@@ -153,11 +172,14 @@ def _members(descriptor: int) -> Iterator[tarfile.TarInfo]:
         while os.pread(descriptor, len(_END), at) != _END:
             file.seek(at)
             file.left = _LONGEST
-            member = _Member.fromtarfile(tar)  # TarFile.next keeps members, and takes a damaged one for the end
+            # TarFile.next keeps members, and takes a damaged one for the end
+            member = _Member.fromtarfile(tar)
             at = tar.offset
             if not (0 <= member.size < _LARGEST and member.offset_data <= at < _LARGEST):
                 raise ValueError(member.size)
-            tar.pax_headers = {key: tar.pax_headers[key] for key in tar.pax_headers.keys() & tarfile.PAX_FIELDS}
+            tar.pax_headers = {
+                key: tar.pax_headers[key] for key in tar.pax_headers.keys() & tarfile.PAX_FIELDS
+            }
             yield member
     except (tarfile.TarError, ValueError, RecursionError):
         raise _DamagedError(f"is damaged before byte {file.tell():,}") from None

@@ -1,1 +1,2 @@
-"""Whether a version is what it should be, and what to do about it: verify, repair, prune, copy, remove."""
+"""Whether a version is what it should be, and what to do about it: verify, repair, prune,
+copy, remove."""

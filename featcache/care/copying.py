@@ -1,10 +1,11 @@
 """Copies of versions, from a folder or an object store to another.
 
-What is copied is checked on the way, against the checksums that the shards' documents have. What is there already stays
-and is not read again, so a copy that was interrupted is continued by making it again. Nothing is removed.
+What is copied is checked on the way, against the checksums that the shards' documents
+have. What is there already stays and is not read again, so a copy that was interrupted is
+continued by making it again. Nothing is removed.
 
-The version's own document comes last: nobody opens a new copy before it is whole. To one that there is, what manifests
-want comes first: so a reader is told what is missing."""
+The version's own document comes last: nobody opens a new copy before it is whole. To one
+that there is, what manifests want comes first: so a reader is told what is missing."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Copied:
     """The number of shards of the copy that the version does not have; they stay."""
     num_bytes: int = 0
     records: int = 0
-    """The number of files that were copied besides: what is wanted, has failed and was done, and the index."""
+    """The number of files that were copied besides: what is wanted, has failed and was
+    done, and the index."""
     problems: list[Problem] = field(default_factory=list)
     """Damaged shards, which were not copied."""
     interrupted: bool = False
@@ -58,19 +60,23 @@ def copy_version(
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Copied:
-    """Copy a version into a cache, under the name of its folder: whatever of it is not there yet.
+    """Copy a version into a cache, under the name of its folder: whatever of it is not
+    there yet.
 
-    The cache need not exist. At most as many shards as there are `threads` are copied at once; `report` is called after
-    each, and no more are begun once `stop` is set.
+    The cache need not exist. At most as many shards as there are `threads` are copied at
+    once; `report` is called after each, and no more are begun once `stop` is set.
 
-    Raises ArgumentError if the cache is a corpus, or where the version is; StoreError if something cannot be read or
-    written, or another version has that name there; DamagedError if the version's own metadata is damaged."""
+    Raises ArgumentError if the cache is a corpus, or where the version is; StoreError if
+    something cannot be read or written, or another version has that name there;
+    DamagedError if the version's own metadata is damaged."""
     stop = stop or threading.Event()
     given, path = (str(place.resolve()) for place in (cache, version.path))
     if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
         raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
     if is_corpus(cache):
-        raise ArgumentError(f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache")
+        raise ArgumentError(
+            f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache"
+        )
     store, is_new = _begin(version, cache)
     copied = Copied(str(version.path), str(store.location))
     index = open_index(version)  # which keeps one, if the version can be written
@@ -89,9 +95,13 @@ def copy_version(
         store.publish(files, f"shards/{name}")
         return sum(map(len, files.values()))
 
-    largest = max((shard.frames for shard in index.summaries), default=0) * version.info.spec.bytes_per_frame
+    largest = (
+        max((shard.frames for shard in index.summaries), default=0)
+        * version.info.spec.bytes_per_frame
+    )
     at_once = max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
-    with ThreadPoolExecutor(at_once, "featcache-copy") as pool:  # after an error, those that wait are cancelled
+    # after an error, those that wait are cancelled
+    with ThreadPoolExecutor(at_once, "featcache-copy") as pool:
         for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
             if isinstance(done, DamagedError):
                 copied.problems.append(Problem("structure", done.what, name))
@@ -110,11 +120,14 @@ def copy_version(
 
 
 def copy_parts_list(corpus: Location, to: Location) -> None:
-    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay. Raises
-    ArgumentError if that is the cache of one manifest; DamagedError if what a corpus says of a part is not what was
-    written; StoreError if the list cannot be written."""
+    """List the parts of a corpus in another, too, where they are copied to; others that
+    it lists stay. Raises ArgumentError if that is the cache of one manifest; DamagedError
+    if what a corpus says of a part is not what was written; StoreError if the list cannot
+    be written."""
     if versions := version_names(to):
-        raise ArgumentError(f"{to}: is the cache of one manifest, with {listing(versions)}: give another folder")
+        raise ArgumentError(
+            f"{to}: is the cache of one manifest, with {listing(versions)}: give another folder"
+        )
     for part in read_parts(corpus):
         put_part(to, part)
 
@@ -136,8 +149,11 @@ def _begin(version: Version, cache: Location) -> tuple[Store, bool]:
 
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:
-    """The files of a shard, all of which are what was written. Raises DamagedError if one is not."""
-    files: dict[str, Buffer] = {path: b"".join(map(bytes, shard.checked_blocks(path))) for path in shard.info.files}
+    """The files of a shard, all of which are what was written. Raises DamagedError if one
+    is not."""
+    files: dict[str, Buffer] = {
+        path: b"".join(map(bytes, shard.checked_blocks(path))) for path in shard.info.files
+    }
     return {**files, MARK: shard.store.read(f"{shard.key}/{MARK}", AT_MOST_BYTES)}
 
 
@@ -162,7 +178,8 @@ def _is_same(store: Store, key: str, data: bytes) -> bool:
 
 
 def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
-    """Copy the tags whose shards are all there. One of the copy's that has the same name, and is another, stays."""
+    """Copy the tags whose shards are all there. One of the copy's that has the same name,
+    and is another, stays."""
     shards = {*store.names("shards")}
     for name in tag_names(version):
         key = f"tags/{name}"
@@ -173,21 +190,25 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
             continue
         data, is_there = version.store.read(key, AT_MOST_BYTES), store.exists(key)
         if is_there and not _is_same(store, key, data):
-            copied.problems.append(Problem("tag", f"{store.location / key}: is not that of {version.path}, and stays"))
+            copied.problems.append(
+                Problem("tag", f"{store.location / key}: is not that of {version.path}, and stays")
+            )
         elif not is_there and shards.issuperset(tag.shards):
             store.put(key, data)
             copied.records += 1
 
 
 def _copy_index(version: Version, store: Store) -> int:
-    """Copy the index, if the copy has the same shards and no index: whole, for somebody may open it meanwhile. Returns
-    how many files."""
+    """Copy the index, if the copy has the same shards and no index: whole, for somebody
+    may open it meanwhile. Returns how many files."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
     has_others = {*store.names("shards")} - {MARK} != {*names}
     if has_others or store.exists(f"{folder}/{MARK}") or load_index(version, names) is None:
         return 0
     keys = [key for key, _ in version.store.walk(folder)]
-    files: dict[str, Buffer] = {key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key in keys}
+    files: dict[str, Buffer] = {
+        key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key in keys
+    }
     store.publish(files, folder)
     return len(files)

@@ -22,11 +22,13 @@ class ValuesDiff:
     identical: int
     """The number of those that are the same bit for bit."""
     other_lengths: int
-    """The number of those that have more or fewer frames in the other version. Of them, nothing else is compared."""
+    """The number of those that have more or fewer frames in the other version. Of them,
+    nothing else is compared."""
     largest: float
     """The largest difference of a value; of codes, 0."""
     worst: str | None
-    """The id of the utterance with that difference, or with the most codes that differ; None if none does."""
+    """The id of the utterance with that difference, or with the most codes that differ;
+    None if none does."""
     codes: int
     """The number of codes compared; 0 for features that are no codes."""
     differing: int
@@ -38,7 +40,8 @@ class VersionDiff:
 
     same_fingerprint: bool
     config: list[str]
-    """The keys in which their configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+    """The keys in which their configs differ, with both values: `params.low_freq: 20.0 ->
+    0.0`."""
     common: int
     """The number of utterances in both."""
     gone: Strings
@@ -46,15 +49,17 @@ class VersionDiff:
     added: Strings
     """The ids of the utterances that only the second version has."""
     changed: Strings
-    """The ids of the utterances in both that were extracted from other rows: another path, start, duration, channel."""
+    """The ids of the utterances in both that were extracted from other rows: another
+    path, start, duration, channel."""
     values: ValuesDiff | None
     """How the values of common utterances differ; None if they were not compared."""
 
 
 def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
-    """Compare two versions; `values` is how many utterances that both have of the same rows are read and compared,
-    drawn at random. Raises ArgumentError if their values are asked for, and have other shapes, or are codes in one of
-    them only; DamagedError if an utterance is not what was written."""
+    """Compare two versions; `values` is how many utterances that both have of the same
+    rows are read and compared, drawn at random. Raises ArgumentError if their values are
+    asked for, and have other shapes, or are codes in one of them only; DamagedError if an
+    utterance is not what was written."""
     a, b = first.index, second.index
     at = b.find(a.ids)
     common = np.flatnonzero(at >= 0)
@@ -62,7 +67,10 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     drawn = None
     if values:
         if (ours := _kind(first.spec)) != (theirs := _kind(second.spec)):
-            raise ArgumentError(f"{first.version.path} has {ours}, {second.version.path} {theirs}: leave out --values")
+            raise ArgumentError(
+                f"{first.version.path} has {ours}, {second.version.path} {theirs}: leave "
+                "out --values"
+            )
         comparable = common[same]
         chosen = sorted(random.sample(range(len(comparable)), min(values, len(comparable))))
         drawn = _compare(first, second, a.ids.take(comparable[chosen]))
@@ -78,7 +86,10 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
 
 
 def _kind(spec: FeatureSpec) -> str:
-    return f"{'codes' if spec.codebook_sizes else 'floats'} [{', '.join(['frames', *map(str, spec.item_shape)])}]"
+    return (
+        f"{'codes' if spec.codebook_sizes else 'floats'} "
+        f"[{', '.join(['frames', *map(str, spec.item_shape)])}]"
+    )
 
 
 def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:

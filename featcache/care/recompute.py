@@ -1,8 +1,10 @@
-"""Extracts some utterances again, each alone, and compares: does this machine reproduce what is stored?
+"""Extracts some utterances again, each alone, and compares: does this machine reproduce
+what is stored?
 
-On the device that wrote them, codes must be identical. Otherwise, differences by rounding (see `compare.py`) are
-counted separately: another device computes other last bits, and so does a run that had memory only for small batches.
-Of quantised features the values are compared, and one level counts as rounding."""
+On the device that wrote them, codes must be identical. Otherwise, differences by rounding
+(see `compare.py`) are counted separately: another device computes other last bits, and so
+does a run that had memory only for small batches. Of quantised features the values are
+compared, and one level counts as rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.care.compare import SampledClip, decode_waveform, extract_results, largest_difference, tied_frames
+from featcache.care.compare import (
+    SampledClip,
+    decode_waveform,
+    extract_results,
+    largest_difference,
+    tied_frames,
+)
 from featcache.care.sources import SourceCheck
 from featcache.care.verify import Problem
 from featcache.config import recorded_config
@@ -33,9 +41,15 @@ from featcache.version.index import Index
 from featcache.version.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
-"""How far floats may differ by rounding, relative if they are above 1; for float16, four units in the last place."""
+"""How far floats may differ by rounding, relative if they are above 1; for float16, four
+units in the last place."""
 
-_OF_EXTRACTION = {Reason.EXTRACTOR_ERROR, Reason.NON_FINITE_FEATURES, Reason.OUT_OF_MEMORY, Reason.TOO_LONG}
+_OF_EXTRACTION = {
+    Reason.EXTRACTOR_ERROR,
+    Reason.NON_FINITE_FEATURES,
+    Reason.OUT_OF_MEMORY,
+    Reason.TOO_LONG,
+}
 """Failures that say nothing of the audio file."""
 
 
@@ -59,9 +73,12 @@ class Recomputed:
     """What differs by more than rounding, or could not be extracted again."""
 
 
-def recompute(version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device) -> Recomputed:
-    """Extract the items at `positions` of the index again, one by one, from their files, which `sources` finds. Raises
-    ConfigError if the version's config names an extractor that is not registered, or its weights are not here."""
+def recompute(
+    version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device
+) -> Recomputed:
+    """Extract the items at `positions` of the index again, one by one, from their files,
+    which `sources` finds. Raises ConfigError if the version's config names an extractor
+    that is not registered, or its weights are not here."""
     built, result = built_again(version, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
@@ -69,12 +86,16 @@ def recompute(version: Version, index: Index, positions: list[int], sources: Sou
         (item,) = shard.items([number])
         first, num_frames = int(index.first_frame[position]), int(index.num_frames[position])
         (features,) = shard.open_features().read_ranges([first], [num_frames])
-        stored = ClipFeatures(features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side})
+        stored = ClipFeatures(
+            features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side}
+        )
         kind, faults = "recompute", []
         try:
             folder = sources.root_of(shard, version)
             if (url := url_of(locate(folder, item.path))) and url not in sources.urls:
-                raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
+                raise AudioError(
+                    Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest"
+                )
             batching = shard.info.made_by.get("batching")
             built.extractor.chosen_batching = batching if batching in BATCHINGS else None
             again = _extract_again(built, item, folder)
@@ -85,14 +106,21 @@ def recompute(version: Version, index: Index, positions: list[int], sources: Sou
             count_ties = partial(_count_ties, built, item, folder)
             unlike = _count(again, stored, result, count_ties) + _unlike_side_arrays(again, stored)
             wrote = shard.info.made_by.get("device", device.label)
-            end = "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
+            end = (
+                ""
+                if wrote == device.label
+                else f"; it was written on {wrote}, and this is {device.label}"
+            )
             faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
-        result.problems += [Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults]
+        result.problems += [
+            Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults
+        ]
     return result
 
 
 def built_again(version: Version, device: Device) -> BuiltConfig:
-    """What extracts utterances of a version again: its config, without a limit, since they were within a run's."""
+    """What extracts utterances of a version again: its config, without a limit, since
+    they were within a run's."""
     config = recorded_config(version.info.config, str(version.path))
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     return BuiltConfig(config, device, version.path.name)
@@ -110,9 +138,13 @@ def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipF
 
 
 def _count(
-    again: ClipFeatures, stored: ClipFeatures, result: Recomputed, count_ties: Callable[[Array, Array], int]
+    again: ClipFeatures,
+    stored: ClipFeatures,
+    result: Recomputed,
+    count_ties: Callable[[Array, Array], int],
 ) -> list[str]:
-    """Add to the result how an utterance compares; returns how it differs by more than rounding, if it does."""
+    """Add to the result how an utterance compares; returns how it differs by more than
+    rounding, if it does."""
     is_quantized = QUANTIZATION in stored.side
     is_float = is_quantized or stored.features.dtype.kind == "f"
     result.codes += 0 if is_float else stored.features.size
@@ -126,14 +158,23 @@ def _count(
         difference = largest_difference(values, expected)
         result.largest_difference = max(result.largest_difference, difference)
         # A level that differs by rounding alone may be half a scale off in each of them.
-        scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored) if is_quantized]
+        scales = [
+            clip.side[QUANTIZATION][0, 0].astype(np.float64)
+            for clip in (again, stored)
+            if is_quantized
+        ]
         is_near = _are_near(values, expected, sum(scales) / 2)
         return [] if is_near else [f"it differs by {difference:.3g}"]  # also if it is NaN
-    differing, ties = int((again.features != stored.features).sum()), count_ties(again.features, stored.features)
+    differing, ties = (
+        int((again.features != stored.features).sum()),
+        count_ties(again.features, stored.features),
+    )
     result.differing += differing
     result.tied += ties
     wrong = differing - ties
-    return [f"{wrong} of {stored.features.size} codes differ by more than rounding"] if wrong else []
+    return (
+        [f"{wrong} of {stored.features.size} codes differ by more than rounding"] if wrong else []
+    )
 
 
 def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool:
@@ -141,31 +182,51 @@ def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool
     return largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
 
 
-def _count_ties(built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array) -> int:
-    """The number of codes `[frames, codebooks]` that differ in frames where rounding decides; 0 without latents."""
+def _count_ties(
+    built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array
+) -> int:
+    """The number of codes `[frames, codebooks]` that differ in frames where rounding
+    decides; 0 without latents."""
     extractor, device = built.extractor, built.device
     if not isinstance(extractor, CodecExtractor):
         return 0
-    clip, unequal = SampledClip(item.id, decode_waveform(item, root, built.waveform_maker)), again != stored
+    clip, unequal = (
+        SampledClip(item.id, decode_waveform(item, root, built.waveform_maker)),
+        again != stored,
+    )
     frames = unequal.any(axis=1)
     codes, others = (torch.from_numpy(one[frames].astype(np.int64)) for one in (again, stored))
     with device.slot():
         (found,) = extract_results(extractor, [clip], device)
         latents = found.continuous[torch.from_numpy(frames).to(device.torch_device)].float()
-        return int(unequal[frames][tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()].sum())
+        return int(
+            unequal[frames][
+                tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()
+            ].sum()
+        )
 
 
 def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
     """Which side arrays of the extractor differ by more than rounding."""
-    pairs = [(name, array, stored.side[name]) for name, array in again.side.items() if name != QUANTIZATION]
-    return [f"its {name} differ" for name, a, b in pairs if a.shape != b.shape or not _are_near(a, b)]
+    pairs = [
+        (name, array, stored.side[name])
+        for name, array in again.side.items()
+        if name != QUANTIZATION
+    ]
+    return [
+        f"its {name} differ" for name, a, b in pairs if a.shape != b.shape or not _are_near(a, b)
+    ]
 
 
 def _to_bytes(clip: ClipFeatures) -> bytes:
-    return clip.features.tobytes() + (clip.side[QUANTIZATION].tobytes() if QUANTIZATION in clip.side else b"")
+    return clip.features.tobytes() + (
+        clip.side[QUANTIZATION].tobytes() if QUANTIZATION in clip.side else b""
+    )
 
 
 def _values(clip: ClipFeatures) -> Array:
     """The features as they are read."""
     quantization = clip.side.get(QUANTIZATION)
-    return clip.features if quantization is None else dequantize_array(clip.features, *quantization[0])
+    return (
+        clip.features if quantization is None else dequantize_array(clip.features, *quantization[0])
+    )

@@ -1,7 +1,9 @@
-"""Repair: keeps the sound utterances of damaged shards, and extracts only the damaged ones again.
+"""Repair: keeps the sound utterances of damaged shards, and extracts only the damaged
+ones again.
 
-Before a damaged shard is removed, its sound utterances are in a shard of their own. So at every moment, the damaged
-shard or a shard of its sound utterances is there; and what was damaged is wanted, and missing, until it is extracted.
+Before a damaged shard is removed, its sound utterances are in a shard of their own. So at
+every moment, the damaged shard or a shard of its sound utterances is there; and what was
+damaged is wanted, and missing, until it is extracted.
 """
 
 from __future__ import annotations
@@ -59,19 +61,23 @@ class Repaired:
     summary: Summary | None = None
     """The summary of the extraction that followed; None if nothing had to be extracted."""
     missing: int = 0
-    """The number of utterances of the manifest that no shard held, sound or damaged. `featcache extract` adds them."""
+    """The number of utterances of the manifest that no shard held, sound or damaged.
+    `featcache extract` adds them."""
     interrupted: bool = False
     """Whether the repair was stopped before it removed anything."""
     kept: int = 0
     """The number of utterances of damaged shards that were sound. They are unchanged."""
     extracted: int = 0
     aside: dict[str, str] = field(default_factory=dict)
-    """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
-    the fingerprint of the version that it belongs to."""
+    """The shards of other versions that were found in this one and that their own
+    versions lack: where each is now, and the fingerprint of the version that it belongs
+    to."""
     broken_tags: list[str] = field(default_factory=list)
-    """The names of the version's tags that are not whole, since shards of theirs were removed or made anew."""
+    """The names of the version's tags that are not whole, since shards of theirs were
+    removed or made anew."""
     records: int = 0
-    """The number of records, of what is wanted or has failed, that were damaged. What was sound in them is kept."""
+    """The number of records, of what is wanted or has failed, that were damaged. What was
+    sound in them is kept."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +90,29 @@ class _Plan:
     """The ids of the others, to be extracted again; None if nothing tells which they were."""
 
 
-def repair(path: Location, manifest: Manifest, options: Options, stop: threading.Event | None = None) -> Repaired:
+def repair(
+    path: Location, manifest: Manifest, options: Options, stop: threading.Event | None = None
+) -> Repaired:
     """Verify the version at `path` down to every byte, and replace its damaged shards.
 
-    Their sound utterances are kept, and the others are extracted again. A shard of another version is taken away too,
-    and goes to that version, if it is in the same cache, or into the folder `aside`. If all utterances are sound,
-    neither their audio nor the extractor is needed.
+    Their sound utterances are kept, and the others are extracted again. A shard of
+    another version is taken away too, and goes to that version, if it is in the same
+    cache, or into the folder `aside`. If all utterances are sound, neither their audio
+    nor the extractor is needed.
 
     Raises:
         LockedError: A run, a prune or another repair is under way.
-        StoreError: The manifest lacks damaged utterances, or their files are gone, or this featcache would extract them
-            into another version; or the cache cannot be written; or the version's own metadata is damaged and no run's
-            record says what it was. Nothing has been removed then.
+        StoreError: The manifest lacks damaged utterances, or their files are gone, or
+            this featcache would extract them into another version; or the cache cannot be
+            written; or the version's own metadata is damaged and no run's record says
+            what it was. Nothing has been removed then.
     """
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
         path = path.resolve()  # for its name, by which the extraction finds it
     is_restored = _restore_metadata(path)
-    return _Repair(Version.open(path), manifest, options, stop or threading.Event()).run(is_restored)
+    return _Repair(Version.open(path), manifest, options, stop or threading.Event()).run(
+        is_restored
+    )
 
 
 @dataclass(frozen=True)
@@ -117,13 +129,17 @@ class _Repair:
         repaired = Repaired(str(version.path), metadata=is_restored)
         with version.at_work("repair"):
             version.store.sweep()
-            verified = verify(version, threads=self.options.threads or 1, manifest=self.manifest, stop=stop)
+            verified = verify(
+                version, threads=self.options.threads or 1, manifest=self.manifest, stop=stop
+            )
             plans = {} if stop.is_set() else self._plan_shards(verified)
             parts = [plan.again for plan in plans.values() if plan.again is not None]
             again = Strings.concatenate(parts) if len(parts) == len(plans) else None
             built = None if again is not None and not len(again) else self._built()
             if built is not None and again is not None:
-                _refuse_loss(again, expand(self.manifest, built.config.copies), verified.damaged_shards)
+                _refuse_loss(
+                    again, expand(self.manifest, built.config.copies), verified.damaged_shards
+                )
             copies: dict[str, str] = {}
             for name, plan in plans.items():
                 if plan.kept and not stop.is_set():
@@ -131,18 +147,23 @@ class _Repair:
             if stop.is_set():
                 repaired.interrupted = True
                 return repaired
-            for name in sorted(plans.keys() - copies.values()):  # what was written again is sound now
+            # what was written again is sound now
+            for name in sorted(plans.keys() - copies.values()):
                 repaired.aside |= self._take_away(name)
             repaired.removed = verified.damaged_shards
             repaired.kept = sum(len(plan.kept) for plan in plans.values())
-            repaired.missing = 0 if again is None else self._count_missing(verified, again, copies.values())
+            repaired.missing = (
+                0 if again is None else self._count_missing(verified, again, copies.values())
+            )
             if built is None:
                 open_index(version)  # builds it if it is damaged
             else:
                 repaired.summary = self._extract(built, again)
                 repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
             if not stop.is_set():
-                repaired.broken_tags = [tag["name"] for tag in tags_to_show(version) if tag["fault"]]
+                repaired.broken_tags = [
+                    tag["name"] for tag in tags_to_show(version) if tag["fault"]
+                ]
                 repaired.records = self._mend_records()
             return repaired
 
@@ -153,9 +174,16 @@ class _Repair:
         index = load_index(self.version, self.version.shard_names()) if damaged else None
         return {name: self._plan(name, faulty, index) for name in damaged}
 
-    def _plan(self, name: str, faulty: Container[tuple[str | None, str | None]], index: Index | None) -> _Plan:
-        """What of a damaged shard is sound; the index, if there is one, tells which of its items counted."""
-        counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
+    def _plan(
+        self, name: str, faulty: Container[tuple[str | None, str | None]], index: Index | None
+    ) -> _Plan:
+        """What of a damaged shard is sound; the index, if there is one, tells which of
+        its items counted."""
+        counting = (
+            None
+            if index is None
+            else index.ids.take(np.arange(*index.span(index.shards.index(name))))
+        )
         try:
             shard = self.version.shard(name)
             shard.check_table()
@@ -172,25 +200,34 @@ class _Repair:
         return _Plan(kept, others)
 
     def _built(self) -> BuiltConfig:
-        """The config and its extractor for extracting damaged utterances, which must go into the same version."""
+        """The config and its extractor for extracting damaged utterances, which must go
+        into the same version."""
         version = self.version
         built = built_again(version, Device(self.options.device, self.options.threads))
         if built.info.fingerprint != version.info.fingerprint:
             maker = version.info.made_by.get("featcache", "unknown")
-            what = f"{version.path}: was made with another revision of the extractor, or other weights"
-            raise StoreError(f"{what}. Nothing has been removed: use its featcache ({maker}), or extract a new version")
+            what = (
+                f"{version.path}: was made with another revision of the extractor, or other weights"
+            )
+            raise StoreError(
+                f"{what}. Nothing has been removed: use its featcache ({maker}), or extract "
+                "a new version"
+            )
         return built
 
     def _take_away(self, name: str) -> dict[str, str]:
-        """Remove a damaged shard. One of another version goes there, or into `aside`: returns where it is now, and
-        that version's fingerprint."""
+        """Remove a damaged shard. One of another version goes there, or into `aside`:
+        returns where it is now, and that version's fingerprint."""
         version, key = self.version, f"shards/{name}"
         store = version.store
         stated = _stated_version(store, name)
         if stated is None or stated == version.info.fingerprint:
             store.remove(key)
             return {}
-        files = {path.removeprefix(f"{key}/"): store.read(path, size) for path, size in [*store.walk(key)]}
+        files = {
+            path.removeprefix(f"{key}/"): store.read(path, size)
+            for path, size in [*store.walk(key)]
+        }
         owner = self._sound_owner(stated, name)
         to, place = (store, f"aside/{name}") if owner is None else (owner.store, key)
         to.publish(files, place)
@@ -198,29 +235,40 @@ class _Repair:
         return {f"{version.path}/{place}": stated} if owner is None else {}
 
     def _sound_owner(self, fingerprint: str, name: str) -> Version | None:
-        """The version of this fingerprint in this cache, by which the shard is sound; None if its own is damaged."""
-        with suppress(StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
+        """The version of this fingerprint in this cache, by which the shard is sound;
+        None if its own is damaged."""
+        # something else in the cache is damaged: it may still be needed
+        with suppress(StoreError, FileNotFoundError):
             for other in select_versions(self.version.path.parent):
                 if other.info.fingerprint == fingerprint:
                     Shard(self.version.store, name, fingerprint, other.info.spec).check_table()
                     is_there = other.store.exists(f"shards/{name}/{MARK}")
-                    return None if is_there and examine_shard(other, name, data=True).problems else other
+                    return (
+                        None
+                        if is_there and examine_shard(other, name, data=True).problems
+                        else other
+                    )
         return None
 
     def _count_missing(self, verified: Report, again: Strings, copies: Iterable[str]) -> int:
-        """How many utterances of the manifest no shard held, sound or damaged; `again` are to be extracted again."""
+        """How many utterances of the manifest no shard held, sound or damaged; `again`
+        are to be extracted again."""
         in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
         in_shards.update(id_ for name in copies for id_ in self.version.shard(name).table.ids)
-        return len({problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards)
+        return len(
+            {problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards
+        )
 
     def _extract(self, built: BuiltConfig, again: Strings | None) -> Summary:
         """Extract these utterances, or all that the version now lacks."""
-        options = replace(self.options, retry_failed=True)  # the version had them, whatever the ledger says of them
+        # the version had them, whatever the ledger says of them
+        options = replace(self.options, retry_failed=True)
         planned = plan_extraction(self.manifest, [built], self.version.path.parent, options, again)
         return run_extraction(planned, run_locally, stop=self.stop)
 
     def _mend_records(self) -> int:
-        """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
+        """Remove damaged lines of the ledger, and damaged wanted sets; returns how many
+        there were."""
         version, lines, names = self.version, list[str](), self.version.store.names("failures")
         failures = read_failures(version, lines)
         if lines:  # at a second look, too? A disk may refuse once
@@ -234,12 +282,14 @@ class _Repair:
 
 
 def _restore_metadata(path: Location) -> bool:
-    """Restore a version's own metadata from a run's record if it is damaged; returns whether it was. Raises StoreError
-    if no run's record has a config that can be loaded here; ConfigError if the config's weights are not here."""
+    """Restore a version's own metadata from a run's record if it is damaged; returns
+    whether it was. Raises StoreError if no run's record has a config that can be loaded
+    here; ConfigError if the config's weights are not here."""
     store = open_store(path)
     if is_group_damaged := not Version.has_group(store):
         store.put(f"shards/{MARK}", PLAIN_GROUP)
-    with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
+    # the version's own file is damaged too: it is restored below
+    with suppress(DamagedError):
         Version.open(path)
         return is_group_damaged
     faults: list[str] = []
@@ -251,22 +301,32 @@ def _restore_metadata(path: Location) -> bool:
             config = recorded_config(record.asked["config"], f"{path}/runs/{name}.json")
         except FeatcacheError as error:
             faults.append(str(error))
-            continue  # the config cannot be loaded here: an older run's record may have another
+            # the config cannot be loaded here: an older run's record may have another
+            continue
         info = BuiltConfig(config, Device("cpu", 1)).info
         version = Version(store, info)
         shards = (_stated_version(store, name) for name in version.shard_names())
-        if path.name == info.folder_name or {*shards} == {info.fingerprint}:  # its folder may have been renamed
+        # its folder may have been renamed
+        if path.name == info.folder_name or {*shards} == {info.fingerprint}:
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
             return True
-    what = "damaged, and no record in runs/ says what it was" + (f" ({faults[0]})" if faults else "")
-    raise StoreError(f"{path}/zarr.json: {what}: extract with its config into another cache, and move that file here")
+    what = "damaged, and no record in runs/ says what it was" + (
+        f" ({faults[0]})" if faults else ""
+    )
+    raise StoreError(
+        f"{path}/zarr.json: {what}: extract with its config into another cache, and move "
+        "that file here"
+    )
 
 
 def _stated_version(store: Store, name: str) -> str | None:
-    """The fingerprint of the version that a shard says it belongs to; None if that cannot be read."""
+    """The fingerprint of the version that a shard says it belongs to; None if that cannot
+    be read."""
     key = f"shards/{name}/{MARK}"
     with suppress(FileNotFoundError, DamagedError):
-        return str(read_attributes(store.read(key, AT_MOST_BYTES), GroupInfo, key, None).fingerprint)
+        return str(
+            read_attributes(store.read(key, AT_MOST_BYTES), GroupInfo, key, None).fingerprint
+        )
     return None
 
 
@@ -274,10 +334,20 @@ def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> No
     paths = dict(zip(manifest.ids, manifest.paths, strict=True))
     needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
     found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
-    rest = f"or remove the shards {listing(damaged)} yourself, with what is sound in them, and extract again"
+    rest = (
+        f"or remove the shards {listing(damaged)} yourself, with what is sound in them, and "
+        "extract again"
+    )
     if gone := [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]:
-        what = f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged utterances: {listing(gone)}"
-        raise StoreError(f"{what}. Nothing has been removed: say with --root where they are, {rest}")
+        what = (
+            f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged "
+            f"utterances: {listing(gone)}"
+        )
+        raise StoreError(
+            f"{what}. Nothing has been removed: say with --root where they are, {rest}"
+        )
     if lost := [id_ for id_ in ids if id_ not in paths]:
         what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
-        raise StoreError(f"{what}. Nothing has been removed: give the manifest they came from, {rest}")
+        raise StoreError(
+            f"{what}. Nothing has been removed: give the manifest they came from, {rest}"
+        )

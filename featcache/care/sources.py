@@ -38,7 +38,8 @@ class SourceCheck:
     by_content: bool = False
     """Whether by the hash of their bytes, if it is known; else by size and mtime."""
     root: AudioLocation | None = None
-    """What relative paths are relative to; None for that of the run that extracted each utterance."""
+    """What relative paths are relative to; None for that of the run that extracted each
+    utterance."""
     urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
     """Files at URLs that are asked for; others are not looked at."""
 
@@ -69,14 +70,16 @@ def check_sources(
     report: Callable[[], object],
     stopped: Callable[[], bool],
 ) -> tuple[dict[tuple[AudioSource, str], list[str]], list[str]]:
-    """Compare the audio files of the items that count in some sound shards with what they were, as `wanted`.
+    """Compare the audio files of the items that count in some sound shards with what they
+    were, as `wanted`.
 
-    So many threads hash files. `report` is called after each shard. Once `stopped`, which is called now and then,
-    returns True, the rest is not looked at.
+    So many threads hash files. `report` is called after each shard. Once `stopped`, which
+    is called now and then, returns True, the rest is not looked at.
 
     Returns:
-        Files that are missing, changed or unreadable, each with what is wrong with it, and the ids of its utterances.
-        And notes on utterances whose files could not be compared so.
+        Files that are missing, changed or unreadable, each with what is wrong with it,
+        and the ids of its utterances. And notes on utterances whose files could not be
+        compared so.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: dict[tuple[AudioSource, str], list[str]] = {}
@@ -88,10 +91,14 @@ def check_sources(
             if name not in shards:
                 continue
             files = _files_of(version.shard(name), version, index, number, wanted)
-            for file in [file for file in files if (url := url_of(file.location)) and url not in wanted.urls]:
+            for file in [
+                file for file in files if (url := url_of(file.location)) and url not in wanted.urls
+            ]:
                 not_asked += len(files.pop(file))
             if wanted.by_content:
-                unknown += sum(len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH)
+                unknown += sum(
+                    len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH
+                )
             faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), files)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
@@ -99,24 +106,37 @@ def check_sources(
             report()
     notes = []
     if unknown:
-        notes.append(f"{counted(unknown, 'utterance')} compared by size and mtime: no hash of their audio is known")
+        notes.append(
+            f"{counted(unknown, 'utterance')} compared by size and mtime: no hash of their "
+            "audio is known"
+        )
     if not_asked:
-        notes.append(f"{counted(not_asked, 'utterance')} not looked at: URLs are asked for only if --manifest has them")
+        notes.append(
+            f"{counted(not_asked, 'utterance')} not looked at: URLs are asked for only if "
+            "--manifest has them"
+        )
     return faulty, notes
 
 
-def _files_of(shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck) -> dict[_File, list[str]]:
+def _files_of(
+    shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck
+) -> dict[_File, list[str]]:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
-    `number` is the shard's in the index. A file that was changed between two utterances is there twice."""
+    `number` is the shard's in the index. A file that was changed between two utterances
+    is there twice."""
     first, last = index.span(number)
     items, table, folder = index.item[first:last], shard.table, wanted.root_of(shard, version)
     if (items >= len(table)).any():  # an index that is sealed, and wrong all the same
         raise DamagedError(f"{shard}: damaged: there is no item {items.max()}", version.path)
     sizes, mtimes = table["source_size"][items].tolist(), table["source_mtime_ns"][items].tolist()
-    hashes = table["source_hash"][items].tolist() if wanted.by_content else [UNKNOWN_HASH] * len(items)
+    hashes = (
+        table["source_hash"][items].tolist() if wanted.by_content else [UNKNOWN_HASH] * len(items)
+    )
     files: dict[_File, list[str]] = {}
-    for position, path, *known in zip(range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True):
+    for position, path, *known in zip(
+        range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True
+    ):
         files.setdefault(_File(locate(folder, path), *known), []).append(index.ids[position])
     return files
 
@@ -124,8 +144,8 @@ def _files_of(shard: Shard, version: Version, index: Index, number: int, wanted:
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
     """What is wrong with a file; None if it is what it was, as far as can be told.
 
-    One at a URL or inside a container is asked for, or to compare its content, copied. What a command prints is not
-    kept, and none is run for this."""
+    One at a URL or inside a container is asked for, or to compare its content, copied.
+    What a command prints is not kept, and none is run for this."""
     location, by_content, copy = file.location, file.content_hash != UNKNOWN_HASH, None
     if isinstance(location, Command):
         return None
@@ -158,4 +178,8 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:  # a zero byte, say
         return f"not a valid path: {error}"
-    return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
+    return (
+        None
+        if content_hash == file.content_hash
+        else "has changed since: other bytes, of the same number"
+    )

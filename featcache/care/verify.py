@@ -1,5 +1,5 @@
-"""What is damaged, missing, changed or surplus in a version: whether each shard is what was written, byte for byte, and
-makes sense; and whether all that is wanted is there."""
+"""What is damaged, missing, changed or surplus in a version: whether each shard is what
+was written, byte for byte, and makes sense; and whether all that is wanted is there."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
 
 _MOST_MAPPED = 8192
-"""How many checked shards keep their tables mapped, also if a repair or prune takes them away meanwhile: a process may
-map some 65,000 files. Others are mapped anew."""
+"""How many checked shards keep their tables mapped, also if a repair or prune takes them
+away meanwhile: a process may map some 65,000 files. Others are mapped anew."""
 _LACKING = frozenset({"unfinished", "record", "missing"})
-"""The kinds of problems that may be over as soon as a run that is going on has added another shard."""
+"""The kinds of problems that may be over as soon as a run that is going on has added
+another shard."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Problem:
     """Something that is not as it should be."""
 
     kind: str
-    """What kind of fault: `metadata`, `structure`, `checksum`, `non_finite`, `frames`, `missing` …"""
+    """What kind of fault: `metadata`, `structure`, `checksum`, `non_finite`, `frames`,
+    `missing` …"""
     message: str
     shard: str | None = None
     """The damaged shard; None if the fault is in none."""
@@ -80,21 +82,26 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     """Damage; with a manifest, also what the version lacks of it."""
     failed: int = 0
-    """How many utterances (of the manifest, if given) stand failed: no shard has them, or only an older item."""
+    """How many utterances (of the manifest, if given) stand failed: no shard has them, or
+    only an older item."""
     surplus: int = 0
     """The number of utterances in the version that are not in the manifest."""
     repeated: int = 0
-    """The number of items that do not count, since another, no newer, of their utterance does: they only cost space."""
+    """The number of items that do not count, since another, no newer, of their utterance
+    does: they only cost space."""
     notes: list[str] = field(default_factory=list)
     """What is worth knowing and no damage."""
     interrupted: bool = False
-    """Whether the verification was stopped. Then it tells of the shards that were looked at before."""
+    """Whether the verification was stopped. Then it tells of the shards that were looked
+    at before."""
     shards_left_out: int = 0
     """The number of shards that were not looked at, because it was stopped before."""
     damaged_utterances: int | None = 0
-    """The number of utterances in damaged shards, which are not in `utterances`; None if a shard does not tell."""
+    """The number of utterances in damaged shards, which are not in `utterances`; None if
+    a shard does not tell."""
     recomputed: Recomputed | None = None
-    """How some utterances that were extracted again compare; None if none were, which `verify` itself never does."""
+    """How some utterances that were extracted again compare; None if none were, which
+    `verify` itself never does."""
 
     @property
     def damaged_shards(self) -> list[str]:
@@ -115,7 +122,8 @@ def verify(
     """Check a version.
 
     Args:
-        data: Whether to read every byte of the features, or only structure, metadata and columns.
+        data: Whether to read every byte of the features, or only structure, metadata and
+            columns.
         manifest: A manifest to compare the version with; None for none.
         sources: How to compare the audio files with what they were; None to leave them alone.
         report: Called after each shard; again if its audio files have been looked at.
@@ -125,7 +133,8 @@ def verify(
     stop, checked = stop or threading.Event(), _Checked()
 
     def look() -> tuple[list[str], Report, Index | None]:
-        """Check the shards that are there and have not been checked; what there is, and what it comes to."""
+        """Check the shards that are there and have not been checked; what there is, and
+        what it comes to."""
         there = version.shard_names()
         unchecked = [name for name in there if name not in checked]
         checked.update(_check_shards(version, unchecked, data, threads, report, stop))
@@ -135,33 +144,53 @@ def verify(
     there, result, index = version.reading(look)
     now = version.shard_names()
     is_lacking = any(problem.kind in _LACKING for problem in result.problems)
-    if now != there and (is_lacking or not {*there} <= {*now}):  # a run has added some, or a repair replaced some
+    # a run has added some, or a repair replaced some
+    if now != there and (is_lacking or not {*there} <= {*now}):
         _, result, index = version.reading(look)
     problems, notes = result.problems, result.notes
     if sources is not None and index is not None:
         sound = {name for name, one in checked.items() if not one.problems}
-        faulty, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
-        problems = [*problems, *(_source_problem(file, fault, ids) for (file, fault), ids in faulty.items())]
+        faulty, source_notes = check_sources(
+            version, index, sound, sources, threads, report, stop.is_set
+        )
+        problems = [
+            *problems,
+            *(_source_problem(file, fault, ids) for (file, fault), ids in faulty.items()),
+        ]
         notes = [*notes, *source_notes]
     # A stop counts also if it came late: whoever asked is to go no further.
     return replace(result, problems=problems, notes=notes, interrupted=stop.is_set())
 
 
 def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
-    """What is wrong with the audio file of some utterances: it is in no shard, so none is damaged."""
+    """What is wrong with the audio file of some utterances: it is in no shard, so none is
+    damaged."""
     more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
-    return Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
+    return Problem(
+        "source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None
+    )
 
 
 def _report(
-    version: Version, there: list[str], checked: _Checked, data: bool, manifest: Manifest | None, interrupted: bool
+    version: Version,
+    there: list[str],
+    checked: _Checked,
+    data: bool,
+    manifest: Manifest | None,
+    interrupted: bool,
 ) -> tuple[Report, Index | None]:
-    """What all checked shards that are there come to; and the index of the sound items that count, None if stopped."""
+    """What all checked shards that are there come to; and the index of the sound items
+    that count, None if stopped."""
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
     damaged = {name: one.shard for name, one in checked.items() if one.problems}
     problems = []
     if not Version.has_group(version.store):  # which Zarr libraries look for
-        problems.append(Problem("metadata", f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"))
+        problems.append(
+            Problem(
+                "metadata",
+                f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group",
+            )
+        )
     problems += [problem for one in checked.values() for problem in one.problems]
     result = Report(
         path=str(version.path),
@@ -173,21 +202,31 @@ def _report(
         problems=problems,
         interrupted=interrupted,
         shards_left_out=len(there) - len(checked),
-        damaged_utterances=None if None in damaged.values() else sum(one.info.items for one in damaged.values() if one),
+        damaged_utterances=None
+        if None in damaged.values()
+        else sum(one.info.items for one in damaged.values() if one),
     )
     if interrupted:
         return result, None
-    kept_at, notes = f"index/{index_name(version, there)}", [*_notes(version), *_notes_on_records(version)]
+    kept_at, notes = (
+        f"index/{index_name(version, there)}",
+        [*_notes(version), *_notes_on_records(version)],
+    )
     is_kept = version.store.exists(kept_at)
     index = load_index(version, there)
     if is_kept and index is None:
-        notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
+        notes.append(
+            f"{version.path}/{kept_at}: damaged: this index is built anew when the version "
+            "is opened next"
+        )
     if index is None or len(sound) < len(there):
         index = index_of(sound)  # their tables have just been checked, and are not read again
     failures = standing_failures(version, index)
     lacking, failed, surplus = list[Problem](), len(failures), 0
     if manifest is not None:
-        lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
+        lacking, failed, surplus = _against(
+            expand(manifest, copies_of(version.info.config)), index, failures
+        )
     return replace(
         result,
         utterances=len(index),
@@ -200,19 +239,28 @@ def _report(
 
 
 def _of_records(version: Version, index: Index, damaged: Collection[str]) -> Iterator[Problem]:
-    """What is lacking of what runs were to extract, and of tags, and which records of that cannot be read."""
+    """What is lacking of what runs were to extract, and of tags, and which records of
+    that cannot be read."""
     for finding in find_lacking(version, index):
         is_record = isinstance(finding, str)
         if is_record or not damaged:  # of what is missing, the damaged shards may have some
             yield Problem("record" if is_record else "unfinished", f"{version.path}: {finding}")
     undamaged = [name for name in version.store.names("shards") if name not in damaged]
-    yield from (Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"])
+    yield from (
+        Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"]
+    )
 
 
 def _check_shards(
-    version: Version, names: list[str], data: bool, threads: int, report: Callable[[], object], stop: threading.Event
+    version: Version,
+    names: list[str],
+    data: bool,
+    threads: int,
+    report: Callable[[], object],
+    stop: threading.Event,
 ) -> _Checked:
-    """What is wrong in each shard, by name. Shards that were not checked before `stop` was set are left out."""
+    """What is wrong in each shard, by name. Shards that were not checked before `stop`
+    was set are left out."""
     checked: _Checked = {}
     ended = threading.Event()
 
@@ -230,12 +278,15 @@ def _check_shards(
                 checked[name] = one
                 report()
         finally:
-            ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
+            # after an error or an interrupt, the pool waits for threads that are still
+            # checking
+            ended.set()
     return checked
 
 
 def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
-    """The number of items in some shards than which there is none newer of their utterances."""
+    """The number of items in some shards than which there is none newer of their
+    utterances."""
     if sum(shard.info.items for shard in shards) == len(index):
         return len(index)
     count = 0
@@ -247,9 +298,13 @@ def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """Whether the version's folder has its name; and its config still its fingerprint, if extraction is installed."""
+    """Whether the version's folder has its name; and its config still its fingerprint, if
+    extraction is installed."""
     if (name := version.original_name) is not None:
-        yield f"its folder is a copy of {name}, or was renamed: extract adds to a version only under that name"
+        yield (
+            f"its folder is a copy of {name}, or was renamed: extract adds to a version "
+            "only under that name"
+        )
     try:
         from featcache.config import recorded_config
     except ImportError:
@@ -260,20 +315,35 @@ def _notes(version: Version) -> Iterator[str]:
         yield f"its config does not load here, and was not compared: {error}"
         return
     if now != version.info.fingerprint:
-        yield f"its extractor's revision or weights have changed: extracting would fill another version, {now[:12]}"
+        yield (
+            "its extractor's revision or weights have changed: extracting would fill "
+            f"another version, {now[:12]}"
+        )
 
 
 def _notes_on_records(version: Version) -> Iterator[str]:
     """That records of what was done or measured cannot be read, on which nothing depends."""
-    runs, probes = in_parallel(partial(read_run, version.store), run_names(version.store)), probe_names(version)
-    counts = {"runs": (runs.count(None), len(runs)), "probes": (len(probes) - len(read_probes(version)), len(probes))}
+    runs, probes = (
+        in_parallel(partial(read_run, version.store), run_names(version.store)),
+        probe_names(version),
+    )
+    counts = {
+        "runs": (runs.count(None), len(runs)),
+        "probes": (len(probes) - len(read_probes(version)), len(probes)),
+    }
     for folder, (damaged, there) in counts.items():
         if damaged:
-            yield f"{version.path}/{folder}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"
+            yield (
+                f"{version.path}/{folder}: damaged: {damaged} of "
+                f"{counted(there, 'record')}: they count for nothing"
+            )
 
 
-def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) -> tuple[list[Problem], int, int]:
-    """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
+def _against(
+    manifest: Manifest, index: Index, failures: Mapping[str, Failure]
+) -> tuple[list[Problem], int, int]:
+    """What a version lacks of a manifest, how many of its utterances have failed, and how
+    many are not in it."""
     status = join(RowKeys.of(manifest), index, failures)
     missing = manifest.ids.take(np.flatnonzero(status.missing & ~status.changed))
     problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
@@ -281,7 +351,10 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
         if status.failed[row]:
             failure = failures[id_]
-            what = f"what is there is older: extracting {failure.path} failed: {failure.reason}: {failure.message}"
+            what = (
+                f"what is there is older: extracting {failure.path} failed: "
+                f"{failure.reason}: {failure.message}"
+            )
         problems.append(Problem("changed", f"{id_}: {what}", id=id_))
     return problems, int(status.failed.sum()), len(index) - int((status.positions >= 0).sum())
 
@@ -289,15 +362,20 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
 # A shard
 
 
-def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False) -> CheckedShard:
-    """Check a shard. With `data`, every byte of its features is read, else only everything else. Raises ShardGoneError
-    if there is no such shard any more; StoreError if it cannot be read now; StoppedError if `stopped` said so."""
+def examine_shard(
+    version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False
+) -> CheckedShard:
+    """Check a shard. With `data`, every byte of its features is read, else only
+    everything else. Raises ShardGoneError if there is no such shard any more; StoreError
+    if it cannot be read now; StoppedError if `stopped` said so."""
     shard = None
     try:
         shard = version.shard(name)
         return CheckedShard(shard, [*_problems(shard, data, stopped)])
     except DamagedError as error:
-        return CheckedShard(shard, [Problem("metadata" if shard is None else "structure", error.what, name)])
+        return CheckedShard(
+            shard, [Problem("metadata" if shard is None else "structure", error.what, name)]
+        )
 
 
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
@@ -306,7 +384,9 @@ def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     if faults:
         for fault in faults:
-            yield Problem("checksum" if fault.endswith(WRONG_CHECKSUM) else "structure", fault, shard.name)
+            yield Problem(
+                "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure", fault, shard.name
+            )
         return
     yield from _item_problems(shard)
     if data:
@@ -316,17 +396,26 @@ def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator
 
 
 def _item_problems(shard: Shard) -> Iterator[Problem]:
-    """Whether each item can be dequantised, and has as many frames as its audio should give."""
+    """Whether each item can be dequantised, and has as many frames as its audio should
+    give."""
     table, spec, ids = shard.table, shard.spec, shard.table.ids
     if spec.is_quantized:
         parameters = shard.quantization.reshape(len(ids), -1)
         for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
-            yield Problem("non_finite", f"{ids[item]}: its scale or offset is NaN or infinite", shard.name, ids[item])
-    # An extractor may have a frame more or less at either end. Beyond that, the frames are not of this audio.
+            yield Problem(
+                "non_finite",
+                f"{ids[item]}: its scale or offset is NaN or infinite",
+                shard.name,
+                ids[item],
+            )
+    # An extractor may have a frame more or less at either end. Beyond that, the frames
+    # are not of this audio.
     num_frames, num_samples = np.diff(table.offsets("frame")), table["num_samples"]
     per_sample = spec.frame_rate / spec.sample_rate
     expected = np.maximum(num_samples, spec.padded_to) * per_sample
-    for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
+    for item in np.flatnonzero(
+        np.abs(num_frames - expected) > spec.frame_length * per_sample + 2
+    ).tolist():
         seconds = int(num_samples[item]) / spec.sample_rate
         message = f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio"
         yield Problem("frames", message, shard.name, ids[item])
@@ -334,7 +423,12 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
 
 def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
     """Whether the features are what was written, and finite; read once if so."""
-    dtype, rest, is_finite, fault = np.dtype(shard.spec.stored_dtype).newbyteorder("<"), b"", True, ""
+    dtype, rest, is_finite, fault = (
+        np.dtype(shard.spec.stored_dtype).newbyteorder("<"),
+        b"",
+        True,
+        "",
+    )
     left = shard.info.frames * shard.spec.bytes_per_frame
     try:
         for block in shard.feature_blocks():
@@ -353,7 +447,14 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
     ids, num_items = shard.table.ids, len(shard.table)
     sound = {number for number, _ in shard.sound_items(range(num_items))}
     for item in sorted({*range(num_items)} - sound):
-        what = "the checksum of its features does not match" if fault else "features are NaN or infinite"
-        yield Problem("checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item])
-    if fault and (not fault.endswith(WRONG_CHECKSUM) or len(sound) == num_items):  # a bad disk, for example
+        what = (
+            "the checksum of its features does not match"
+            if fault
+            else "features are NaN or infinite"
+        )
+        yield Problem(
+            "checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item]
+        )
+    # a bad disk, for example
+    if fault and (not fault.endswith(WRONG_CHECKSUM) or len(sound) == num_items):
         yield Problem("checksum", fault, shard.name)

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from featcache.version.version import Version
 
 
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 FAILURES_LEFT = 3
 """The exit code of a command that has finished, though some utterances failed."""
 
 
 class MessageFile(io.FileIO):
-    """A file of messages: a full disk below it, or a terminal that was closed, does not decide how the work ends."""
+    """A file of messages: a full disk below it, or a terminal that was closed, does not
+    decide how the work ends."""
 
     def write(self, data: Any, /) -> int:
         """Write what can be written, and drop the rest."""
@@ -60,28 +63,34 @@ printing = Printing()
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey, or show as something else: control characters, also line ends, marks
-    that turn the direction of writing, and halves of characters are written as Python's escapes.
+    """Text without what a terminal would obey, or show as something else: control
+    characters, also line ends, marks that turn the direction of writing, and halves of
+    characters are written as Python's escapes.
 
     Ids, paths, units and messages may come from a stranger's cache or manifest."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say(*columns: object) -> None:
-    """Print a line for people on stdout, unless `--json` is given; of several columns, with tabs between them."""
+    """Print a line for people on stdout, unless `--json` is given; of several columns,
+    with tabs between them."""
     if not (printing.as_json or printing.quiet):
         click.echo("\t".join(printable(str(column)) for column in columns))
 
 
 def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
-    """Print rows of cells, by the names of their columns, on stdout under these names, each column as wide as it must
-    be; the columns of these numbers end in line."""
+    """Print rows of cells, by the names of their columns, on stdout under these names,
+    each column as wide as it must be; the columns of these numbers end in line."""
     lines = [*map(list, rows[:1]), *(row.values() for row in rows)]
     shown = [[printable(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         cells = enumerate(zip(row, widths, strict=True))
-        say("  ".join(cell.rjust(w) if at in to_the_right else cell.ljust(w) for at, (cell, w) in cells).rstrip())
+        say(
+            "  ".join(
+                cell.rjust(w) if at in to_the_right else cell.ljust(w) for at, (cell, w) in cells
+            ).rstrip()
+        )
 
 
 def first_few(values: Sequence[object], at_most: int) -> str:
@@ -102,7 +111,8 @@ def say_problems(problems: Iterable[Problem]) -> None:
 
 
 def note(message: str) -> None:
-    """Print a message for people on stderr. Where it has several lines, all but the first are indented."""
+    """Print a message for people on stderr. Where it has several lines, all but the first
+    are indented."""
     if not printing.quiet:
         _print_message(message)
 
@@ -123,7 +133,8 @@ def _print_message(message: str) -> None:
 
 
 def note_unfinished(version: Version, index: Index | None = None) -> bool:
-    """Warn on stderr if runs have not extracted everything that they were to extract; returns whether that is so."""
+    """Warn on stderr if runs have not extracted everything that they were to extract;
+    returns whether that is so."""
     from featcache.version.index import open_index
     from featcache.version.wanted import find_lacking
 
@@ -138,12 +149,17 @@ _JSON_NAMES = {"num_bytes": "bytes"}
 
 def error_document(error: FeatcacheError) -> dict[str, Any]:
     """An error as JSON."""
-    return {"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
+    return {
+        "error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
+    }
 
 
 def as_document(result: Any) -> dict[str, Any]:
     """A dataclass as JSON has it, with what is in it: see docs/json.md."""
-    return asdict(result, dict_factory=lambda fields: {_JSON_NAMES.get(name, name): value for name, value in fields})
+    return asdict(
+        result,
+        dict_factory=lambda fields: {_JSON_NAMES.get(name, name): value for name, value in fields},
+    )
 
 
 def say_json(document: Any) -> None:
@@ -156,8 +172,14 @@ def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
     printing.as_json = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
-    # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
-    click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))
+    # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so
+    # that it is the same when read.
+    click.echo(
+        "\n".join(
+            _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+            for line in text.split("\n")
+        )
+    )
 
 
 def _without_nan(value: Any) -> Any:
@@ -170,7 +192,8 @@ def _without_nan(value: Any) -> Any:
 
 
 def describe_fastest(fastest: dict[str, Any] | None) -> str:
-    """The fastest way that a probe found, for people: `fastest without a mismatch: padded, fp32: 151 × …`."""
+    """The fastest way that a probe found, for people: `fastest without a mismatch:
+    padded, fp32: 151 × …`."""
     if fastest is None:
         return "every combination has mismatches"
     speed = f"{fastest['times_real_time']:,.0f} × real time"

@@ -12,12 +12,20 @@ from featcache.storage.location import Location
 
 @click.command(short_help="List the packaged configs; print one, or a version's.")
 @click.argument("name", required=False)
-@click.option("--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print this version's config.")
+@click.option(
+    "--from",
+    "path",
+    type=options.LOCATION,
+    metavar="CACHE[/VERSION]",
+    help="Print this version's config.",
+)
 @options.flag("--schema", "Print a JSON Schema of configs, for editors.")
 def configs(name: str | None, path: Location | None, schema: bool) -> None:
-    """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.
+    """List the packaged configs; with a NAME, print that config, with comments, as a
+    start for your own.
 
-    With --from, what is printed makes the same version again, wherever the audio and the same weights are.
+    With --from, what is printed makes the same version again, wherever the audio and the
+    same weights are.
 
     \b
     Examples:
@@ -39,7 +47,9 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
         info = select_version(path).info
         say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
         recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
-        click.echo(yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120), nl=False)
+        click.echo(
+            yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120), nl=False
+        )
     elif schema:
         from featcache.config.schema import config_schema
 

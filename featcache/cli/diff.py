@@ -23,11 +23,14 @@ _SHOWN = 5
 @click.command(short_help="Compare two versions: configs, utterances, values.")
 @click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
-@options.number("--values", "Compare the values of N random utterances that both have of the same rows.", 0)
+@options.number(
+    "--values", "Compare the values of N random utterances that both have of the same rows.", 0
+)
 @options.as_json("Print the result as one JSON document, with all ids.")
 def diff(first: Location, second: Location, values: int) -> None:
-    """Compare two versions: the keys of their configs that differ, the utterances that only one of them has, those that
-    were extracted from other rows, and with --values the features themselves. The exit code is 0 whatever differs.
+    """Compare two versions: the keys of their configs that differ, the utterances that
+    only one of them has, those that were extracted from other rows, and with --values the
+    features themselves. The exit code is 0 whatever differs.
 
     \b
     Examples:
@@ -42,7 +45,9 @@ def diff(first: Location, second: Location, values: int) -> None:
     if printing.as_json:
         lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
         say_json({**vars(found), **lists, "values": found.values and asdict(found.values)})
-    differing = found.config or ["the same keys, but other weights, or another revision of the extractor"]
+    differing = found.config or [
+        "the same keys, but other weights, or another revision of the extractor"
+    ]
     for line in ["the same"] if found.same_fingerprint else differing:
         say(f"config: {line}")
     say(f"{count_are(found.common, 'utterance')} in both")

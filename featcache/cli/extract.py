@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, as_document, error_document, note, printing, say, say_json
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    as_document,
+    error_document,
+    note,
+    printing,
+    say,
+    say_json,
+)
 from featcache.cli.corpora import worst
 from featcache.cli.process import stoppable
 from featcache.cli.runs import Display, say_plan, say_summary, say_trial
@@ -32,71 +40,133 @@ if TYPE_CHECKING:
 _Ends = dict[Location, tuple[int, dict[str, Any]]]
 """The exit code of the run over each cache, and its result as JSON."""
 
-_CONFIGS = "A YAML file, or the name of a packaged config. May be given several times: each audio file is decoded once."
-_ENGINE = "local: this machine; ray: the Ray cluster of RAY_ADDRESS or this machine, else a new one; ray://HOST:PORT."
-_SHARD_SIZE = "Approximate size of a shard: a kill loses those being written. Does not change values.  [default: 128]"
+_CONFIGS = (
+    "A YAML file, or the name of a packaged config. May be given several times: each audio "
+    "file is decoded once."
+)
+_ENGINE = (
+    "local: this machine; ray: the Ray cluster of RAY_ADDRESS or this machine, else a new "
+    "one; ray://HOST:PORT."
+)
+_SHARD_SIZE = (
+    "Approximate size of a shard: a kill loses those being written. Does not change "
+    "values.  [default: 128]"
+)
 _SOURCE = "Make units from the features of this version instead of from audio."
-_BATCHING = "How clips share a batch.  [default: what the extractor declares, unless `probe` found a difference]"
-_DISPLAY = "On stderr: a bar, or lines without a terminal; json: a document a minute and at the end (docs/json.md)."
+_BATCHING = (
+    "How clips share a batch.  [default: what the extractor declares, unless `probe` found "
+    "a difference]"
+)
+_DISPLAY = (
+    "On stderr: a bar, or lines without a terminal; json: a document a minute and at the "
+    "end (docs/json.md)."
+)
 
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
 @options.config("configs", _CONFIGS, multiple=True, default=("fbank80",), show_default=True)
-@options.cache("A folder, created if missing, or a URL: s3://bucket/features.", default="features", show_default=True)
+@options.cache(
+    "A folder, created if missing, or a URL: s3://bucket/features.",
+    default="features",
+    show_default=True,
+)
 @options.root()
 @options.manifest_and_config_keys
-@options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
-@options.flag("--allow-mixed-devices", "Let GPUs of several models extract, although each model rounds differently.")
+@options.device(
+    "cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu"
+)
+@options.flag(
+    "--allow-mixed-devices",
+    "Let GPUs of several models extract, although each model rounds differently.",
+)
 @click.option("--engine", default="local", show_default=True, metavar="ENGINE", help=_ENGINE)
-@options.threads("One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
+@options.threads(
+    "One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]"
+)
 @click.option("--shard-size", "shard_megabytes", type=float, metavar="MB", help=_SHARD_SIZE)
-@options.flag("--retry-failed", "Retry utterances that failed in earlier runs, even if their files are unchanged.")
+@options.flag(
+    "--retry-failed",
+    "Retry utterances that failed in earlier runs, even if their files are unchanged.",
+)
 @click.option(
     "--max-failures",
     metavar="N|P%",
-    help="Stop, and exit with 1, when more than N utterances have failed in this run, or more than P% of those tried "
+    help="Stop, and exit with 1, when more than N utterances have failed in this run, or "
+    "more than P% of those tried "
     "(of 100 or more, or of all). What was extracted is kept.  [default: no limit]",
 )
 @click.option("--from", "source", type=options.LOCATION, metavar="CACHE[/VERSION]", help=_SOURCE)
 @click.option("--batching", type=click.Choice(["single", "equal_length", "padded"]), help=_BATCHING)
 @options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
 @options.flag("--check-sources", "Re-extract utterances whose file has changed in size or mtime.")
-@options.flag("--replace", "Re-extract utterances whose path has changed even if they are more than 5% of the version.")
+@options.flag(
+    "--replace",
+    "Re-extract utterances whose path has changed even if they are more than 5% of the version.",
+)
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, from 0, as a job of an array: a range of rows, equally long where all have "
-    "durations, without locks; `featcache index` builds the index after them. Or every N-th of several manifests. "
-    "auto: by the variables of SLURM, Kubernetes or SkyPilot.",
+    help="Extract only partition I of N, from 0, as a job of an array: a range of rows, "
+    "equally long where all have "
+    "durations, without locks; `featcache index` builds the index after them. Or every "
+    "N-th of several manifests. auto: by the variables of SLURM, Kubernetes or SkyPilot.",
 )
-@options.flag("--wait", "Wait while another command is at work in the version.  [default: say which, and exit with 1]")
+@options.flag(
+    "--wait",
+    "Wait while another command is at work in the version.  [default: say which, and exit with 1]",
+)
 @options.trust_remote_code
 @options.flag("--dry-run", "Only say what would be done: utterances, hours, bytes.")
-@options.flag("--trial", "With --dry-run: extract a random sample for ten seconds, and say how long all would take.")
-@click.option("--progress", type=click.Choice(["bar", "json", "none"]), default="bar", show_default=True, help=_DISPLAY)
-@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and what --json and --progress json print.")
+@options.flag(
+    "--trial",
+    "With --dry-run: extract a random sample for ten seconds, and say how long all would take.",
+)
+@click.option(
+    "--progress",
+    type=click.Choice(["bar", "json", "none"]),
+    default="bar",
+    show_default=True,
+    help=_DISPLAY,
+)
+@click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="Print only errors, and what --json and --progress json print.",
+)
 @options.as_json("Print the summary as one JSON document.")
-def extract(manifests: tuple[str, ...], configs: tuple[str, ...], cache: Location, trial: bool, **chosen: Any) -> int:
+def extract(
+    manifests: tuple[str, ...],
+    configs: tuple[str, ...],
+    cache: Location,
+    trial: bool,
+    **chosen: Any,
+) -> int:
     """Extract the features of the MANIFEST's utterances into a cache.
 
-    MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
-    (seconds) and channel; - is standard input. Or a folder of audio, a data directory of Kaldi, a manifest of NeMo,
-    Lhotse, SpeechBrain, fairseq, a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
+    MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and
+    optionally start and duration (seconds) and channel; - is standard input. Or a folder
+    of audio, a data directory of Kaldi, a manifest of NeMo, Lhotse, SpeechBrain, fairseq,
+    a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
     Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
 
-    Run the command again to extract only what is missing: after a crash, with a longer manifest, or for
-    rows whose path, start, duration or channel has changed. Each config gets a version of its own.
-    Utterances that cannot be extracted are listed, with the reason, in the version's failure ledger.
+    Run the command again to extract only what is missing: after a crash, with a longer
+    manifest, or for rows whose path, start, duration or channel has changed. Each config
+    gets a version of its own. Utterances that cannot be extracted are listed, with the
+    reason, in the version's failure ledger.
 
-    Ctrl-C, SIGTERM or SIGHUP: what is under way is finished, all that was extracted is committed, and the
-    exit code is 130. A second signal stops at once, and loses the shards being written, as a kill does.
+    Ctrl-C, SIGTERM or SIGHUP: what is under way is finished, all that was extracted is
+    committed, and the exit code is 130. A second signal stops at once, and loses the
+    shards being written, as a kill does.
 
-    A manifest that names other files for more than 5% of a version's utterances (and more than one) is
-    refused: it looks like another corpus with the same ids. So is one of whose files none is there.
+    A manifest that names other files for more than 5% of a version's utterances (and more
+    than one) is refused: it looks like another corpus with the same ids. So is one of
+    whose files none is there.
 
-    Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with a cache of its own in CACHE,
-    named after the file. Parts that have not changed since are not looked at again.
+    Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with a
+    cache of its own in CACHE, named after the file. Parts that have not changed since are
+    not looked at again.
 
     \b
     Examples:
@@ -121,8 +191,11 @@ def extract(manifests: tuple[str, ...], configs: tuple[str, ...], cache: Locatio
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if (threads := chosen["threads"]) is not None:
-        # OpenMP and MKL have the budget before torch starts them; torch's own pools get it in `configure_torch`.
-        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        # OpenMP and MKL have the budget before torch starts them; torch's own pools get
+        # it in `configure_torch`.
+        os.environ |= dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)
+        )
     _import_torch_when_used()
     from featcache.config import load_config
     from featcache.engines.main_job import Observer
@@ -152,7 +225,9 @@ def extract(manifests: tuple[str, ...], configs: tuple[str, ...], cache: Locatio
 
     source = manifests[0] if len(manifests) == 1 else manifests
     observer = Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done)
-    result = extract_features(source, loaded, cache, run_options, reading=reading, observer=observer, stop=shown.stop)
+    result = extract_features(
+        source, loaded, cache, run_options, reading=reading, observer=observer, stop=shown.stop
+    )
     if not isinstance(result, Summary):
         return _conclude(cache, result, shown.ends, run_options.dry_run)
     code, document = shown.ends[cache]
@@ -172,10 +247,15 @@ class _Shown:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let signals stop the run; Ray prints to standard output, which is for the result."""
+        """Let signals stop the run; Ray prints to standard output, which is for the
+        result."""
         from featcache.audio.commands import kill_commands
 
-        with stoppable(kill_commands, self.stop), ExitStack() as self._around, redirect_stdout(sys.stderr):
+        with (
+            stoppable(kill_commands, self.stop),
+            ExitStack() as self._around,
+            redirect_stdout(sys.stderr),
+        ):
             yield
 
     def planned(self, plan: ExtractionPlan) -> None:
@@ -191,9 +271,12 @@ class _Shown:
             from featcache.extraction.trial import run_trial
 
             folder = None
-            if plan.options.is_on_ray:  # a folder that its nodes share: next to the cache, which they share
+            # a folder that its nodes share: next to the cache, which they share
+            if plan.options.is_on_ray:
                 if not isinstance(plan.cache, Path):
-                    raise ArgumentError("--trial with --engine ray needs a cache in a shared folder: -o FOLDER")
+                    raise ArgumentError(
+                        "--trial with --engine ray needs a cache in a shared folder: -o FOLDER"
+                    )
                 folder = existing_folder(plan.cache.absolute().parent)
             with redirect_stdout(sys.stderr):
                 trials = run_trial(plan, choose_engine(plan.options), folder)
@@ -213,7 +296,9 @@ def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: 
     """Say what became of the parts of a corpus. Returns the exit code of the worst."""
     import msgspec
 
-    parts = {name: (error.exit_code, error_document(error)) for name, error in result.errors.items()}
+    parts = {
+        name: (error.exit_code, error_document(error)) for name, error in result.errors.items()
+    }
     for name, versions in result.unchanged.items():
         code = FAILURES_LEFT if any(version.failed for version in versions) else 0
         parts[name] = code, {"unchanged": True, "versions": msgspec.to_builtins(versions)}
@@ -223,7 +308,10 @@ def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: 
     code, unchanged = worst(code for code, _ in parts.values()), len(result.unchanged)
     documents = [{"part": name, **parts[name][1]} for name in sorted(parts)]
     say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
-    done = f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, {unchanged:,} unchanged since"
+    done = (
+        f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, "
+        f"{unchanged:,} unchanged since"
+    )
     failed = f", {len(result.errors):,} not extracted" if result.errors else ""
     left = f", {len(result.left):,} not begun: run the same command again" if result.left else ""
     say(f"{corpus}: {counted(len(parts) + len(result.left), 'part')}: {done}{failed}{left}")
@@ -231,16 +319,18 @@ def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: 
 
 
 def _import_torch_when_used() -> None:
-    """Let `import torch` cost nothing in this process until something of torch is used: it takes two seconds and 640
-    MB, and a run that finds nothing to do needs none. The main thread, which builds the extractors, uses it first."""
+    """Let `import torch` cost nothing in this process until something of torch is used:
+    it takes two seconds and 640 MB, and a run that finds nothing to do needs none. The
+    main thread, which builds the extractors, uses it first."""
     if "torch" not in sys.modules and (spec := find_spec("torch")):
         torch = sys.modules["torch"] = module_from_spec(spec)
         torch.__class__ = _UnusedModule
 
 
 class _UnusedModule(ModuleType):
-    """A module that is executed when something of it is asked for, but not by an `import` of it, which asks for its
-    `__spec__`: then `importlib.util.LazyLoader` would execute it."""
+    """A module that is executed when something of it is asked for, but not by an `import`
+    of it, which asks for its `__spec__`: then `importlib.util.LazyLoader` would execute
+    it."""
 
     def __getattribute__(self, name: str) -> Any:
         spec = super().__getattribute__("__spec__")

@@ -11,9 +11,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import complain, describe_fastest, note, printing, say, say_json, say_table
+from featcache.cli.common import (
+    complain,
+    describe_fastest,
+    note,
+    printing,
+    say,
+    say_json,
+    say_table,
+)
 from featcache.cli.corpora import version_or_corpus
-from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes, percent
+from featcache.errors import (
+    ArgumentError,
+    DamagedError,
+    counted,
+    hours,
+    listing,
+    megabytes,
+    percent,
+)
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -25,13 +41,18 @@ if TYPE_CHECKING:
 @click.command(short_help="Show what a cache holds.")
 @version_or_corpus
 @options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
-@options.flag("--csv", "With --failures, of one version: print the ledger as a manifest, with reasons and messages.")
+@options.flag(
+    "--csv",
+    "With --failures, of one version: print the ledger as a manifest, with reasons and messages.",
+)
 @options.as_json()
 def info(path: Location, failures: bool, csv: bool) -> int:
-    """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
+    """Show what each version of a cache holds: utterances, hours, bytes, config, library
+    versions, failures.
 
-    Bytes of features, here and in the other commands, count the features as stored and all side arrays,
-    including the scales and offsets of quantised features. Bytes on disk are the sizes of all files.
+    Bytes of features, here and in the other commands, count the features as stored and
+    all side arrays, including the scales and offsets of quantised features. Bytes on disk
+    are the sizes of all files.
 
     \b
     Examples:
@@ -53,8 +74,9 @@ def info(path: Location, failures: bool, csv: bool) -> int:
 
 
 def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
-    """What each version of a cache holds, and what tells it from others of its name; and whether one is damaged, which
-    is said, and left out. With `on_disk`, the sizes of all files are added up, of which there are many."""
+    """What each version of a cache holds, and what tells it from others of its name; and
+    whether one is damaged, which is said, and left out. With `on_disk`, the sizes of all
+    files are added up, of which there are many."""
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
@@ -74,8 +96,9 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
 
 
 def _distinction(config: dict[str, Any], namesakes: Sequence[dict[str, Any]]) -> list[str]:
-    """What tells a resolved config from others of its name, which it is among: the keys in which not all agree, by
-    their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out."""
+    """What tells a resolved config from others of its name, which it is among: the keys
+    in which not all agree, by their dotted paths, with its values:
+    `params.low_freq=20.0`. Keys that it has not are left out."""
     flat = [dict(_leaves(namesake)) for namesake in namesakes]
     own = dict(_leaves(config))
     unlike = [key for key in sorted(own) if any(other.get(key) != own[key] for other in flat)]
@@ -105,12 +128,23 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     if spec.outputs:
         num_bytes = sum(version.shard(name).num_bytes for name in index.shards)
     else:  # as `Shard.num_bytes` counts them
-        num_bytes = sum(one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item for one in index.summaries)
+        num_bytes = sum(
+            one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item
+            for one in index.summaries
+        )
     failures = [failure.document() for failure in standing_failures(version, index).values()]
     policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
     lacking = find_lacking(version, index)
-    times = [time.isoformat(timespec="seconds") for run in run_names(version.store) if (time := began(run))]
-    newest = {probe["device"]: probe for probe in read_probes(version) if {"device", "date", "fastest"} <= probe.keys()}
+    times = [
+        time.isoformat(timespec="seconds")
+        for run in run_names(version.store)
+        if (time := began(run))
+    ]
+    newest = {
+        probe["device"]: probe
+        for probe in read_probes(version)
+        if {"device", "date", "fastest"} <= probe.keys()
+    }
     return {
         "path": str(version.path),
         "original_name": version.original_name,
@@ -124,11 +158,14 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "bytes": num_bytes,
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
-        "batching": [{"policy": policy, "mismatch": mismatch} for policy, mismatch in policies if policy],
+        "batching": [
+            {"policy": policy, "mismatch": mismatch} for policy, mismatch in policies if policy
+        ],
         "probes": list(newest.values()),
         "tags": tags_to_show(version),
         "unfinished": [
-            ({"what": one} if isinstance(one, str) else asdict(one)) | {"message": str(one)} for one in lacking
+            ({"what": one} if isinstance(one, str) else asdict(one)) | {"message": str(one)}
+            for one in lacking
         ],
         "failed": len(failures),
         "failures": failures,
@@ -139,8 +176,14 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     spec, config = document["spec"], document["config"]
     shape = ", ".join(["frames", *map(str, spec["item_shape"])])
     say(document["path"])
-    utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
-    amount = f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of features in {shards}"
+    utterances, shards = (
+        counted(document["utterances"], "utterance"),
+        counted(document["shards"], "shard"),
+    )
+    amount = (
+        f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of "
+        f"features in {shards}"
+    )
     on_disk = f"{megabytes(document['bytes_on_disk'])} on disk in all"
     say(f"  {utterances}, {amount}, {on_disk}; {document['failed']:,} failed")
     if document["first_run"]:
@@ -148,9 +191,15 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     if document["distinction"]:
         say(f"  unlike others called {document['name']}: {', '.join(document['distinction'])}")
     if name := document["original_name"]:
-        say(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
+        say(
+            f"  this folder is a copy of {name}, or was renamed: extract adds to a version "
+            "only under that name"
+        )
     if replaced := document["replaced"]:
-        say(f"  among these, {counted(replaced, 'older item')} of utterances extracted again: not read, but kept")
+        say(
+            f"  among these, {counted(replaced, 'older item')} of utterances extracted "
+            "again: not read, but kept"
+        )
     for tag in document["tags"]:
         told = tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}"
         say(f"  tag {tag['name']}: {told}")
@@ -168,26 +217,45 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         copies = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
         if noise := augment["noise"]:
             snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])
-            copies += f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
+            copies += (
+                f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
+            )
         say(f"  copies {copies}")
     say(f"  fingerprint {document['fingerprint']}")
-    say("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
+    say(
+        "  made by "
+        + ", ".join(f"{name} {version}" for name, version in document["made_by"].items())
+    )
     for batching in document["batching"]:
         mismatch = batching["mismatch"]
         if mismatch is None and batching["policy"] == "frames":
             continue  # frame by frame, batching changes nothing, so there is no probe
-        measured = "not probed before" if mismatch is None else f"{percent(mismatch)} mismatched when probed before"
+        measured = (
+            "not probed before"
+            if mismatch is None
+            else f"{percent(mismatch)} mismatched when probed before"
+        )
         say(f"  batching {batching['policy']}: {measured}")
     for probe in document["probes"]:
         say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
-            older = "" if failure["generation"] == 1 else "; an older item of this id is there, and stays"
-            say(f"  {failure['id']}", failure["reason"], failure["path"], f"{failure['message']}{older}")
+            older = (
+                ""
+                if failure["generation"] == 1
+                else "; an older item of this id is there, and stays"
+            )
+            say(
+                f"  {failure['id']}",
+                failure["reason"],
+                failure["path"],
+                f"{failure['message']}{older}",
+            )
 
 
 def _print_csv(path: Location) -> None:
-    """Print the failure ledger as a manifest: what failed of copies is a row of their utterance."""
+    """Print the failure ledger as a manifest: what failed of copies is a row of their
+    utterance."""
     from featcache.manifest.audio_locations import is_audio_url, is_command
     from featcache.manifest.write import to_csv
     from featcache.version.records import failures_as_manifest, manifest_roots
@@ -203,7 +271,10 @@ def _print_csv(path: Location) -> None:
         click.echo(text, nl=False)
     if any(not (isabs(path) or is_audio_url(path) or is_command(path)) for path in manifest.paths):
         roots = listing(sorted(manifest_roots(version) - {"None"}))
-        note(f"some paths are relative, to {roots}: to extract these again, give --root, and --retry-failed")
+        note(
+            f"some paths are relative, to {roots}: to extract these again, give --root, and "
+            "--retry-failed"
+        )
 
 
 def _date(time: str) -> str:
@@ -221,8 +292,9 @@ _FIELDS = (
 @version_or_corpus
 @options.as_json()
 def ls(path: Location) -> int:
-    """List the versions of a cache: how much each holds, when it was extracted, and the keys of its config in which it
-    is unlike others of its name. Days are those of the first and the latest run, in UTC. `featcache info` says more.
+    """List the versions of a cache: how much each holds, when it was extracted, and the
+    keys of its config in which it is unlike others of its name. Days are those of the
+    first and the latest run, in UTC. `featcache info` says more.
 
     \b
     Examples:

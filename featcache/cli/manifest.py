@@ -20,8 +20,14 @@ _LOOKING_THREADS = 4
 """Threads for each core: they mostly wait for the disk."""
 
 
-@click.command(short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's.")
-@click.option("--to", metavar="NAME", help="csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]")
+@click.command(
+    short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's."
+)
+@click.option(
+    "--to",
+    metavar="NAME",
+    help="csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]",
+)
 @options.manifest_argument
 @options.output_file("The new manifest; - is standard output.", required=True)
 @options.root()
@@ -29,13 +35,18 @@ _LOOKING_THREADS = 4
 @options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
 @options.force
 @options.as_json()
-def manifest(manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any) -> int:
-    """Write the MANIFEST, whatever its format, as another one: the same ids, segments and columns.
+def manifest(
+    manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any
+) -> int:
+    """Write the MANIFEST, whatever its format, as another one: the same ids, segments and
+    columns.
 
-    As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted with either are those of the
-    other. NeMo's and Lhotse's have absolute paths and durations. For these, the headers of the audio files are read:
-    for NeMo those of rows without a duration, for Lhotse all; files whose header does not tell are decoded. Rows whose
-    files cannot be read are left out: they are counted by reason, and the exit code is 3.
+    As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted
+    with either are those of the other. NeMo's and Lhotse's have absolute paths and
+    durations. For these, the headers of the audio files are read: for NeMo those of rows
+    without a duration, for Lhotse all; files whose header does not tell are decoded. Rows
+    whose files cannot be read are left out: they are counted by reason, and the exit code
+    is 3.
 
     \b
     Examples:
@@ -70,7 +81,11 @@ def manifest(manifest: str, output: Path, to: str | None, threads: int | None, f
             found = read_headers(read, threads, bar.update, every=kind == "lhotse")
         failures = found.failures
         rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
-        files = {number: found.headers[row][:3] for number, row in enumerate(rows.tolist()) if row in found.headers}
+        files = {
+            number: found.headers[row][:3]
+            for number, row in enumerate(rows.tolist())
+            if row in found.headers
+        }
         data = WRITTEN[kind](replace(read, duration=found.durations).take(rows), files)
         for row, (reason, message) in list(failures.items())[:_SHOWN]:
             note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
@@ -83,6 +98,10 @@ def manifest(manifest: str, output: Path, to: str | None, threads: int | None, f
     else:
         write_file(output, packed(data, output))
     written = len(read) - len(failures)
-    say_json({"output": str(output), "format": kind, "utterances": written, "failed": len(failures)})
-    (note if is_printed else say)(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
+    say_json(
+        {"output": str(output), "format": kind, "utterances": written, "failed": len(failures)}
+    )
+    (note if is_printed else say)(
+        f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}"
+    )
     return FAILURES_LEFT if failures else 0

@@ -22,23 +22,32 @@ if TYPE_CHECKING:
 @version_or_corpus
 @options.manifest("Also remove the utterances that are not in it.")
 @options.manifest_format
-@options.flag("--force", "Remove even more than 5% of a version, or where MANIFEST names other files for what stays.")
+@options.flag(
+    "--force",
+    "Remove even more than 5% of a version, or where MANIFEST names other files for what stays.",
+)
 @options.dry_run
 @options.yes
 @options.as_json()
-def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any) -> int:
-    """Remove what no reader needs from all versions of a cache, or from one: items of utterances that were extracted
-    again; with --manifest, utterances that it does not have; and what killed processes have left.
+def prune(
+    path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
+) -> int:
+    """Remove what no reader needs from all versions of a cache, or from one: items of
+    utterances that were extracted again; with --manifest, utterances that it does not
+    have; and what killed processes have left.
 
-    Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard of which some stay is written
-    again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
-    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs, and whole versions, which
-    `featcache ls` lists and `featcache rm` removes. A run that is filling the version is not disturbed: then nothing is
-    removed. Do not prune beside jobs of an array, or a store that others write to. Who has opened a version before may
-    have to open it again.
+    Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard
+    of which some stay is written again with these alone, and then removed. A kill at any
+    moment loses none of them; the same command does the rest. Shards that a tag names
+    stay, and so do damaged shards, which `featcache repair` repairs, and whole versions,
+    which `featcache ls` lists and `featcache rm` removes. A run that is filling the
+    version is not disturbed: then nothing is removed. Do not prune beside jobs of an
+    array, or a store that others write to. Who has opened a version before may have to
+    open it again.
 
-    Refuses a manifest with other files for the same ids, which looks like another corpus, and one that lacks more than
-    5% of the utterances, and removes nothing then, unless --force is given.
+    Refuses a manifest with other files for the same ids, which looks like another corpus,
+    and one that lacks more than 5% of the utterances, and removes nothing then, unless
+    --force is given.
 
     Exits with 1 if a damaged shard was left as it is.
 
@@ -53,14 +62,21 @@ def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes:
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
-    wanted = options.read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
+    wanted = (
+        options.read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
+    )
     versions = [Version.open(folder) for folder in version_folders(path)]
-    keeping = [None if wanted is None else ids_to_keep(version, wanted, force=force) for version in versions]
+    keeping = [
+        None if wanted is None else ids_to_keep(version, wanted, force=force)
+        for version in versions
+    ]
     plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
     for plan in plans:
         _say(plan, manifest, dry_run)
     done: list[Pruned] = []
-    if not (dry_run or all(plan.is_empty for plan in plans)) and options.is_agreed("Remove all this?", yes):
+    if not (dry_run or all(plan.is_empty for plan in plans)) and options.is_agreed(
+        "Remove all this?", yes
+    ):
         total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
         with stoppable() as stop, progress_bar(total, "shards") as bar:
             jobs = zip(versions, plans, keeping, strict=True)
@@ -68,10 +84,16 @@ def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes:
     damaged = [pruned for pruned in done if pruned.damaged]
     for pruned in damaged:
         shards = counted(len(pruned.damaged), "shard stays", "shards stay")
-        repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
-        note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
+        repair = (
+            f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
+        )
+        note(
+            f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}"
+        )
     results = {pruned.path: as_document(pruned) for pruned in done}
-    say_json({"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]})
+    say_json(
+        {"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]}
+    )
     if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
         return INTERRUPTED
@@ -86,11 +108,17 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
         parts.append(f"{counted(plan.unwanted, 'utterance')} not in {manifest}")
     if plan.leftovers:
         parts.append(counted(len(plan.leftovers), "leftover") + " of processes that are dead")
-    removes = f"{'would remove' if dry_run else 'removes'} {', '.join(parts)}; {megabytes(plan.num_bytes)}"
+    removes = (
+        f"{'would remove' if dry_run else 'removes'} {', '.join(parts)}; "
+        f"{megabytes(plan.num_bytes)}"
+    )
     say(f"{plan.path}: {'nothing to remove' if plan.is_empty else removes}")
     if plan.rewritten:
         size = megabytes(plan.copied_bytes)
-        say(f"  {count_are(len(plan.rewritten), 'shard')} written again with what stays in them, {size}")
+        say(
+            f"  {count_are(len(plan.rewritten), 'shard')} written again with what stays in "
+            f"them, {size}"
+        )
     if plan.bound:
         items, are = counted(plan.bound, "more item"), "stays" if plan.bound == 1 else "stay"
         say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
@@ -98,16 +126,20 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
 
 @click.command(short_help="Remove a version, or a tag.")
 @click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
-@options.flag("--force", "Remove a version even if it has tags, or files in it are not featcache's.")
+@options.flag(
+    "--force", "Remove a version even if it has tags, or files in it are not featcache's."
+)
 @options.dry_run
 @options.yes
 @options.as_json()
 def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
-    """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
+    """Remove one version of a cache, with its records and its tags; or one of its tags,
+    which removes no features.
 
-    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, as
-    far as its lock is seen: in an object store there is none. So does, without --force, one that has tags, or with
-    files in its folder that are not featcache's.
+    Says first what will be gone, and asks. What is removed is gone for good. A version
+    that a run is filling stays, as far as its lock is seen: in an object store there is
+    none. So does, without --force, one that has tags, or with files in its folder that
+    are not featcache's.
 
     \b
     Examples:
@@ -129,7 +161,8 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
         if not (dry_run or open_store(place).exists("")):
-            open_store(place).sweep()  # an `rm` of it may have been killed, which has left something beside it
+            # an `rm` of it may have been killed, which has left something beside it
+            open_store(place).sweep()
         folders = version_folders(place)
         if folders != [place] and folders[0].parent == place:
             there = listing(folder.name for folder in folders)

@@ -27,18 +27,24 @@ if TYPE_CHECKING:
 @options.threads("As for extract.")
 @options.trust_remote_code
 @options.as_json()
-def repair(path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any) -> int:
-    """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
+def repair(
+    path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any
+) -> int:
+    """Read every byte of a version (or of all versions of a cache), and re-extract the
+    damaged utterances.
 
-    The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
-    the damaged shard is removed. If a shard's own description is damaged (any array except the features, or the
-    group's zarr.json), all its utterances are re-extracted. A shard that belongs to another version is taken away, and
-    its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
-    the shard is moved to the folder `aside` of the version.
+    The undamaged utterances of a damaged shard are kept, bit for bit: they are written to
+    a new shard before the damaged shard is removed. If a shard's own description is
+    damaged (any array except the features, or the group's zarr.json), all its utterances
+    are re-extracted. A shard that belongs to another version is taken away, and its
+    utterances are re-extracted; if that version is not in the same cache, or has no sound
+    shard of the same name, the shard is moved to the folder `aside` of the version.
 
-    Damage in the records of what is wanted and has failed is removed; the next `featcache extract` makes up for it.
+    Damage in the records of what is wanted and has failed is removed; the next `featcache
+    extract` makes up for it.
 
-    The manifest needs only the damaged utterances, and their audio files must exist; else nothing is removed.
+    The manifest needs only the damaged utterances, and their audio files must exist; else
+    nothing is removed.
 
     \b
     Example:
@@ -52,7 +58,9 @@ def repair(path: Location, manifest: str, device: str | None, threads: int | Non
     read = options.read_manifest(manifest, reading, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable(kill_commands) as stop:
-        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
+        repaired = [
+            repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)
+        ]
     say_json({"versions": [as_document(version) for version in repaired]})
     codes = [_say(version) for version in repaired]
     return 1 if 1 in codes else worst(codes)
@@ -66,14 +74,22 @@ def _say(version: Repaired) -> int:
     if version.metadata:
         say(f"{version.path}: metadata restored")
     if version.removed:
-        shards, kept = counted(len(version.removed), "damaged shard"), counted(version.kept, "utterance")
+        shards, kept = (
+            counted(len(version.removed), "damaged shard"),
+            counted(version.kept, "utterance"),
+        )
         say(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
     for folder, fingerprint in version.aside.items():
         owner = f"the version {fingerprint[:12]}, which has no sound one of its name in this cache"
-        say(f"{version.path}: set aside {folder}, a shard of {owner}: move it there, into shards, or remove it")
+        say(
+            f"{version.path}: set aside {folder}, a shard of {owner}: move it there, into "
+            "shards, or remove it"
+        )
     if tags := version.broken_tags:
         are = "tag is" if len(tags) == 1 else "tags are"
-        say(f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why")
+        say(
+            f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why"
+        )
     if version.records:
         records = f"{counted(version.records, 'damaged record')} of what is wanted or has failed"
         say(f"{version.path}: {records} removed: featcache verify says what it cost")
@@ -83,5 +99,8 @@ def _say(version: Repaired) -> int:
     elif not (version.metadata or version.removed or version.records):
         say(f"{version.path}: no damage found")
     if version.missing:
-        say(f"{version.path}: {count_are(version.missing, 'utterance')} in no shard: featcache extract adds them")
+        say(
+            f"{version.path}: {count_are(version.missing, 'utterance')} in no shard: "
+            "featcache extract adds them"
+        )
     return code

@@ -1,6 +1,8 @@
-"""What `extract` and `repair` say of a run: the plan before it, its progress, the summary after it.
+"""What `extract` and `repair` say of a run: the plan before it, its progress, the summary
+after it.
 
-Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; or JSON for programs."""
+Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; or JSON
+for programs."""
 
 from __future__ import annotations
 
@@ -30,18 +32,21 @@ if TYPE_CHECKING:
     from featcache.extraction.trial import Trial
 
 _FIRST_SECONDS = 5.0
-"""The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
+"""The time before the first line of progress if stderr is not a terminal: shorter work is
+done silently."""
 _LINE_SECONDS = 30.0
 """The time between two such lines."""
 _JSON_SECONDS = 60.0
 _TICK_SECONDS = 1.0
 
 _TELLING_SECONDS = 5.0
-"""The time that a run must take at least for the shares of its stages to say what would make it faster."""
+"""The time that a run must take at least for the shares of its stages to say what would
+make it faster."""
 
 
 class Display:
-    """Shows hours of audio done, time left, failures and times real time; use it as a context manager.
+    """Shows hours of audio done, time left, failures and times real time; use it as a
+    context manager.
 
     Args:
         kind: `bar`, `json` or `none`.
@@ -54,19 +59,24 @@ class Display:
         self._kind = kind
         self._bar: tqdm[Never] | None = None
         if kind == "bar" and self._total and terminal_columns():
-            # The bar takes the space that the text leaves; on a narrow terminal, the end of the text is cut.
+            # The bar takes the space that the text leaves; on a narrow terminal, the end
+            # of the text is cut.
             form = "{percentage:3.0f}%|{bar}| {desc}"
-            self._bar = progress_bar(self._total, "s", bar_format=form, dynamic_ncols=True, miniters=0)
+            self._bar = progress_bar(
+                self._total, "s", bar_format=form, dynamic_ncols=True, miniters=0
+            )
         self._started = monotonic()
         self._next_line = self._started + (_JSON_SECONDS if kind == "json" else _FIRST_SECONDS)
         self._latest = Progress()
         self._told: tuple[float, dict[str, float]] = (0.0, {})
-        """Seconds of audio, and those of each stage, that the last line of JSON has counted."""
+        """Seconds of audio, and those of each stage, that the last line of JSON has
+        counted."""
         self._showing = threading.Lock()
         self._ended = threading.Event()
 
     def update(self, progress: Progress | None = None) -> None:
-        """Show the progress, or the latest again, unless it was shown a moment ago: of a bar, tqdm knows."""
+        """Show the progress, or the latest again, unless it was shown a moment ago: of a
+        bar, tqdm knows."""
         with self._showing:
             progress = self._latest = progress or self._latest
             now = monotonic()
@@ -88,20 +98,37 @@ class Display:
 
         done, seconds = progress.computed_seconds, now - self._started
         speed = done / seconds if seconds else 0.0
-        left = f"{tqdm.format_interval((self._total - done) / speed)} left" if 0 < done <= self._total else "…"
+        left = (
+            f"{tqdm.format_interval((self._total - done) / speed)} left"
+            if 0 < done <= self._total
+            else "…"
+        )
         failed = sum([*progress.failures.values()])
-        return f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, {speed:,.0f} × real time"
+        return (
+            f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, "
+            f"{speed:,.0f} × real time"
+        )
 
     def _document(self, progress: Progress, now: float, is_end: bool) -> dict[str, Any]:
-        """The line of `--progress json`: shares and speeds of stages since the line before; at the end, of it all."""
+        """The line of `--progress json`: shares and speeds of stages since the line
+        before; at the end, of it all."""
         done, elapsed = progress.computed_seconds, now - self._started
         speed = done / elapsed if elapsed else 0.0
         before, stages_before = (0.0, {}) if is_end else self._told
         self._told = (done, dict(progress.stages))
-        spent = {stage: seconds - stages_before.get(stage, 0.0) for stage, seconds in self._told[1].items()}
+        spent = {
+            stage: seconds - stages_before.get(stage, 0.0)
+            for stage, seconds in self._told[1].items()
+        }
         total = sum(spent.values())
-        stages = {stage: round(seconds / total, 4) for stage, seconds in spent.items()} if total else {}
-        speeds = {stage: round((done - before) / took, 1) for stage, took in spent.items() if took and stage != "wait"}
+        stages = (
+            {stage: round(seconds / total, 4) for stage, seconds in spent.items()} if total else {}
+        )
+        speeds = {
+            stage: round((done - before) / took, 1)
+            for stage, took in spent.items()
+            if took and stage != "wait"
+        }
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "is_end": is_end,
@@ -159,8 +186,14 @@ def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
         if row["changed"]:
             left += f", {row['changed']:,} of them changed"
         if row["missing"]:
-            left += f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} of features"
-        say(f"{row['path']}: {left}; {row['present']:,} are there, {row['failed']:,} have failed before")
+            left += (
+                f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} "
+                "of features"
+            )
+        say(
+            f"{row['path']}: {left}; {row['present']:,} are there, {row['failed']:,} have "
+            "failed before"
+        )
         if row["failed_before"]:
             say(f"  {not_tried_again(row['failed_before'])}")
     return {"dry_run": True, "versions": versions}
@@ -181,7 +214,11 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
     elif trials:
         ends = [hours(end) for end in span.values() if end is not None]
-        far = f"({' to '.join(ends)})" if len(ends) == 2 else "(too little was measured to say how far off that is)"
+        far = (
+            f"({' to '.join(ends)})"
+            if len(ends) == 2
+            else "(too little was measured to say how far off that is)"
+        )
         say(f"all of it would take about {hours(seconds)} {far}")
     return {"tried": [asdict(trial) for trial in trials], "expected_seconds": seconds, **span}
 
@@ -193,7 +230,8 @@ def _speed(run: Summary | Trial) -> str:
 
 
 def say_summary(summary: Summary, where: str) -> int:
-    """Print what a run did. Returns its exit code. If it was given up, what there is at `where` says why."""
+    """Print what a run did. Returns its exit code. If it was given up, what there is at
+    `where` says why."""
     for version in summary.versions:
         say(version.path)
         say(f"  {_outcome(version, summary.interrupted)}")
@@ -203,9 +241,14 @@ def say_summary(summary: Summary, where: str) -> int:
         audio = "its audio was" if not_looked_at == 1 else "their audio was"
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
     # That a part of the band is empty must be seen.
-    for done, remark in (("upsampled", ": there is nothing in them above half of their own rate"), ("downsampled", "")):
+    for done, remark in (
+        ("upsampled", ": there is nothing in them above half of their own rate"),
+        ("downsampled", ""),
+    ):
         if count := getattr(summary, done):
-            rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
+            rates = sorted(
+                {version.sample_rate for version in summary.versions if getattr(version, done)}
+            )
             were = counted(count, "utterance was", "utterances were")
             say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
     if summary.silent:
@@ -227,12 +270,15 @@ def say_summary(summary: Summary, where: str) -> int:
         place = str(failing[0] if len(failing) == 1 else failing[0].parent)
         opened = Version.open(failing[0])
         for latest in run_names(opened.store)[-1:]:
-            for failure in read_failures(opened, run=latest)[:1]:  # most often all have failed for one reason
+            # most often all have failed for one reason
+            for failure in read_failures(opened, run=latest)[:1]:
                 say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
         say(f"why utterances failed: featcache info {shlex.quote(place)} --failures")
     left = max(version.missing for version in summary.versions)
     if summary.interrupted and left > 0:
-        kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
+        kept = counted(
+            sum(version.extracted for version in summary.versions), "extracted utterance"
+        )
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
     if summary.too_many_failures:
@@ -256,7 +302,9 @@ def not_tried_again(failed: Mapping[str, int]) -> str:
     """That rows have failed before, for people; `failed` counts them by reason."""
     count = sum(failed.values())
     not_tried = "was not tried" if count == 1 else "were not tried"
-    return f"{count:,} failed before and {not_tried} again (--retry-failed does): {_by_reason(failed)}"
+    return (
+        f"{count:,} failed before and {not_tried} again (--retry-failed does): {_by_reason(failed)}"
+    )
 
 
 def _by_reason(failed: Mapping[str, int]) -> str:
@@ -266,7 +314,9 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 def _print_stages(summary: Summary) -> None:
     """Print where the time went, and what would make the slowest stage faster."""
     on_cpu = summary.device == "cpu"
-    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
+    shares = ", ".join(
+        f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005
+    )
     threads = summary.stages[summary.bottleneck] * summary.threads
     # On a GPU, some more threads than the budget wait for it.
     busy = f", {threads:.1f} of {counted(summary.threads, 'thread')}" if on_cpu else ""
@@ -280,5 +330,7 @@ def _print_stages(summary: Summary) -> None:
     }[summary.bottleneck]
     say(f"time in stages: {shares}; bottleneck: {summary.bottleneck}{busy} ({remedy} would help)")
     if len(summary.versions) > 1:
-        parts = ", ".join(f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions)
+        parts = ", ".join(
+            f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions
+        )
         say(f"threads' time in extracting: {parts}")

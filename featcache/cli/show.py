@@ -1,4 +1,5 @@
-"""`featcache show`: one utterance; `featcache why`: why a config is another version, and what would be extracted."""
+"""`featcache show`: one utterance; `featcache why`: why a config is another version, and
+what would be extracted."""
 
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ _SHOWN = 5
 @click.argument("utterance", metavar="ID")
 @options.as_json()
 def show(path: Location, utterance: str) -> None:
-    """Show one utterance in each version that has it: its shard, its audio file, the run and the libraries that
-    extracted it, and a summary of its values.
+    """Show one utterance in each version that has it: its shard, its audio file, the run
+    and the libraries that extracted it, and a summary of its values.
 
-    With --json, start, duration (seconds) and channel are those of the manifest's row, and null where it gave none;
-    audio_seconds is how much audio was extracted, and num_samples the same at the config's rate; source_rate (Hz), size
-    (bytes) and mtime_ns are those of the audio file.
+    With --json, start, duration (seconds) and channel are those of the manifest's row,
+    and null where it gave none; audio_seconds is how much audio was extracted, and
+    num_samples the same at the config's rate; source_rate (Hz), size (bytes) and mtime_ns
+    are those of the audio file.
 
     \b
     Example:
@@ -54,16 +56,21 @@ def show(path: Location, utterance: str) -> None:
         lines = _origin_lines(document)
         lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max")}
         if quantized := document.get("quantized"):
-            lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
+            lines["stored"] = (
+                f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
+            )
         for name, summary in document["side"].items():
-            lines[name] = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
+            lines[name] = ", ".join(
+                f"{key} {value}" for key, value in summary.items() if value is not None
+            )
         _say_lines(lines)
 
 
 def _describe_in_each(
     versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], MissingItemError | None]:
-    """What each version that has an utterance has of it; and the first error of those that do not have it."""
+    """What each version that has an utterance has of it; and the first error of those
+    that do not have it."""
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
     for version in versions:
@@ -86,14 +93,22 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
         least, most = float(scale.min()), float(scale.max())
         scales = {"smallest_scale": least, "largest_scale": most, "largest_error": most / 2}
         document["quantized"] = {"dtype": cache.spec.stored_dtype, **scales}
-    return document | {"side": {side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs}}
+    return document | {
+        "side": {
+            side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs
+        }
+    }
 
 
 def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
-    """What `describe_origin` tells, for people: a value for each name, None where there is none."""
+    """What `describe_origin` tells, for people: a value for each name, None where there
+    is none."""
     start, file = document["start"], counted(document["size"], "byte")
     if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server told no time
-        file += f", modified {datetime.fromtimestamp(document['mtime_ns'] // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        file += (
+            ", modified "
+            f"{datetime.fromtimestamp(document['mtime_ns'] // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        )
     if document["by_ffmpeg"]:
         file += ", decoded by FFmpeg"
     run, host, manifest = document["run"], document["host"], document["manifest"]
@@ -108,7 +123,9 @@ def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
         "run": f"{run}, on {host}" if run is not None and host else run,
         "manifest": None if manifest is None else f"{manifest}, relative to {document['root']}",
         "from": document["from"],
-        "made by": ", ".join(f"{name} {value}" for name, value in document["made_by"].items() if value is not None),
+        "made by": ", ".join(
+            f"{name} {value}" for name, value in document["made_by"].items() if value is not None
+        ),
         "replaces": f"older features in {listing(older)}" if older else None,
     }
 
@@ -127,26 +144,40 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
     values = array.astype(np.float64)
     numbers = (values.min(), values.mean(), values.max()) if values.size else ()
     least, mean, most = map(float, numbers) if numbers else (None, None, None)
-    return {"shape": list(array.shape), "dtype": array.dtype.name, "min": least, "mean": mean, "max": most}
+    return {
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "min": least,
+        "mean": mean,
+        "max": most,
+    }
 
 
-@click.command(short_help="Say why a config is another version, and why utterances would be extracted.")
+@click.command(
+    short_help="Say why a config is another version, and why utterances would be extracted."
+)
 @version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
 @options.config("config", "A YAML file, or a packaged config.", required=True)
-@click.option("--id", "utterance", metavar="ID", help="Say where this utterance's features came from.")
+@click.option(
+    "--id", "utterance", metavar="ID", help="Say where this utterance's features came from."
+)
 @options.root()
 @options.manifest_and_config_keys
 @options.flag("--retry-failed", "As `featcache extract` would do it with this option.")
 @options.flag("--check-sources", "As `featcache extract` would do it with this option.")
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document, with all ids.")
-def why(path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any) -> None:
-    """Say how CONFIG differs from the versions in the cache: in which keys, in the extractor's revision, or in the
-    content of its weights. With a MANIFEST, say which utterances `featcache extract` would extract, and why: they are
-    new, their rows or files have changed, or they have failed before. Nothing is extracted or written.
+def why(
+    path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any
+) -> None:
+    """Say how CONFIG differs from the versions in the cache: in which keys, in the
+    extractor's revision, or in the content of its weights. With a MANIFEST, say which
+    utterances `featcache extract` would extract, and why: they are new, their rows or
+    files have changed, or they have failed before. Nothing is extracted or written.
 
-    With --id, say where one utterance came from: its row, audio file, shard, run and library versions.
+    With --id, say where one utterance came from: its row, audio file, shard, run and
+    library versions.
 
     \b
     Examples:
@@ -203,13 +234,21 @@ def why(path: Location, manifest: str | None, config: str, utterance: str | None
     _print_why(document, causes)
     if plan is not None and printing.as_json:
         document["plan"]["causes"] = [
-            {"why": one.why, "again": one.again, "utterances": len(one.ids), "example": one.example, "ids": [*one.ids]}
+            {
+                "why": one.why,
+                "again": one.again,
+                "utterances": len(one.ids),
+                "example": one.example,
+                "ids": [*one.ids],
+            }
             for one in causes
         ]
     say_json(document)
 
 
-def _trace(utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]) -> dict[str, Any]:
+def _trace(
+    utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
+) -> dict[str, Any]:
     """Its row in the plan's manifest, and where each version that has it has it from."""
     from featcache.version.join import describe_origin
 
@@ -221,7 +260,10 @@ def _trace(utterance: str, versions: list[Version], plan: VersionPlan | None, ca
     if plan is not None and row is not None:
         cause = next((one.why for one in causes if row in one.rows), "")
         status = "there" if plan.rows.present[row] else "failed before, and is not tried again"
-        document |= {"row": plan.manifest[row].row(), "status": f"to extract: {cause}" if cause else status}
+        document |= {
+            "row": plan.manifest[row].row(),
+            "status": f"to extract: {cause}" if cause else status,
+        }
     return document | {"message": None if origins else str(missing)}
 
 
@@ -229,13 +271,21 @@ def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
     if not document["versions"][0]["same_fingerprint"]:
         say(f"{document['name']}-{document['fingerprint'][:12]}: there is no such version")
     for version in document["versions"]:
-        others = "".join(f"; {line}, which decides no values" for line in version["other_differences"])
+        others = "".join(
+            f"; {line}, which decides no values" for line in version["other_differences"]
+        )
         if version["same_fingerprint"]:
             say(f"{version['path']}: the version of this config{others}")
         else:
-            say(f"{version['path']}: another version: {', '.join(version['differences']) or 'unknown'}{others}")
+            say(
+                f"{version['path']}: another version: "
+                f"{', '.join(version['differences']) or 'unknown'}{others}"
+            )
     if (plan := document.get("plan")) is not None:
-        say(f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, {plan['missing']:,} to extract")
+        say(
+            f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, "
+            f"{plan['missing']:,} to extract"
+        )
         for cause in causes:
             ids = cause.ids[: _SHOWN + 1]
             if cause.example:
@@ -248,7 +298,9 @@ def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
             advise(f"featcache extract refuses this manifest: {plan['refused']}")
     if (one := document.get("utterance")) is not None:
         say()
-        cells = one["row"] and ", ".join(f"{name} {value}" for name, value in one["row"].items() if value is not None)
+        cells = one["row"] and ", ".join(
+            f"{name} {value}" for name, value in one["row"].items() if value is not None
+        )
         _say_lines({"row": cells, "status": one["status"], "missing": one["message"]})
         for origin in one["versions"]:
             _say_lines(_origin_lines(origin))

@@ -1,4 +1,5 @@
-"""`featcache stats`: mean and variance of features, and how codes are used; `featcache fit-kmeans`: centroids."""
+"""`featcache stats`: mean and variance of features, and how codes are used; `featcache
+fit-kmeans`: centroids."""
 
 from __future__ import annotations
 
@@ -25,18 +26,30 @@ _SHOWN = 20
 @options.version_location
 @options.manifest("Count only the utterances of this manifest.")
 @options.manifest_format
-@click.option("--by", metavar="COLUMN", help="Also for each value of this column of the manifest, such as speaker.")
+@click.option(
+    "--by",
+    metavar="COLUMN",
+    help="Also for each value of this column of the manifest, such as speaker.",
+)
 @options.output_file("Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn.")
 @options.force
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def stats(
-    path: Location, manifest: str | None, by: str | None, output: Path | None, force: bool, threads: int, **reading: Any
+    path: Location,
+    manifest: str | None,
+    by: str | None,
+    output: Path | None,
+    force: bool,
+    threads: int,
+    **reading: Any,
 ) -> None:
-    """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
-    --by, for each speaker or other group. For codes, report how many are used.
+    """Compute the mean and variance of every dimension of a version's features in one
+    pass: over all frames and, with --by, for each speaker or other group. For codes,
+    report how many are used.
 
-    The same utterances give the same bits, however spread over shards or a corpus's parts, with any number of threads.
+    The same utterances give the same bits, however spread over shards or a corpus's
+    parts, with any number of threads.
 
     \b
     Examples:
@@ -62,10 +75,16 @@ def stats(
     version = select_version(path) if corpus is None else corpus.version
     holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
-        raise ArgumentError(f"{version.path}: holds codes, which have no mean: --by and -o are for features")
+        raise ArgumentError(
+            f"{version.path}: holds codes, which have no mean: --by and -o are for features"
+        )
     if manifest is None and corpus is None:
         note_unfinished(version)
-    wanted = options.read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest else None
+    wanted = (
+        options.read_manifest(manifest, reading, audio=False, carry=by is not None)
+        if manifest
+        else None
+    )
 
     def compute() -> Usage | Stats:
         cache = corpus or Cache(version)
@@ -78,9 +97,14 @@ def stats(
     computed = version.reading(compute) if corpus is None else compute()
     if output is not None and not isinstance(computed, Usage):
         computed.save(output, overwrite=force)
-    utterances, frames = counted(computed.utterances, "utterance"), counted(computed.frames, "frame")
+    utterances, frames = (
+        counted(computed.utterances, "utterance"),
+        counted(computed.frames, "frame"),
+    )
     say(f"{version.path}: {utterances}, {frames}: {version.info.spec.units}")
-    document = _say_codes(computed) if isinstance(computed, Usage) else _say_features(computed, output)
+    document = (
+        _say_codes(computed) if isinstance(computed, Usage) else _say_features(computed, output)
+    )
     say_json({"path": str(version.path), **document})
 
 
@@ -91,11 +115,21 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
     for what, values in (("means", stats.mean), ("standard deviations", stats.std)):
         say(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
     if still := stats.still:
-        say(f"  {len(still):,} of {stats.mean.size:,} dimensions hardly vary: {first_few(still, _SHOWN)}")
+        say(
+            f"  {len(still):,} of {stats.mean.size:,} dimensions hardly vary: "
+            f"{first_few(still, _SHOWN)}"
+        )
     if stats.by is not None:
-        ends = [f"{count:,} frames ({stats.groups[frames.index(count)]})" for count in (min(frames), max(frames))]
+        ends = [
+            f"{count:,} frames ({stats.groups[frames.index(count)]})"
+            for count in (min(frames), max(frames))
+        ]
         say(f"  {len(frames):,} groups by {stats.by}, from {' to '.join(ends)}")
-    say("  not saved; -o FILE saves them for featcache.Cmvn.load" if output is None else f"  saved to {output}")
+    say(
+        "  not saved; -o FILE saves them for featcache.Cmvn.load"
+        if output is None
+        else f"  saved to {output}"
+    )
     return {
         "output": None if output is None else str(output),
         "fingerprint": stats.fingerprint,
@@ -105,42 +139,75 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
         "std": stats.std.tolist(),
         "still": stats.still,
         "by": stats.by,
-        "groups": [dict(zip(("name", "utterances", "frames"), group, strict=True)) for group in groups],
+        "groups": [
+            dict(zip(("name", "utterances", "frames"), group, strict=True)) for group in groups
+        ],
     }
 
 
 def _say_codes(usage: Usage) -> dict[str, Any]:
     """Print how codes are used; returns it as JSON."""
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
-    codebooks = [dict(zip(("size", "used", "entropy", "perplexity"), book, strict=True)) for book in books]
+    codebooks = [
+        dict(zip(("size", "used", "entropy", "perplexity"), book, strict=True)) for book in books
+    ]
     for number, book in enumerate(codebooks):
         used = f"{book['used']:,} of {book['size']:,} codes are used"
-        say(f"  codebook {number}: {used}; entropy {book['entropy']:.2f} bits, perplexity {book['perplexity']:,.1f}")
-    head = {"fingerprint": usage.fingerprint, "utterances": usage.utterances, "frames": usage.frames}
+        say(
+            f"  codebook {number}: {used}; entropy {book['entropy']:.2f} bits, perplexity "
+            f"{book['perplexity']:,.1f}"
+        )
+    head = {
+        "fingerprint": usage.fingerprint,
+        "utterances": usage.utterances,
+        "frames": usage.frames,
+    }
     return {**head, "codebooks": codebooks}
 
 
-@click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
+@click.command(
+    "fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`."
+)
 @options.version_location
-@click.option("-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units.")
+@click.option(
+    "-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units."
+)
 @options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
 @options.force
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random choices.")
-@options.number("--frames", "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the random choices.",
+)
+@options.number(
+    "--frames",
+    "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]",
+)
 @options.device()
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def fit_kmeans(
-    path: Location, k: int, output: Path, force: bool, seed: int, frames: int | None, device: str | None, threads: int
+    path: Location,
+    k: int,
+    output: Path,
+    force: bool,
+    seed: int,
+    frames: int | None,
+    device: str | None,
+    threads: int,
 ) -> None:
-    """Fit k-means to a version's frames, and write the centroids to a file: the `weights` of the extractor `units`.
+    """Fit k-means to a version's frames, and write the centroids to a file: the `weights`
+    of the extractor `units`.
 
-    Frames are drawn uniformly from the whole version. On one device, the same seed gives the same centroids.
+    Frames are drawn uniformly from the whole version. On one device, the same seed gives
+    the same centroids.
 
     \b
     Examples:
-      featcache fit-kmeans features -k 500 -o units.safetensors
-      featcache fit-kmeans features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
+      featcache fit-kmeans features -k 500 -o units.safetensors featcache fit-kmeans
+      features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
     """
     from time import perf_counter
 
@@ -156,7 +223,9 @@ def fit_kmeans(
     used.configure_torch()
     started = perf_counter()
     threads = 1 if used.is_cuda else used.threads
-    codebook, fit = fit_version(version, k, seed=seed, frames=frames, device=used.torch_device, threads=threads)
+    codebook, fit = fit_version(
+        version, k, seed=seed, frames=frames, device=used.torch_device, threads=threads
+    )
     write_file(output, codebook.to_bytes())
     document = {
         "path": str(version.path),
@@ -178,6 +247,9 @@ def fit_kmeans(
     say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
     spent = f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on {used.label}"
     say(f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; {spent}")
-    say(f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty")
+    say(
+        f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; "
+        f"{document['empty']:,} are empty"
+    )
     if document["empty"]:
         advise("there are fewer distinct frames than units: choose a smaller -k")

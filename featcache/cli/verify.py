@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, as_document, count_are, printing, say, say_json, say_problems
+from featcache.cli.common import (
+    advise,
+    as_document,
+    count_are,
+    printing,
+    say,
+    say_json,
+    say_problems,
+)
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.errors import DamagedError, counted, megabytes
@@ -26,30 +34,53 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _SOURCES = (
-    "Also compare the audio files with what was extracted, by size and mtime (stat, the default), or by a hash of all "
+    "Also compare the audio files with what was extracted, by size and mtime (stat, "
+    "the default), or by a hash of all "
     "bytes (content). At URLs, only those of --manifest are asked for."
 )
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
 @version_or_corpus
-@options.manifest("Also report which of its utterances are missing, changed or failed, and which others are there.")
+@options.manifest(
+    "Also report which of its utterances are missing, changed or failed, and which others "
+    "are there."
+)
 @options.root("that of the run that extracted each utterance")
 @options.manifest_format
-@click.option("--data/--no-data", default=True, help="Read every byte of the features; --no-data is a quick check.")
-@click.option("--sources", type=click.Choice(["stat", "content"]), is_flag=False, flag_value="stat", help=_SOURCES)
+@click.option(
+    "--data/--no-data",
+    default=True,
+    help="Read every byte of the features; --no-data is a quick check.",
+)
+@click.option(
+    "--sources",
+    type=click.Choice(["stat", "content"]),
+    is_flag=False,
+    flag_value="stat",
+    help=_SOURCES,
+)
 @options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
 @options.device("For --recompute.")
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.trust_remote_code
 @options.as_json()
-def verify(path: Location, manifest: str | None, data: bool, sources: str | None, recompute: int, **chosen: Any) -> int:
-    """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
-    utterance, non-finite values, frame counts, duplicate ids, shards of other versions; whether utterances are
-    missing that a manifest wants; and the records of what is wanted and has failed.
+def verify(
+    path: Location,
+    manifest: str | None,
+    data: bool,
+    sources: str | None,
+    recompute: int,
+    **chosen: Any,
+) -> int:
+    """Check all versions of a cache, or one: structure, metadata, offsets, the checksum
+    of every utterance, non-finite values, frame counts, duplicate ids, shards of other
+    versions; whether utterances are missing that a manifest wants; and the records of
+    what is wanted and has failed.
 
-    Only --sources looks at audio files. Exits with 1 if something is damaged, missing or changed; else with 3 if
-    utterances are in the failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.
+    Only --sources looks at audio files. Exits with 1 if something is damaged, missing or
+    changed; else with 3 if utterances are in the failure ledger. `featcache repair`
+    repairs damage; `featcache extract` adds what is missing.
 
     \b
     Examples:
@@ -70,7 +101,9 @@ def verify(path: Location, manifest: str | None, data: bool, sources: str | None
     wanted = options.read_manifest(manifest, chosen, carry=False) if manifest else None
     files = SourceCheck(sources == "content", root, CallersUrls(wanted))
     found: list[Report] = []
-    look = partial(check, data=data, manifest=wanted, sources=files if sources else None, threads=threads)
+    look = partial(
+        check, data=data, manifest=wanted, sources=files if sources else None, threads=threads
+    )
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
     for folder in version_folders(path):
@@ -80,18 +113,27 @@ def verify(path: Location, manifest: str | None, data: bool, sources: str | None
             found.append(Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]))
             continue
         looks = 1 if sources is None else 2
-        with stoppable(ending=ending) as stop, progress_bar(looks * len(version.shard_names()), "shards") as bar:
+        with (
+            stoppable(ending=ending) as stop,
+            progress_bar(looks * len(version.shard_names()), "shards") as bar,
+        ):
             result = look(version, report=bar.update, stop=stop)
         if recompute and not result.interrupted:
-            result = replace(result, recomputed=_recompute(version, recompute, files, device, threads))
+            result = replace(
+                result, recomputed=_recompute(version, recompute, files, device, threads)
+            )
         found.append(result)
         if result.interrupted:
             break
     interrupted = any(result.interrupted for result in found)
-    damaged = any(result.problems or (result.recomputed and result.recomputed.problems) for result in found)
+    damaged = any(
+        result.problems or (result.recomputed and result.recomputed.problems) for result in found
+    )
     if printing.as_json:
         say_json({"ok": not (damaged or interrupted), "versions": [*map(as_document, found)]})
-    given = manifest and shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
+    given = manifest and shlex.quote(manifest) + (
+        "" if root is None else f" --root {shlex.quote(str(root))}"
+    )
     for result in found:
         _print(result, given, "" if tag is None else f"@{tag}")
     if interrupted:
@@ -99,7 +141,9 @@ def verify(path: Location, manifest: str | None, data: bool, sources: str | None
     return 1 if damaged else 3 if any(result.failed for result in found) else 0
 
 
-def _recompute(version: Version, count: int, files: SourceCheck, device: str | None, threads: int) -> Recomputed:
+def _recompute(
+    version: Version, count: int, files: SourceCheck, device: str | None, threads: int
+) -> Recomputed:
     from featcache.care.recompute import recompute
     from featcache.device import Device
     from featcache.version.index import open_index
@@ -123,7 +167,10 @@ def _print(result: Report, manifest: str | None, tag: str) -> None:
     if again:
         found = f"largest difference {again.largest_difference:.3g}"
         if again.codes:
-            found = f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of them by rounding (ties)"
+            found = (
+                f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of "
+                "them by rounding (ties)"
+            )
         say(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {found}")
     for line in result.notes:
         say(f"  {line}")
@@ -135,23 +182,35 @@ def _print(result: Report, manifest: str | None, tag: str) -> None:
         say(f"  {count_are(result.repeated, 'utterance')} there twice, with equal values")
     path = shlex.quote(result.path)
     if result.failed:
-        say(f"  {count_are(result.failed, 'utterance')} in the failure ledger: featcache info {path} --failures")
+        say(
+            f"  {count_are(result.failed, 'utterance')} in the failure ledger: featcache "
+            f"info {path} --failures"
+        )
     repair = f"featcache repair {path} --manifest {'MANIFEST' if manifest is None else manifest}"
     if damaged := len(result.damaged_shards):
         advise(f"{count_are(damaged, 'shard')} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
         advise(f"the metadata of the version is damaged: {repair}")
-    elif not (result.interrupted or unlike) and all(problem.kind == "source" for problem in problems):
+    elif not (result.interrupted or unlike) and all(
+        problem.kind == "source" for problem in problems
+    ):
         say("  no damage found")
     if other_files := sum(problem.kind == "source" for problem in result.problems):
-        extract = "`featcache extract … --check-sources` extracts those again that have changed in size or mtime"
+        extract = (
+            "`featcache extract … --check-sources` extracts those again that have changed "
+            "in size or mtime"
+        )
         advise(f"{count_are(other_files, 'audio file')} not what was extracted: {extract}")
-    lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
+    lacking = Counter(
+        problem.kind for problem in problems if problem.kind in ("missing", "changed")
+    )
     if lacking and manifest is not None:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
         place = parse_location("path", result.path)
         config = "" if place.name.rpartition("-")[0] == "fbank80" else " -c CONFIG"
-        advise(f"{counts}: featcache extract {manifest}{config} -o {shlex.quote(str(place.parent))}")
+        advise(
+            f"{counts}: featcache extract {manifest}{config} -o {shlex.quote(str(place.parent))}"
+        )
 
 
 def _print_counts(result: Report, path: str) -> None:
@@ -160,7 +219,9 @@ def _print_counts(result: Report, path: str) -> None:
     shards, features = counted(result.shards, "shard"), megabytes(result.num_bytes)
     if result.shards_left_out:
         shards += f" of {result.shards + result.shards_left_out:,}"
-    sound = f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {features}"
+    sound = (
+        f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {features}"
+    )
     if not damaged:
         say(f"{path}: {shards}, {sound}; {checked}")
     elif damaged < result.shards:
@@ -169,4 +230,7 @@ def _print_counts(result: Report, path: str) -> None:
         say(f"{path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
     if damaged and result.damaged_utterances:
         are = "shard holds" if damaged == 1 else "shards hold"
-        say(f"  the damaged {are} {counted(result.damaged_utterances, 'utterance')}: repair keeps the sound ones")
+        say(
+            f"  the damaged {are} {counted(result.damaged_utterances, 'utterance')}: repair "
+            "keeps the sound ones"
+        )

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, as_document, count_are, note_unfinished, say, say_json, say_problems
+from featcache.cli.common import (
+    advise,
+    as_document,
+    count_are,
+    note_unfinished,
+    say,
+    say_json,
+    say_problems,
+)
 from featcache.cli.corpora import for_each_part, version_or_corpus
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.errors import counted, megabytes
@@ -24,8 +32,9 @@ if TYPE_CHECKING:
 def index(path: Location) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there.
 
-    `featcache extract` builds it when it ends, but not with --partition: there, one job does it after all others. Until
-    then, whoever opens the version builds it. Says on stderr if utterances are still missing.
+    `featcache extract` builds it when it ends, but not with --partition: there, one job
+    does it after all others. Until then, whoever opens the version builds it. Says on
+    stderr if utterances are still missing.
 
     \b
     Examples:
@@ -46,9 +55,14 @@ def index(path: Location) -> None:
             failed = len(standing_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
         shards, utterances = len(opened.shards), len(opened)
-        documents.append({"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built})
+        documents.append(
+            {"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built}
+        )
         what = "built" if is_built else "already there"
-        say(f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: index {what}")
+        say(
+            f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: "
+            f"index {what}"
+        )
     say_json({"versions": documents})
 
 
@@ -58,12 +72,14 @@ def index(path: Location) -> None:
 @options.as_json()
 @for_each_part
 def tag(path: Location, name: str) -> None:
-    """Tag a version: NAME stands for the shards that it has now, and never for others. Whatever is extracted, replaced
-    or pruned later, featcache.open("features/fbank80", tag="NAME") gives just these utterances, bit for bit, and so do
-    verify, diff, show and stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
+    """Tag a version: NAME stands for the shards that it has now, and never for others.
+    Whatever is extracted, replaced or pruned later, featcache.open("features/fbank80",
+    tag="NAME") gives just these utterances, bit for bit, and so do verify, diff, show and
+    stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
 
-    A tag copies nothing. What it names stays until the tag is removed: `featcache prune` leaves it alone. If a shard of
-    it is damaged, and repair has to put another in its place, the tag is no longer whole, and says so.
+    A tag copies nothing. What it names stays until the tag is removed: `featcache prune`
+    leaves it alone. If a shard of it is damaged, and repair has to put another in its
+    place, the tag is no longer whole, and says so.
 
     \b
     Example:
@@ -76,22 +92,37 @@ def tag(path: Location, name: str) -> None:
     version = select_version(path)
     made = make_tag(version, name, open_index(version))
     note_unfinished(version)
-    say_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
-    say(f"{version.path}@{name}: {counted(made.items, 'utterance')} in {counted(len(made.shards), 'shard')}")
+    say_json(
+        {
+            "path": str(version.path),
+            "tag": name,
+            "shards": len(made.shards),
+            "utterances": made.items,
+        }
+    )
+    say(
+        f"{version.path}@{name}: {counted(made.items, 'utterance')} in "
+        f"{counted(len(made.shards), 'shard')}"
+    )
 
 
 @click.command(short_help="Copy a cache to another folder or object store.")
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
-@options.threads("How many shards are copied at once.  [default: every core, at most 8]", default=options.all_cores)
+@options.threads(
+    "How many shards are copied at once.  [default: every core, at most 8]",
+    default=options.all_cores,
+)
 @options.as_json()
 def copy(path: Location, to: Location, threads: int) -> int:
-    """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what manifests want, failure
-    ledgers, and records of runs and probes. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
+    """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what
+    manifests want, failure ledgers, and records of runs and probes. Both may be folders
+    or URLs: s3://bucket/features, gs://…, az://….
 
-    Every byte is checked while it is copied: a damaged shard is named, and not copied. What is there already stays: run
-    the same command again to continue a copy that was interrupted, or to add what has been extracted since. Nothing is
-    removed. A shard is there as a whole or not at all, and a new version once all of it is there.
+    Every byte is checked while it is copied: a damaged shard is named, and not copied.
+    What is there already stays: run the same command again to continue a copy that was
+    interrupted, or to add what has been extracted since. Nothing is removed. A shard is
+    there as a whole or not at all, and a new version once all of it is there.
 
     Exits with 1 if a shard is damaged.
 
@@ -110,10 +141,17 @@ def copy(path: Location, to: Location, threads: int) -> int:
     with stoppable() as stop, progress_bar(total, "shards") as bar:
         for version in versions:
             if not stop.is_set():
-                results.append(copy_version(version, to, threads=threads, report=bar.update, stop=stop))
+                results.append(
+                    copy_version(version, to, threads=threads, report=bar.update, stop=stop)
+                )
     damaged = any(result.problems for result in results)
     interrupted = any(result.interrupted for result in results)
-    say_json({"ok": not damaged and not interrupted, "versions": [as_document(result) for result in results]})
+    say_json(
+        {
+            "ok": not damaged and not interrupted,
+            "versions": [as_document(result) for result in results],
+        }
+    )
     for result in results:
         _print(result)
     return INTERRUPTED if interrupted else 1 if damaged else 0

@@ -1,4 +1,5 @@
-"""One YAML file, validated: which extractor, its parameters, the audio and the stored dtype."""
+"""One YAML file, validated: which extractor, its parameters, the audio and the stored
+dtype."""
 
 from featcache.audio.waveform import AudioPolicy as AudioPolicy
 from featcache.config.config import Config as Config

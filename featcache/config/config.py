@@ -1,4 +1,5 @@
-"""One YAML file -> a validated config -> its resolved form, from which the fingerprint is made."""
+"""One YAML file -> a validated config -> its resolved form, from which the fingerprint is
+made."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class StorePolicy(Section):
     """The `store` section: how features are stored."""
 
     dtype: StoredDtype | None = None
-    """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as they are."""
+    """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
+    they are."""
 
 
 class ConfigFile(BaseModel):
@@ -51,7 +53,9 @@ class ConfigFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": AT_MOST_NAME})
+    name: str = Field(
+        json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": AT_MOST_NAME}
+    )
     """The name of the version."""
     extractor: str
     """A registered name, or `package.module:Class` for your own."""
@@ -87,9 +91,11 @@ class Config:
     dtype: str
     """The stored dtype, by its numpy name."""
     augment: AugmentPolicy | None = None
-    """The `augment` section: which copies of utterances are made; None for no others than the utterances themselves."""
+    """The `augment` section: which copies of utterances are made; None for no others than
+    the utterances themselves."""
     source: str = field(default="", compare=False)
-    """Where the config was read from, for messages: a file, or the name of a packaged config; empty if unknown."""
+    """Where the config was read from, for messages: a file, or the name of a packaged
+    config; empty if unknown."""
     is_recorded: bool = field(default=False, compare=False)
     """Whether the config comes from a cache, and not from its user: see `recorded_config`."""
 
@@ -104,21 +110,26 @@ class Config:
         return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
-        """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters contradict each other or
-        the sample rate, or weights cannot be loaded."""
+        """Build the extractor, ready to run on `device`. Raises ConfigError if the
+        parameters contradict each other or the sample rate, or weights cannot be
+        loaded."""
         try:
             with without_downloads(self.is_recorded):
                 return self.extractor_class(self.params, self.audio.sample_rate, device)
-        except ConfigError as error:  # a run may have several configs, so the message names the one at fault
+        except (
+            ConfigError
+        ) as error:  # a run may have several configs, so the message names the one at fault
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
     @property
     def keys(self) -> list[str]:
-        """All keys that such a config may have, by their dotted paths: `params.num_mel_bins`."""
+        """All keys that such a config may have, by their dotted paths:
+        `params.num_mel_bins`."""
         return [*keys_of(ConfigFile), *keys_of(type(self.params), "params.")]
 
     def resolved(self) -> dict[str, Any]:
-        """The config as plain JSON values, with every default filled in, except those of `Params.added_later`."""
+        """The config as plain JSON values, with every default filled in, except those of
+        `Params.added_later`."""
         return {
             "name": self.name,
             "extractor": self.extractor,
@@ -129,19 +140,22 @@ class Config:
         }
 
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of everything that decides the values: see `featcache.extractors.fingerprint`."""
+        """SHA-256, in hex, of everything that decides the values: see
+        `featcache.extractors.fingerprint`."""
         with without_downloads(self.is_recorded):
             return extractors.fingerprint(self.resolved())
 
 
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
-    """Read a config from a YAML file, or a packaged one by its name; values by their dotted keys are `set` in it, as
-    `{"params.num_mel_bins": 40}`. Raises ConfigError, which lists all faults, if the file cannot be read or has any."""
+    """Read a config from a YAML file, or a packaged one by its name; values by their
+    dotted keys are `set` in it, as `{"params.num_mel_bins": 40}`. Raises ConfigError,
+    which lists all faults, if the file cannot be read or has any."""
     text, folder = packaged_configs().get(str(source)), None
     if text is None:
         folder = Path(source).absolute().parent
         try:
-            with Path(source).open("rb") as file:  # which may be a pipe, as bash makes one for <(…)
+            # which may be a pipe, as bash makes one for <(…)
+            with Path(source).open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
             text = data.decode()
         except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
@@ -154,7 +168,8 @@ def load_config(source: str | Path, set: Values | None = None) -> Config:  # noq
 
 
 def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
-    """A config as the callers of the library give it: one that was made, or what `load_config` takes."""
+    """A config as the callers of the library give it: one that was made, or what
+    `load_config` takes."""
     if not isinstance(config, Config):
         return load_config(config, set)
     if not set:
@@ -165,14 +180,23 @@ def as_config(config: str | Path | Config, set: Values | None = None) -> Config:
     return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
 
 
-def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None, set: Values | None = None) -> Config:  # noqa: A002
-    """Validate a config's YAML text, in which values by their dotted keys are `set`; see `config_from`."""
+def parse_config(
+    text: str,
+    source: str = _NAMELESS,
+    folder: Path | None = None,
+    set: Values | None = None,  # noqa: A002
+) -> Config:
+    """Validate a config's YAML text, in which values by their dotted keys are `set`; see
+    `config_from`."""
     try:
         loaded = load_yaml(text)
     except ValueError as error:
         raise ConfigError(f"config {source}: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio, augment and store")
+        raise ConfigError(
+            f"config {source}: expected a mapping with name, extractor, params, audio, "
+            "augment and store"
+        )
     return config_from(_with_values(loaded, set or {}), source, folder)
 
 
@@ -187,32 +211,48 @@ def _with_values(document: dict[str, Any], values: Values) -> dict[str, Any]:
     return document
 
 
-def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None) -> Config:
-    """Validate a user's config, given as plain values. This imports the extractor that the config names.
+def config_from(
+    document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None
+) -> Config:
+    """Validate a user's config, given as plain values. This imports the extractor that
+    the config names.
 
-    In messages, the config is called `source`. Relative paths are relative to `folder`, or to the current one.
+    In messages, the config is called `source`. Relative paths are relative to `folder`,
+    or to the current one.
 
-    Raises ConfigError if the config has faults; the message lists all of them, each with its dotted path."""
+    Raises ConfigError if the config has faults; the message lists all of them, each with
+    its dotted path."""
     faults: list[str] = []
-    document = {key: value for key, value in document.items() if value is not None or key not in SECTIONS}
+    document = {
+        key: value for key, value in document.items() if value is not None or key not in SECTIONS
+    }
     file = _validated(ConfigFile, document, folder, faults)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
-        faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
+        faults.append(
+            f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a "
+            "letter or digit"
+        )
     if isinstance(name, str) and len(name) > AT_MOST_NAME:
         faults.append(f"name: it has {len(name):,} characters, and may have {AT_MOST_NAME}")
     extractor = params = None
     if isinstance(document.get("extractor"), str):
         try:
             extractor = extractors.find(document["extractor"])
-            params = _validated(extractor.Params, document.get("params", {}), folder, faults, ["params"])
+            params = _validated(
+                extractor.Params, document.get("params", {}), folder, faults, ["params"]
+            )
         except ConfigError as error:
             faults.append(str(error))
     if file is not None and file.augment is not None:
         faults += _faults_of_copies(file.augment, file.audio)
     if faults or file is None or extractor is None or params is None:
         lines = list(dict.fromkeys(faults))
-        listed = lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} errors", *(f"  {line}" for line in lines)])
+        listed = (
+            lines[0]
+            if len(lines) == 1
+            else "\n".join([f"{len(lines)} errors", *(f"  {line}" for line in lines)])
+        )
         raise ConfigError(f"config {source}: {listed}")
     try:
         dtype = file.store.dtype or extractor.stored_dtype(params)
@@ -223,9 +263,14 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
 
 
 def _validated(
-    model: type[_Model], document: Any, folder: Path | None, faults: list[str], above: Sequence[str] = ()
+    model: type[_Model],
+    document: Any,
+    folder: Path | None,
+    faults: list[str],
+    above: Sequence[str] = (),
 ) -> _Model | None:
-    """What a model makes of a document, whose path in the config is `above`; or None, and its faults are added."""
+    """What a model makes of a document, whose path in the config is `above`; or None, and
+    its faults are added."""
     try:
         return model.model_validate(document, context={"folder": folder})
     except ValidationError as error:
@@ -234,13 +279,15 @@ def _validated(
 
 
 def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
-    """Validate a resolved config that comes from a cache: from a version, or from a run's record.
+    """Validate a resolved config that comes from a cache: from a version, or from a run's
+    record.
 
-    A cache is data, whoever made it. So only registered extractors are imported, unless `--trust-remote-code` says
-    otherwise, and weights are only looked for on this machine, now and whenever the config is used.
+    A cache is data, whoever made it. So only registered extractors are imported, unless
+    `--trust-remote-code` says otherwise, and weights are only looked for on this machine,
+    now and whenever the config is used.
 
-    Raises ConfigError if the config names an extractor that is not registered, or has faults; the message lists all of
-    them, each with its dotted path."""
+    Raises ConfigError if the config names an extractor that is not registered, or has
+    faults; the message lists all of them, each with its dotted path."""
     if not isinstance(document, dict):
         raise ConfigError(f"config {source}: expected a mapping")
     if isinstance(name := document.get("extractor"), str):
@@ -262,7 +309,8 @@ def packaged_configs() -> dict[str, str]:
 
 
 def packaged_hint(name: str) -> str:
-    """Which packaged config may be meant by a name that none has; of one that is like no other, all names."""
+    """Which packaged config may be meant by a name that none has; of one that is like no
+    other, all names."""
     packaged = packaged_configs()
     if alike := difflib.get_close_matches(name, packaged, 1):
         return f"did you mean the packaged config {alike[0]}?"
@@ -276,17 +324,24 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
     if augment.speed != (1.0,):
         yield "augment.speed: to change it is to resample, which audio.resample forbids"
     if augment.noise is not None:
-        rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)} - {audio.sample_rate}
+        rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)} - {
+            audio.sample_rate
+        }
         if rates:
             there = listing(f"{rate} Hz" for rate in sorted(rates))
-            yield f"augment.noise.manifest: holds noise at {there}, and audio.resample forbids resampling"
+            yield (
+                f"augment.noise.manifest: holds noise at {there}, and audio.resample "
+                "forbids resampling"
+            )
 
 
 # Faults, in terms of YAML
 
 _SHOULD_BE = "Input should be "
 _KINDS = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(
+        ("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"
+    ),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
@@ -294,15 +349,19 @@ _KINDS = {
     "string_type": "text",
     "none_required": "left out",
 }
-"""What a value should be, by pydantic's name of the fault, where pydantic's message is about Python and not YAML."""
+"""What a value should be, by pydantic's name of the fault, where pydantic's message is
+about Python and not YAML."""
 
 _LONGEST = 40
 """The characters of a value that a message shows."""
 
 
-def _faults_of(error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str]) -> Iterator[str]:
+def _faults_of(
+    error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str]
+) -> Iterator[str]:
     """Describe each fault of a document, which its model has found, in one line."""
-    wanted: dict[str, tuple[Any, list[str]]] = {}  # by path, since a union has a fault for each of its alternatives
+    # by path, since a union has a fault for each of its alternatives
+    wanted: dict[str, tuple[Any, list[str]]] = {}
     for fault in error.errors():
         parts = _parts(fault["loc"], document)
         path = ".".join([*above, *parts])
@@ -319,7 +378,8 @@ def _faults_of(error: ValidationError, document: Any, model: type[BaseModel], ab
 
 
 def _parts(location: Sequence[str | int], document: Any) -> list[str]:
-    """The part of pydantic's location that is in the document: it also names the alternatives of unions."""
+    """The part of pydantic's location that is in the document: it also names the
+    alternatives of unions."""
     parts, here = [], document
     for number, part in enumerate(location):
         inner = {str(key): value for key, value in here.items()} if isinstance(here, dict) else here
@@ -335,13 +395,18 @@ def _parts(location: Sequence[str | int], document: Any) -> list[str]:
 
 def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
     models = [model]
-    for part in parts[:-1]:  # numbers of a list's entries, and keys of a mapping's, are names of no field
-        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+    # numbers of a list's entries, and keys of a mapping's, are names of no field
+    for part in parts[:-1]:
+        fields = [
+            model.model_fields[part].annotation for model in models if part in model.model_fields
+        ]
         models = [inner for annotation in fields for inner in _models(annotation)] or models
     keys = list(dict.fromkeys(key for model in models for key in model.model_fields))
     if alike := difflib.get_close_matches(parts[-1], keys, 1):
         return f"there is no such key (did you mean {alike[0]}?)"
-    return "there is no such key" + (f" (there are {', '.join(keys)})" if keys else ", nor any other")
+    return "there is no such key" + (
+        f" (there are {', '.join(keys)})" if keys else ", nor any other"
+    )
 
 
 def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -365,7 +430,11 @@ def _shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
-    text = json.dumps(value, ensure_ascii=False) if value is None or isinstance(value, (str, bool)) else str(value)
+    text = (
+        json.dumps(value, ensure_ascii=False)
+        if value is None or isinstance(value, (str, bool))
+        else str(value)
+    )
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
@@ -377,14 +446,18 @@ class Differences:
     """How a config differs from that of a version."""
 
     deciding: list[str]
-    """What decides values, with both values: keys, as `params.low_freq: 20.0 -> 0.0`; the extractor's revision, or its
-    weights. Empty if the fingerprint is the same."""
+    """What decides values, with both values: keys, as `params.low_freq: 20.0 -> 0.0`; the
+    extractor's revision, or its weights. Empty if the fingerprint is the same."""
     others: list[str]
-    """Keys that decide no values: the name, where something is, which utterances are refused."""
+    """Keys that decide no values: the name, where something is, which utterances are
+    refused."""
 
 
-def find_differences(recorded: Values, recorded_fingerprint: str, config: Values, fingerprint: str) -> Differences:
-    """How a resolved config differs from the recorded config of a version; both with their fingerprints."""
+def find_differences(
+    recorded: Values, recorded_fingerprint: str, config: Values, fingerprint: str
+) -> Differences:
+    """How a resolved config differs from the recorded config of a version; both with
+    their fingerprints."""
     keys = differing_keys(dict(recorded), dict(config))
     if recorded_fingerprint == fingerprint:
         return Differences([], keys)
@@ -393,21 +466,36 @@ def find_differences(recorded: Values, recorded_fingerprint: str, config: Values
     locations = extractors.find(config["extractor"]).Params.locations
     names = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
     names |= {f"params.{name}" for name in locations}
-    others = [line for line in keys if line.startswith(tuple(f"{name}{end}" for name in names for end in (":", ".")))]
-    deciding = [line for line in keys if line not in others] + _hidden(recorded, recorded_fingerprint, config)
-    return Differences(deciding or ["the extractor's revision, or the content of its weights"], others)
+    others = [
+        line
+        for line in keys
+        if line.startswith(tuple(f"{name}{end}" for name in names for end in (":", ".")))
+    ]
+    deciding = [line for line in keys if line not in others] + _hidden(
+        recorded, recorded_fingerprint, config
+    )
+    return Differences(
+        deciding or ["the extractor's revision, or the content of its weights"], others
+    )
 
 
 def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
-    """What differs besides keys, if the recorded config does not give its fingerprint any more, with these weights."""
+    """What differs besides keys, if the recorded config does not give its fingerprint any
+    more, with these weights."""
     extractor = extractors.find(config["extractor"])
     locations = extractor.Params.locations
     weights = {name: config["params"][name] for name in locations & config["params"].keys()}
     try:
         with without_downloads():  # of what only the record names
-            revision = revision_of({**recorded, "params": {**recorded["params"], **weights}}, fingerprint)
+            revision = revision_of(
+                {**recorded, "params": {**recorded["params"], **weights}}, fingerprint
+            )
     except (FeatcacheError, ValidationError, KeyError, TypeError, AttributeError):  # odd keys
         return []
     if revision is None:
         return ["the content of the weights" if locations else "the extractor itself"]
-    return [] if revision == extractor.revision else [f"the extractor's revision: {revision} -> {extractor.revision}"]
+    return (
+        []
+        if revision == extractor.revision
+        else [f"the extractor's revision: {revision} -> {extractor.revision}"]
+    )

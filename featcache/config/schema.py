@@ -18,15 +18,19 @@ from featcache.errors import ConfigError
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of configs, with the parameters of every registered extractor.
+    """The JSON Schema (draft 2020-12) of configs, with the parameters of every registered
+    extractor.
 
-    What a config's values say of each other, and what is found when an extractor is built, is not in it."""
+    What a config's values say of each other, and what is found when an extractor is
+    built, is not in it."""
     models = {}
     for name in sorted(extractors.registered()):
         with suppress(ConfigError):  # an entry point of a package that is not whole
             models[name] = extractors.find(name).Params
     all_models: list[type[BaseModel]] = [ConfigFile, *dict.fromkeys(models.values())]
-    places, schema = models_json_schema([(model, "validation") for model in all_models], schema_generator=_Described)
+    places, schema = models_json_schema(
+        [(model, "validation") for model in all_models], schema_generator=_Described
+    )
     definitions = schema["$defs"]
     top = definitions.pop(ConfigFile.__name__)
     keys = top["properties"]
@@ -36,7 +40,10 @@ def config_schema() -> dict[str, Any]:
         "$schema": GenerateJsonSchema.schema_dialect,
         "title": "A config of featcache",
         **top,
-        "allOf": [_of_extractor(name, model, places[model, "validation"]) for name, model in models.items()],
+        "allOf": [
+            _of_extractor(name, model, places[model, "validation"])
+            for name, model in models.items()
+        ],
         "$defs": definitions,
     }
 
@@ -50,7 +57,9 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         for field, below in pairwise(definition.body):  # type: ignore[attr-defined]
             match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
                     found[name] = " ".join(text.split())
     return found
 
@@ -82,7 +91,9 @@ def _of_extractor(name: str, model: type[BaseModel], params: dict[str, Any]) -> 
 
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a section that may be left empty."""
-    beside: dict[str, Any] = {key: schema[key] for key in ("description", "default") if key in schema}
+    beside: dict[str, Any] = {
+        key: schema[key] for key in ("description", "default") if key in schema
+    }
     rest = {key: value for key, value in schema.items() if key not in beside}
     choices = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
     return {**beside, "anyOf": [one for one in choices if one != _EMPTY] + [_EMPTY]}

@@ -1,4 +1,5 @@
-"""YAML as a config may have it: safe, without keys given twice, and no larger or deeper than a config needs."""
+"""YAML as a config may have it: safe, without keys given twice, and no larger or deeper
+than a config needs."""
 
 from __future__ import annotations
 
@@ -14,24 +15,28 @@ _MOST_VALUES = 100_000
 
 
 def load_yaml(text: str) -> Any:
-    """The only document of a text. Raises ValueError, in one line that says where, if it is no YAML, or too large."""
+    """The only document of a text. Raises ValueError, in one line that says where, if it
+    is no YAML, or too large."""
     try:
         return yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = " ".join(str(getattr(error, "problem", error)).split())  # one line, whatever PyYAML makes of it
+        # one line, whatever PyYAML makes of it
+        problem = " ".join(str(getattr(error, "problem", error)).split())
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}not valid YAML: {problem}") from error
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but a key that is given twice and a merge key (`<<`) are errors, and depth and
-    size are limited. From every method: yaml.YAMLError, whatever is wrong."""
+    """Loads YAML as yaml.safe_load does, but a key that is given twice and a merge key
+    (`<<`) are errors, and depth and size are limited. From every method: yaml.YAMLError,
+    whatever is wrong."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
-        self._sizes: dict[int, tuple[int, int]] = {}  # by node: how many values it holds, and how deep they are
+        # by node: how many values it holds, and how deep they are
+        self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self._depth > _MOST_DEPTH:
@@ -47,18 +52,27 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def _measure(self, node: yaml.Node) -> None:
-        """Refuse a node that is too large, or too deep, by the aliases in it; what it holds has been measured."""
+        """Refuse a node that is too large, or too deep, by the aliases in it; what it
+        holds has been measured."""
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
         nodes = chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
-        sizes = [self._sizes.get(id(one), (_MOST_VALUES, 0)) for one in nodes]  # none yet, if it holds itself
-        size, depth = 1 + sum(values for values, _ in sizes), max((deep + 1 for _, deep in sizes), default=0)
+        # none yet, if it holds itself
+        sizes = [self._sizes.get(id(one), (_MOST_VALUES, 0)) for one in nodes]
+        size, depth = (
+            1 + sum(values for values, _ in sizes),
+            max((deep + 1 for _, deep in sizes), default=0),
+        )
         if size > _MOST_VALUES or depth > _MOST_DEPTH:
-            raise _refused(f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases", node.start_mark)
+            raise _refused(
+                f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases",
+                node.start_mark,
+            )
         self._sizes[id(node)] = size, depth
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            # Deep, since PyYAML would otherwise construct what is inside at the end, with errors of its own.
+            # Deep, since PyYAML would otherwise construct what is inside at the end, with
+            # errors of its own.
             return super().construct_object(node, deep=True)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
@@ -69,7 +83,9 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                raise _refused("merge keys (<<) are not read: write the keys out", key_node.start_mark)
+                raise _refused(
+                    "merge keys (<<) are not read: write the keys out", key_node.start_mark
+                )
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, Hashable):
                 raise _refused("a list or mapping cannot be a key", key_node.start_mark)

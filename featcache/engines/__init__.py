@@ -1,1 +1,2 @@
-"""Engines, which do shard tasks: `local` in this process, `devices` and `ray` in others, which `dispatch` leads."""
+"""Engines, which do shard tasks: `local` in this process, `devices` and `ray` in others,
+which `dispatch` leads."""

@@ -1,6 +1,8 @@
-"""Appends extracted batches to their shards in order, and commits complete shards in a thread of its own.
+"""Appends extracted batches to their shards in order, and commits complete shards in a
+thread of its own.
 
-A shard is in memory until it is committed. If the run is stopped, `Delivery.commit_part` commits incomplete ones."""
+A shard is in memory until it is committed. If the run is stopped, `Delivery.commit_part`
+commits incomplete ones."""
 
 from __future__ import annotations
 
@@ -28,9 +30,12 @@ _UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
 
 
 class OpenShard:
-    """A task in progress, with a shard for each version, from the first batch to the commit. Not thread-safe."""
+    """A task in progress, with a shard for each version, from the first batch to the
+    commit. Not thread-safe."""
 
-    def __init__(self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False) -> None:
+    def __init__(
+        self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False
+    ) -> None:
         self.jobs = jobs
         self._task = task
         self._left = _UNREAD if leaves_unread else frozenset()
@@ -38,19 +43,29 @@ class OpenShard:
         self._failures: list[list[Failure]] = [[] for _ in jobs]
         self._done = DoneTask(task.name, Progress(), [[] for _ in jobs])
         numbers = zip(task.utterances, task.generations, strict=True)
-        self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
+        self._generations = {
+            utterance.id: generation for utterance, generation in numbers if generation > 1
+        }
 
     def append(self, part: Iterable[Extracted]) -> Progress:
-        """Add and return what each version gets of a part of a batch; ExtractorError if that is not what it holds."""
+        """Add and return what each version gets of a part of a batch; ExtractorError if
+        that is not what it holds."""
         done = Progress()
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
             items, all_failures = extracted.items, extracted.failures
             if self._generations:
-                items = [replace(item, generation=self._generations.get(item.id, 1)) for item in items]
-                all_failures = [replace(one, generation=self._generations.get(one.id, 1)) for one in all_failures]
+                items = [
+                    replace(item, generation=self._generations.get(item.id, 1)) for item in items
+                ]
+                all_failures = [
+                    replace(one, generation=self._generations.get(one.id, 1))
+                    for one in all_failures
+                ]
             failures = [failure for failure in all_failures if failure.reason not in self._left]
-            self._done.unread[number] += [failure for failure in all_failures if failure.reason in self._left]
+            self._done.unread[number] += [
+                failure for failure in all_failures if failure.reason in self._left
+            ]
             self._failures[number] += failures
             for item, clip in zip(items, extracted.features, strict=True):
                 self._builders[number].append(item, clip.features, clip.side)
@@ -61,9 +76,11 @@ class OpenShard:
         return done
 
     def commit(self) -> DoneTask:
-        """Record the failures, and make the shards visible. Returns what the versions have got.
+        """Record the failures, and make the shards visible. Returns what the versions
+        have got.
 
-        What was not appended is in no shard, and still to be done. Raises StoreError if the cache cannot be written."""
+        What was not appended is in no shard, and still to be done. Raises StoreError if
+        the cache cannot be written."""
         for job, builder, failures in zip(self.jobs, self._builders, self._failures, strict=True):
             job.run.fail(failures)
             if len(builder):
@@ -94,7 +111,8 @@ class Batch:
     is_suspect: bool = False
     """Whether it is a single utterance that may have crashed an earlier run."""
     parts: list[list[Extracted | PendingRows]] | None = None
-    """For each part of the batch, what each version gets; rows may be missing. None until it is extracted."""
+    """For each part of the batch, what each version gets; rows may be missing. None until
+    it is extracted."""
     num_pending: int = 0
     """How many of these lack rows."""
     waiting_seconds: float = 0.0
@@ -113,13 +131,17 @@ class Delivery:
 
     Args:
         control: What to count in, and whom to tell.
-        state: The engine's lock, which guards `coming` and what is counted; notified whenever a batch is appended.
+        state: The engine's lock, which guards `coming` and what is counted; notified
+            whenever a batch is appended.
         fail: Called with the error of a commit, in the thread that commits.
     """
 
-    def __init__(self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]
+    ) -> None:
         self.coming: deque[Batch] = deque()
-        """The batches that are being extracted, or wait for what comes before them, in the order of their tasks."""
+        """The batches that are being extracted, or wait for what comes before them, in
+        the order of their tasks."""
         self._is_appending = False  # the first of them; guarded by `state`
         self._control = control
         self._progress = control.progress
@@ -131,14 +153,15 @@ class Delivery:
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
 
     def close(self) -> None:
-        """Wait until the complete shards are committed, or have failed to be; no batch may be appended any more."""
+        """Wait until the complete shards are committed, or have failed to be; no batch
+        may be appended any more."""
         self._commits.shutdown()
 
     def commit_part(self) -> None:
         """Commit of a shard that is not complete what has been appended, after `close`.
 
-        Batches are appended whole and in order, so this is the beginning of the shard that was to be. Raises StoreError
-        if the cache cannot be written."""
+        Batches are appended whole and in order, so this is the beginning of the shard
+        that was to be. Raises StoreError if the cache cannot be written."""
         if self._begun is not None:
             self._commit(self._begun)
 
@@ -151,8 +174,9 @@ class Delivery:
                 self._telling.release()
 
     def take(self) -> Batch | None:
-        """The next batch, if it is complete and none is being appended; the caller holds `state`, and then appends it.
-        After one that could not be written, there is none."""
+        """The next batch, if it is complete and none is being appended; the caller holds
+        `state`, and then appends it. After one that could not be written, there is
+        none."""
         if self._is_appending or not self.coming or not self.coming[0].is_complete:
             return None
         self._is_appending = True
@@ -160,12 +184,15 @@ class Delivery:
         return self.coming[0]
 
     def append(self, batch: Batch) -> None:
-        """Append a batch that was taken. Raises StoreError if the cache cannot be written: it is half written then."""
+        """Append a batch that was taken. Raises StoreError if the cache cannot be
+        written: it is half written then."""
         started = perf_counter()
         self._begun = shard = batch.shard
         while batch.parts:
             part = batch.parts.pop(0)
-            extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
+            extracted = (
+                result.extracted() if isinstance(result, PendingRows) else result for result in part
+            )
             done = shard.append(extracted)
             with self._state:
                 self._progress.add(done)
@@ -187,7 +214,9 @@ class Delivery:
         except StoreError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
-            raise StoreError(f"{error}; what is committed stays: make room or mend the disk, and run again") from error
+            raise StoreError(
+                f"{error}; what is committed stays: make room or mend the disk, and run again"
+            ) from error
         with self._state:
             self._progress.shards += done.progress.shards
         self._control.done(done)

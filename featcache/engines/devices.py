@@ -1,7 +1,9 @@
-"""Runs shard tasks on several devices of this machine, each of which has a process of its own.
+"""Runs shard tasks on several devices of this machine, each of which has a process of its
+own.
 
-A GPU's process sees no other GPU, so that nothing in it can take memory there. It runs on the cores next to its GPU.
-Signals do not reach it: this process tells it to stop, and if this process ends in whatever way, so does it."""
+A GPU's process sees no other GPU, so that nothing in it can take memory there. It runs on
+the cores next to its GPU. Signals do not reach it: this process tells it to stop, and if
+this process ends in whatever way, so does it."""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _MAIN = "featcache.engines.worker:serve"
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
-    """Each device's share of the budget of threads, by default the largest that one would have; at least one."""
+    """Each device's share of the budget of threads, by default the largest that one would
+    have; at least one."""
     threads = threads or max(Device(name).threads for name in devices)
     share, more = divmod(threads, len(devices))
     return [max(1, share + (number < more)) for number in range(len(devices))]
@@ -31,7 +34,9 @@ def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
 
 def on_devices(options: Options) -> Engine:
     """An engine that has a process for each of the options' devices."""
-    return lambda group, tasks, control: Dispatch(group, tasks, control, _Processes(options), options).run()
+    return lambda group, tasks, control: Dispatch(
+        group, tasks, control, _Processes(options), options
+    ).run()
 
 
 class _Processes:
@@ -40,7 +45,8 @@ class _Processes:
     def __init__(self, options: Options) -> None:
         devices = options.devices
         self.names: Sequence[str] = [
-            f"{name} (process {number})" if devices.count(name) > 1 else name for number, name in enumerate(devices, 1)
+            f"{name} (process {number})" if devices.count(name) > 1 else name
+            for number, name in enumerate(devices, 1)
         ]
         self._devices = devices
         self._shares = shares_of(options.threads, devices)

@@ -1,11 +1,14 @@
-"""Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker dies.
+"""Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker
+dies.
 
-A chunk has up to 16 hours of audio, and less near the end, so that all workers end at about the same time. If a worker
-dies, what it has not committed of its chunk goes to another. After three deaths a chunk is split into single tasks.
+A chunk has up to 16 hours of audio, and less near the end, so that all workers end at
+about the same time. If a worker dies, what it has not committed of its chunk goes to
+another. After three deaths a chunk is split into single tasks.
 
-What is known of a death is used as by the run after a crash: the dead worker's marks say what was in flight, and what
-may have ended it is extracted in a process of its own from then on. If a task goes on to end workers and no mark says
-why, all its utterances are suspects."""
+What is known of a death is used as by the run after a crash: the dead worker's marks say
+what was in flight, and what may have ended it is extracted in a process of its own from
+then on. If a task goes on to end workers and no mark says why, all its utterances are
+suspects."""
 
 from __future__ import annotations
 
@@ -19,7 +22,17 @@ from time import monotonic
 from typing import Protocol
 
 from featcache.engines.process import Setup
-from featcache.engines.worker import Died, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
+from featcache.engines.worker import (
+    Died,
+    Event,
+    Finished,
+    Message,
+    Ready,
+    Stop,
+    Work,
+    WorkerSetup,
+    Working,
+)
 from featcache.errors import ConfigError, ExtractorError, counted, listing
 from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl
@@ -33,11 +46,13 @@ MOST_TASKS = 64
 """The most tasks in a chunk: few enough that all workers end together."""
 
 CHUNK_SECONDS = 16 * 3600.0
-"""About how much audio is in a chunk: enough to fill a GPU's batches, which are not filled from the next one. Of
-LibriSpeech's lengths, a tenth of what it computes for 16 h only fills them up."""
+"""About how much audio is in a chunk: enough to fill a GPU's batches, which are not
+filled from the next one. Of LibriSpeech's lengths, a tenth of what it computes for 16 h
+only fills them up."""
 
 MOST_DEATHS = 3
-"""The deaths after which a chunk is split into single tasks, and the further ones that one of these may cause."""
+"""The deaths after which a chunk is split into single tasks, and the further ones that
+one of these may cause."""
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
@@ -50,8 +65,9 @@ _MOST_DEATHS = _TRIES + 1
 """How often a worker may die without having committed anything in between."""
 
 _ENOUGH_UNREAD = 100
-"""Utterances that workers cannot read and this process can, after which it does not look at others: the run is to be
-repeated anyway, and workers would have to wait for the one process that reads what they all cannot."""
+"""Utterances that workers cannot read and this process can, after which it does not look
+at others: the run is to be repeated anyway, and workers would have to wait for the one
+process that reads what they all cannot."""
 
 _ASKED = ("manifest", "root", "config", "from")
 """What workers' records repeat of the record of their run."""
@@ -90,8 +106,9 @@ class Chunks:
     def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
         """The next chunk for a worker; None if there is nothing for it now.
 
-        A worker is not given again what it died of, unless it `is_alone`: others are lost, or may never begin. It may
-        be the worker's own device that is at fault. What cannot be extracted even apart comes last."""
+        A worker is not given again what it died of, unless it `is_alone`: others are
+        lost, or may never begin. It may be the worker's own device that is at fault. What
+        cannot be extracted even apart comes last."""
         self._look_ahead()
         chunks = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
         chunk = min(chunks, key=lambda chunk: chunk.deaths >= _TRIES, default=None)
@@ -115,9 +132,11 @@ class Chunks:
         del self.held[worker]
 
     def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
-        """Take back the chunk of a worker that has died, but for the tasks that it has `done` of it, by their names.
+        """Take back the chunk of a worker that has died, but for the tasks that it has
+        `done` of it, by their names.
 
-        The death `counts` if the chunk may be the cause: not that of a worker that was preempted."""
+        The death `counts` if the chunk may be the cause: not that of a worker that was
+        preempted."""
         chunk = self.held.pop(worker, Chunk(()))
         left = tuple(task for task in chunk.tasks if task.name not in done)
         deaths, died_with = chunk.deaths + counts, worker if counts else chunk.died_with
@@ -146,7 +165,8 @@ class Team(Protocol):
         """What workers have said; waits for that for at most so long."""
 
     def end(self) -> None:
-        """End all workers; they commit what they have, and whoever does not end soon is killed."""
+        """End all workers; they commit what they have, and whoever does not end soon is
+        killed."""
 
 
 @dataclass
@@ -171,30 +191,44 @@ class Dispatch:
     """Has a team do shard tasks. `options` are those that the run is planned with."""
 
     def __init__(
-        self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options
+        self,
+        group: JobGroup,
+        tasks: Iterator[ShardTask],
+        control: RunControl,
+        team: Team,
+        options: Options,
     ) -> None:
         self._group, self._control, self._team = group, control, team
         paths = [job.version.path.absolute() for job in group.jobs]
-        asked = [{key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id} for job in group.jobs]
+        asked = [
+            {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id}
+            for job in group.jobs
+        ]
         self._setup = WorkerSetup(Setup.of(group), list(zip(paths, asked, strict=True)), options)
         self._workers = [_Worker() for _ in team.names]
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
-        self._lasting = deepcopy(control.progress)  # what is done, whatever becomes of the workers
-        self._unread: set[str] = set()  # the ids of what workers could not read, though this machine can
+        # what is done, whatever becomes of the workers
+        self._lasting = deepcopy(control.progress)
+        # the ids of what workers could not read, though this machine can
+        self._unread: set[str] = set()
         self._first_unread = ""  # one of them, and why
         self._said: dict[str, int] = {}  # which worker was the first to say it
-        self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
+        # the first worker that was ready, and its device
+        self._first: tuple[str, str] | None = None
         self._next_report = 0.0
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
-        """Start the team, and end it; returns when all tasks are committed, or the run was stopped.
+        """Start the team, and end it; returns when all tasks are committed, or the run
+        was stopped.
 
         Raises:
-            ConfigError: The workers' devices are of different models, or a worker finds another fingerprint.
-            ExtractorError: The extractor broke its contract, or every worker has died again and again.
+            ConfigError: The workers' devices are of different models, or a worker finds
+                another fingerprint.
+            ExtractorError: The extractor broke its contract, or every worker has died
+                again and again.
             StoreError: The cache cannot be written. What was committed stays.
         """
         try:
@@ -208,12 +242,22 @@ class Dispatch:
         finally:
             self._team.end()
         if self._unread:
-            what = f"workers could not read {counted(len(self._unread), 'utterance')}, such as {self._first_unread}"
-            raise ExtractorError(f"{what}; this machine can: let all see the audio, and run the same command again")
+            what = (
+                f"workers could not read {counted(len(self._unread), 'utterance')}, such as "
+                f"{self._first_unread}"
+            )
+            raise ExtractorError(
+                f"{what}; this machine can: let all see the audio, and run the same command again"
+            )
 
     def _end(self) -> None:
-        """Stop who is at work, if the run was stopped, and have those who got nothing record that; wait for all."""
-        idle = [number for number, worker in enumerate(self._workers) if worker.runs and worker.latest is None]
+        """Stop who is at work, if the run was stopped, and have those who got nothing
+        record that; wait for all."""
+        idle = [
+            number
+            for number, worker in enumerate(self._workers)
+            if worker.runs and worker.latest is None
+        ]
         idle = [number for number in idle if number not in self._chunks.held]
         if self._control.stop.is_set():
             for number in (*self._chunks.held, *idle):
@@ -239,11 +283,18 @@ class Dispatch:
         """Give chunks to the workers that have none."""
         ready = [number for number, worker in enumerate(self._workers) if worker.runs]
         for number in ready:
-            if number not in self._chunks.held and (chunk := self._chunks.take(number, len(ready) == 1)) is not None:
-                self._team.send(number, Work(chunk.tasks, self._suspects | self._suspects_in(chunk)))
+            if (
+                number not in self._chunks.held
+                and (chunk := self._chunks.take(number, len(ready) == 1)) is not None
+            ):
+                self._team.send(
+                    number, Work(chunk.tasks, self._suspects | self._suspects_in(chunk))
+                )
         if self._first is None and monotonic() > self._is_late_at:
             self._is_late_at = float("inf")
-            _log.info("still waiting for the first of %s to start", counted(len(self._workers), "worker"))
+            _log.info(
+                "still waiting for the first of %s to start", counted(len(self._workers), "worker")
+            )
 
     def _handle(self, number: int, event: Event) -> None:
         worker = self._workers[number]
@@ -263,7 +314,9 @@ class Dispatch:
                 worker.latest = event.progress
                 if isinstance(event, Finished):
                     if event.progress.too_many_failures:
-                        self._control.give_up(event.progress.too_many_failures, event.progress.traceback)
+                        self._control.give_up(
+                            event.progress.too_many_failures, event.progress.traceback
+                        )
                     self._chunks.done(number)
             case Exception():
                 raise event
@@ -276,8 +329,13 @@ class Dispatch:
         if self._first is None:
             self._first = name, device
         if device != self._first[1] and not self._setup.options.allow_mixed_devices:
-            what = f"{name} is {device}, and {self._first[0]} is {self._first[1]}, which rounds differently"
-            raise ConfigError(f"{what}: choose devices of one model, or accept that with --allow-mixed-devices")
+            what = (
+                f"{name} is {device}, and {self._first[0]} is {self._first[1]}, which "
+                "rounds differently"
+            )
+            raise ConfigError(
+                f"{what}: choose devices of one model, or accept that with --allow-mixed-devices"
+            )
         if device not in progress.devices:
             progress.devices.append(device)
         ready = sum(bool(worker.runs) for worker in self._workers)
@@ -292,14 +350,22 @@ class Dispatch:
         if dead.runs:
             self._learn(dead.runs, counts)
         self._chunks.died(number, dead.done, counts)
-        when, most = ("at work", _MOST_DEATHS) if dead.runs else ("before it was ready", MOST_DEATHS)
+        when, most = (
+            ("at work", _MOST_DEATHS) if dead.runs else ("before it was ready", MOST_DEATHS)
+        )
         again.is_lost = again.deaths >= most or self._control.stop.is_set()
-        what = "is not started again" if again.is_lost else "is started again, and what it had is given back"
+        what = (
+            "is not started again"
+            if again.is_lost
+            else "is started again, and what it had is given back"
+        )
         _log.info("%s: the process ended %s (%s); it %s", name, when, how, what)
         if not again.is_lost:
             self._team.start(number, self._setup)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
-            raise ExtractorError(f"{listing(self._team.names)}: processes ended again and again, the last by {how}")
+            raise ExtractorError(
+                f"{listing(self._team.names)}: processes ended again and again, the last by {how}"
+            )
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
         """Look at what was in flight in a worker that has died."""
@@ -312,21 +378,27 @@ class Dispatch:
             self._suspects |= find_suspects(job.version, failures, living, self._dead)
 
     def _suspects_in(self, chunk: Chunk) -> Suspects:
-        """All utterances of a task that goes on to end workers: to be extracted apart when it is tried for the last
-        time, and if that is of no use, not any more. Where everything ends workers, no utterance is at fault."""
+        """All utterances of a task that goes on to end workers: to be extracted apart
+        when it is tried for the last time, and if that is of no use, not any more. Where
+        everything ends workers, no utterance is at fault."""
         if chunk.deaths < _TRIES - 1:
             return Suspects()
         ids = frozenset(utterance.id for task in chunk.tasks for utterance in task.utterances)
         done = self._done_so_far().versions
-        is_over = chunk.deaths >= _TRIES and any(done[job.name].extracted for job in self._group.jobs)
+        is_over = chunk.deaths >= _TRIES and any(
+            done[job.name].extracted for job in self._group.jobs
+        )
         return Suspects(ids, ids if is_over else frozenset())
 
     def _settle_unread(self, done: DoneTask) -> None:
-        """Record what a worker could not read as failed; but what this machine can read is still to be done."""
+        """Record what a worker could not read as failed; but what this machine can read
+        is still to be done."""
         for job, unread in zip(self._group.jobs, done.unread, strict=True):
             failed = []
             for failure in unread:
-                if len(self._unread) >= _ENOUGH_UNREAD or can_be_read(self._group.root, failure.path):
+                if len(self._unread) >= _ENOUGH_UNREAD or can_be_read(
+                    self._group.root, failure.path
+                ):
                     self._unread.add(failure.id)
                     why = f"{failure.id} on {done.host}: {failure.path}: {failure.message}"
                     self._first_unread = self._first_unread or why
@@ -340,7 +412,14 @@ class Dispatch:
         """Count what was done so far, and tell."""
         self._next_report = monotonic() + _POLL_SECONDS
         done, progress = self._done_so_far(), self._control.progress
-        for name in ("failures", "audio_seconds", "waiting_seconds", "shards", "stages", "versions"):
+        for name in (
+            "failures",
+            "audio_seconds",
+            "waiting_seconds",
+            "shards",
+            "stages",
+            "versions",
+        ):
             setattr(progress, name, getattr(done, name))
         self._control.check()
         if self._first is not None:  # until then, there is nothing to tell

@@ -1,6 +1,8 @@
-"""Extracts suspects, one by one, in a process of their own: if one crashes that process, nothing else is lost.
+"""Extracts suspects, one by one, in a process of their own: if one crashes that process,
+nothing else is lost.
 
-The run after a crash does this with what was in flight. If memory runs out, the system ends that process, not this."""
+The run after a crash does this with what was in flight. If memory runs out, the system
+ends that process, not this."""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ _POLL_SECONDS = 0.2
 
 
 class IsolatedProcess:
-    """Extracts utterances in another process, which starts when it is first needed, and again after each crash."""
+    """Extracts utterances in another process, which starts when it is first needed, and
+    again after each crash."""
 
     def __init__(self, group: JobGroup, stop: threading.Event) -> None:
         self._group, self._stop = group, stop
@@ -35,15 +38,19 @@ class IsolatedProcess:
         self._turn = threading.Lock()
 
     def close(self) -> str:
-        """End the other process, if there is one. Returns how it ended: a signal's name, or its exit code."""
+        """End the other process, if there is one. Returns how it ended: a signal's name,
+        or its exit code."""
         process, self._process = self._process, None
         return "" if process is None else process.end()
 
-    def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
-        """Yield what each version gets of each utterance of a batch. One that crashes the other process fails.
+    def extract(
+        self, batch: Sequence[Utterance], times: WorkerTimes
+    ) -> Iterator[list[Extracted | PendingRows]]:
+        """Yield what each version gets of each utterance of a batch. One that crashes the
+        other process fails.
 
-        If the other process cannot even begin (a GPU may have no room for a second model), utterances fail too: in this
-        process they might crash everything again.
+        If the other process cannot even begin (a GPU may have no room for a second
+        model), utterances fail too: in this process they might crash everything again.
 
         Raises:
             ExtractorError: The extractor broke its contract in the other process.
@@ -51,14 +58,23 @@ class IsolatedProcess:
         """
         for utterance in batch:
             with self._turn:
-                yield [self._extract(number, utterance, times) for number in range(len(self._group.jobs))]
+                yield [
+                    self._extract(number, utterance, times)
+                    for number in range(len(self._group.jobs))
+                ]
 
     def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
         """Extract an utterance for the config of that number."""
         if utterance.id in self._group.suspects.fatal:
-            return self._crashed(number, utterance, "it was extracted in a process of its own, and the run died again")
+            return self._crashed(
+                number,
+                utterance,
+                "it was extracted in a process of its own, and the run died again",
+            )
         if (process := self._process or self._begin()) is None:
-            return self._crashed(number, utterance, f"a process of its own cannot begin: {self._obstacle}")
+            return self._crashed(
+                number, utterance, f"a process of its own cannot begin: {self._obstacle}"
+            )
         kills = kills_for_memory()
         try:
             answer = self._ask(process.connection, (number, utterance))
@@ -75,7 +91,8 @@ class IsolatedProcess:
         return extracted
 
     def _ask(self, connection: Connection, question: tuple[int, Utterance]) -> _Answer:
-        """Ask the other process, and wait for its answer. Once the run is being stopped, it is told so by a None."""
+        """Ask the other process, and wait for its answer. Once the run is being stopped,
+        it is told so by a None."""
         connection.send(question)
         while not connection.poll(_POLL_SECONDS):
             if self._stop.is_set():
@@ -90,7 +107,8 @@ class IsolatedProcess:
         return failed
 
     def _begin(self) -> OtherProcess | None:
-        """Start the other process and wait until it is ready; None if it cannot begin, or could not before."""
+        """Start the other process and wait until it is ready; None if it cannot begin, or
+        could not before."""
         if self._obstacle:
             return None
         choices = [job.batching for job in self._group.jobs]
@@ -115,7 +133,8 @@ _Answer = tuple[Extracted, WorkerTimes] | Exception
 
 def serve(connection: Connection) -> None:
     """Be the other process: answer over the connection until it is closed."""
-    with suppress(OSError):  # if memory runs out, the system shall end this process, and not the run
+    # if memory runs out, the system shall end this process, and not the run
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(EOFError, BrokenPipeError):
         try:
@@ -125,7 +144,8 @@ def serve(connection: Connection) -> None:
             return
         connection.send(None)
         while True:
-            if (question := connection.recv()) is not None:  # else the answer was there before it was told to stop
+            # else the answer was there before it was told to stop
+            if (question := connection.recv()) is not None:
                 number, utterance = question
                 connection.send(_extract(extractors[number], utterance, device))
 
@@ -133,10 +153,12 @@ def serve(connection: Connection) -> None:
 def _prepare(
     connection: Connection, setup: Setup, choices: Sequence[BatchingChoice], device_name: str
 ) -> tuple[Device, list[BatchExtractor]]:
-    """The device, and for each config what extracts for it alone. `choices` are how each config's rows are batched."""
+    """The device, and for each config what extracts for it alone. `choices` are how each
+    config's rows are batched."""
 
     def wait(seconds: float) -> None:
-        """Wait for audio, unless the run says that it is being stopped, or has ended: nothing else comes meanwhile."""
+        """Wait for audio, unless the run says that it is being stopped, or has ended:
+        nothing else comes meanwhile."""
         if connection.poll(seconds):
             raise StoppedError
 
@@ -157,6 +179,7 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
         return error
     except Exception as error:
         if device.is_lost():
-            raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more
+            # this process can compute nothing any more
+            raise SystemExit(f"{utterance.id}: {error}") from error
         return passable(error)
     return extracted, times

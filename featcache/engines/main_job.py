@@ -39,25 +39,30 @@ def _ignore(*_: object) -> None:
 class Observer:
     """Whom `featcache.extract` tells how far it is: functions, of which any may be left out.
 
-    Of a corpus, each part has a run of its own, one after the other. What a function raises ends the job."""
+    Of a corpus, each part has a run of its own, one after the other. What a function
+    raises ends the job."""
 
     read: Callable[[Manifest, str], object] = _ignore
-    """Called with a manifest that has been read, and the name of the part that it is of a corpus, else empty."""
+    """Called with a manifest that has been read, and the name of the part that it is of a
+    corpus, else empty."""
     running: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Called for a context that a run is in once it is planned, also while it waits for others to end."""
+    """Called for a context that a run is in once it is planned, also while it waits for
+    others to end."""
     planned: Callable[[ExtractionPlan], object] = _ignore
     """Called with what a run does next; or of a dry run, with what it would do."""
     progress: Callable[[Progress], object] = _ignore
-    """Called with a `Progress` now and then, from any thread, by one at a time. It is the same object each time, and
-    goes on changing: `audio_seconds` that were extracted, `computed_seconds` with what waits for what comes before it,
-    `failures` by reason, committed `shards`, seconds of worker threads by `stages`."""
+    """Called with a `Progress` now and then, from any thread, by one at a time. It is the
+    same object each time, and goes on changing: `audio_seconds` that were extracted,
+    `computed_seconds` with what waits for what comes before it, `failures` by reason,
+    committed `shards`, seconds of worker threads by `stages`."""
     done: Callable[[Summary], object] = _ignore
     """Called when a run has come to its end, or was stopped."""
 
 
 def choose_engine(options: Options) -> Engine:
-    """The engine that the options name, on the devices that they name. Raises ArgumentError if it takes no such device;
-    ConfigError if there is none; MissingDependencyError if Ray is not installed."""
+    """The engine that the options name, on the devices that they name. Raises
+    ArgumentError if it takes no such device; ConfigError if there is none;
+    MissingDependencyError if Ray is not installed."""
     if not isinstance(options.engine, str):
         return options.engine
     if options.is_on_ray:
@@ -76,30 +81,41 @@ def extract(
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> Summary | CorpusSummary:
-    """Extract the features of a manifest's utterances into a cache: what `featcache extract` does, as one call.
+    """Extract the features of a manifest's utterances into a cache: what `featcache
+    extract` does, as one call.
 
-    What the cache holds already is not extracted again, so a task of Airflow or Prefect may be retried as it is.
-    Utterances that cannot be extracted are no error: `summary.failed_by_reason` counts them, and they are in the
-    version's failure ledger. In the whole process, torch gets one thread of its own, and TF32 is turned off. What the
-    library has to say goes to the logger `featcache`.
+    What the cache holds already is not extracted again, so a task of Airflow or Prefect
+    may be retried as it is. Utterances that cannot be extracted are no error:
+    `summary.failed_by_reason` counts them, and they are in the version's failure ledger.
+    In the whole process, torch gets one thread of its own, and TF32 is turned off. What
+    the library has to say goes to the logger `featcache`.
 
     Args:
-        manifest: A manifest in any of the formats of docs/manifest.md, or one that was read; or a table in memory: a
-            data frame of pandas or Polars, a table of Arrow, a list of dictionaries. A list of manifests, or a pattern
-            as in a shell, makes a corpus, of which each is a part; so does one for a cache that is a corpus.
-        configs: YAML files, names of packaged configs, or configs; a version is filled for each.
-        cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
+        manifest: A manifest in any of the formats of docs/manifest.md, or one that was
+            read; or a table in memory: a data frame of pandas or Polars, a table of
+            Arrow, a list of dictionaries. A list of manifests, or a pattern as in a
+            shell, makes a corpus, of which each is a part; so does one for a cache that
+            is a corpus.
+        configs: YAML files, names of packaged configs, or configs; a version is filled
+            for each.
+        cache: The folder that holds the versions, which is made if it is missing; or a
+            URL: `s3://bucket/features`.
         options: What the run may choose: `featcache.Options(device="cpu", threads=2)`.
-        set: Values of keys of all configs, by their dotted paths: `{"params.num_mel_bins": 40}`.
-        reading: How manifests are read: `root`, `format`, `values`, `allow_commands`, `allow_queries`, as for
-            `read_manifest`. The `root` is the folder or URL that relative paths are relative to; without it, that is
-            the manifest's folder, or for a table the current one.
+        set: Values of keys of all configs, by their dotted paths:
+            `{"params.num_mel_bins": 40}`.
+        reading: How manifests are read: `root`, `format`, `values`, `allow_commands`,
+            `allow_queries`, as for `read_manifest`. The `root` is the folder or URL that
+            relative paths are relative to; without it, that is the manifest's folder, or
+            for a table the current one.
         observer: Who is told how far the job is: `featcache.Observer(progress=print)`.
-        stop: Set it to end the job: what has been taken is finished and committed, and nothing more is taken.
+        stop: Set it to end the job: what has been taken is finished and committed, and
+            nothing more is taken.
 
     Returns:
-        What was done: `summary.failed` utterances are in the ledger, and `summary.interrupted` says whether it was
-        stopped. Of a corpus, a `CorpusSummary`, which has such a summary of each part; a part whose manifest has faults
+        What was done: `summary.failed` utterances are in the ledger, and
+            `summary.interrupted` says whether it was stopped. Of a corpus, a
+            `CorpusSummary`, which has such a summary of each part; a part whose manifest
+            has faults
         does not keep the others from being extracted: it is in `errors`.
 
     Raises:
@@ -107,25 +123,38 @@ def extract(
         ConfigError: A config has faults, or there is no such device.
         ManifestError: The manifest has faults, or looks like that of another corpus.
         MissingDependencyError: The engine needs a package that is not installed.
-        StoreError: Somebody else is at work in a version; or the cache cannot be written. What was committed stays.
+        StoreError: Somebody else is at work in a version; or the cache cannot be written.
+            What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
     place, options, reading = as_location("cache", cache), options or Options(), dict(reading or {})
     if unknown := reading.keys() - _READING:
-        raise ArgumentError(f"reading: there is no {listing(sorted(unknown))}: give {listing(_READING, len(_READING))}")
+        raise ArgumentError(
+            f"reading: there is no {listing(sorted(unknown))}: give "
+            f"{listing(_READING, len(_READING))}"
+        )
     job = _Job(choose_engine(options), reading, observer or Observer(), stop or threading.Event())
-    loaded = [as_config(one, set) for one in ([configs] if isinstance(configs, str | Path | Config) else configs)]
+    loaded = [
+        as_config(one, set)
+        for one in ([configs] if isinstance(configs, str | Path | Config) else configs)
+    ]
     if not loaded:
         raise ArgumentError("configs: give one at least")
     if is_table(manifest):
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=False)
     if isinstance(manifest, Manifest):
         if is_corpus(place):
-            raise ArgumentError(f"{cache}: is a corpus, whose parts are named after files: give the manifest's path")
+            raise ArgumentError(
+                f"{cache}: is a corpus, whose parts are named after files: give the manifest's path"
+            )
         return job.run(manifest, loaded, place, options)
     paths: Any = [manifest] if isinstance(manifest, str | Path) else manifest
     corpus = plan_corpus(place, paths, options, reading, is_list=paths is manifest)
-    return job.run(paths[0], loaded, place, options) if corpus is None else extract_parts(corpus, loaded, job.run)
+    return (
+        job.run(paths[0], loaded, place, options)
+        if corpus is None
+        else extract_parts(corpus, loaded, job.run)
+    )
 
 
 @dataclass(frozen=True)
@@ -146,7 +175,11 @@ class _Job:
         part: str = "",
     ) -> Summary:
         """Extract a manifest into a cache; of a dry run, only plan it."""
-        manifest = source if isinstance(source, Manifest) else read_manifest(source, carry=False, **self.reading)
+        manifest = (
+            source
+            if isinstance(source, Manifest)
+            else read_manifest(source, carry=False, **self.reading)
+        )
         for line in manifest.notes:
             _log.info("%s", line)
         self.observer.read(manifest, part)

@@ -1,8 +1,9 @@
 """Runs shard tasks on a Ray cluster: an actor for each GPU, or for so many cores.
 
-Ray starts actors, and starts them again when they die; what they do, and what their deaths mean, is decided here as for
-the processes of one machine. An actor's events are fetched by one call after another, each of which waits for some: Ray
-Client has no streams."""
+Ray starts actors, and starts them again when they die; what they do, and what their
+deaths mean, is decided here as for the processes of one machine. An actor's events are
+fetched by one call after another, each of which waits for some: Ray Client has no
+streams."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _TRIES = 60
 """How often an actor that cannot be reached is tried before it counts as dead."""
 
 _HOW_ACTORS_LIVE = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
-"""Ray starts a dead actor again, without its calls; of several at once, one awaits events, others tell it something."""
+"""Ray starts a dead actor again, without its calls; of several at once, one awaits
+events, others tell it something."""
 
 _DRAINED = 3
 """What Ray's `NodeDeathInfo` has as the reason if a node was preempted."""
@@ -43,11 +45,14 @@ _DRAINED = 3
 def on_ray(name: str, options: Options) -> Engine:
     """An engine that runs on Ray.
 
-    The name `ray` is for the cluster that this process is connected to, that `RAY_ADDRESS` names, or that this machine
-    is in; if there is none, one is started, and ended after the run. `ray://host:port` is for Ray Client. Raises
-    ArgumentError if the device is not one that Ray chooses; MissingDependencyError if Ray is not installed."""
+    The name `ray` is for the cluster that this process is connected to, that
+    `RAY_ADDRESS` names, or that this machine is in; if there is none, one is started, and
+    ended after the run. `ray://host:port` is for Ray Client. Raises ArgumentError if the
+    device is not one that Ray chooses; MissingDependencyError if Ray is not installed."""
     if options.device not in (None, "cpu", "cuda"):
-        raise ArgumentError(f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which")
+        raise ArgumentError(
+            f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which"
+        )
     try:
         import ray  # noqa: F401
     except ImportError as error:
@@ -69,15 +74,19 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15, in a cluster that is started here
+    # else 15, in a cluster that is started here
+    os.environ.setdefault("RAY_worker_niceness", "0")
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main
+    }
     try:
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         where = address or os.environ.get("RAY_ADDRESS") or "on this machine"
         raise ArgumentError(f"engine ray: no cluster {where}: {str(error).strip()}") from error
-    for number, handler in before.items():  # Ray has a handler of its own for SIGTERM, which ends the process
+    # Ray has a handler of its own for SIGTERM, which ends the process
+    for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)
     try:
@@ -86,11 +95,14 @@ def _connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def actors_on(nodes: Sequence[dict[str, float]], device: str | None, threads: int | None) -> tuple[int, str, int]:
-    """How many actors there are on a cluster, and the device and the threads of each: an actor for each GPU if there
-    are any; otherwise for every so many cores.
+def actors_on(
+    nodes: Sequence[dict[str, float]], device: str | None, threads: int | None
+) -> tuple[int, str, int]:
+    """How many actors there are on a cluster, and the device and the threads of each: an
+    actor for each GPU if there are any; otherwise for every so many cores.
 
-    `nodes` are each node's resources as Ray counts; `device` may forbid or ask for GPUs; `threads` is per actor."""
+    `nodes` are each node's resources as Ray counts; `device` may forbid or ask for GPUs;
+    `threads` is per actor."""
     gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if device == "cuda" and not gpus:
         raise ArgumentError("device 'cuda': the Ray cluster has no GPU")
@@ -119,7 +131,8 @@ class _Actors:
         self._waiting: dict[Any, int] = {}  # by the call that waits
         self._again: dict[int, float] = {}  # when to try `begin` again
         self._tries: dict[int, int] = {}
-        self._nodes: dict[int, str] = {}  # of those that have begun: the call of another that waits is `begin`
+        # of those that have begun: the call of another that waits is `begin`
+        self._nodes: dict[int, str] = {}
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
         """Have Ray start an actor, if it does not do so by itself, and send the setup."""
@@ -171,7 +184,9 @@ class _Actors:
             return [self._died(worker, False)]
         except exceptions.RayActorError as error:
             if error.actor_init_failed:
-                raise ExtractorError(f"{self.names[worker]}: it cannot begin: {last_line(error)}") from error
+                raise ExtractorError(
+                    f"{self.names[worker]}: it cannot begin: {last_line(error)}"
+                ) from error
             return [self._died(worker, error.preempted)]
         except exceptions.RayTaskError as error:
             raise ExtractorError(f"{self.names[worker]}: {last_line(error)}") from error
@@ -201,19 +216,26 @@ class _Actor:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def begin(self, path: list[str], niceness: int, setup: bytes) -> str:
-        """Begin to work, with the modules that are found on this path. Returns the id of the node.
+        """Begin to work, with the modules that are found on this path. Returns the id of
+        the node.
 
         `niceness` is that of the process that planned."""
         import ray
 
-        if self._inbox is not None:  # the driver has lost sight of this process, and has given its tasks to others
+        # the driver has lost sight of this process, and has given its tasks to others
+        if self._inbox is not None:
             end_process()
         sys.path += [folder for folder in path if folder not in sys.path]
         faulthandler.disable()  # Ray's; the run's own tells a crash from a kill
         if (own := os.nice(0)) > niceness:
-            self._events.put(f"{socket.gethostname()}: Ray works at nice {own}: start it with RAY_worker_niceness=0")
+            self._events.put(
+                f"{socket.gethostname()}: Ray works at nice {own}: start it with "
+                "RAY_worker_niceness=0"
+            )
         self._inbox = Inbox()
-        threading.Thread(target=work, args=[pickle.loads(setup), self._inbox, self._events.put], daemon=True).start()
+        threading.Thread(
+            target=work, args=[pickle.loads(setup), self._inbox, self._events.put], daemon=True
+        ).start()
         return str(ray.get_runtime_context().get_node_id())
 
     def tell(self, message: bytes) -> None:

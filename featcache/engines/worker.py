@@ -1,7 +1,9 @@
-"""A process that does what it is told: it builds extractors once, does chunks of tasks, and commits their shards.
+"""A process that does what it is told: it builds extractors once, does chunks of tasks,
+and commits their shards.
 
-It has a ledger of its own in each version, and holds nothing that is lost with it but the shards under way. It is told
-messages and says events, which any transport may carry: the connections of `devices.py`, the actors of `ray.py`."""
+It has a ledger of its own in each version, and holds nothing that is lost with it but the
+shards under way. It is told messages and says events, which any transport may carry: the
+connections of `devices.py`, the actors of `ray.py`."""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
-from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts, VersionJob, maker
+from featcache.extraction.jobs import (
+    DoneTask,
+    JobGroup,
+    Progress,
+    RunControl,
+    VersionCounts,
+    VersionJob,
+    maker,
+)
 from featcache.extraction.options import Options
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
@@ -45,7 +55,8 @@ _SECONDS_TO_COMMIT = 30.0
 
 @cache
 def own_code() -> str:
-    """The featcache of this process: its version and a hash of its modules, as two checkouts may have one version."""
+    """The featcache of this process: its version and a hash of its modules, as two
+    checkouts may have one version."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
@@ -59,9 +70,11 @@ class WorkerSetup:
 
     setup: Setup
     versions: Sequence[tuple[Location, dict[str, Any]]]
-    """The place of each version that it fills, and what it records there of the run that it is a part of."""
+    """The place of each version that it fills, and what it records there of the run that
+    it is a part of."""
     options: Options
-    """The options of the run; of each worker, with its own device, as it sees it, and budget of threads."""
+    """The options of the run; of each worker, with its own device, as it sees it, and
+    budget of threads."""
     featcache: str = field(default_factory=own_code)
     """The featcache that planned."""
 
@@ -120,7 +133,8 @@ class Died:
 
 
 Event = Ready | Working | DoneTask | str | Exception | Died
-"""What a worker says. A text is what the library has to say to a person; a `passable` exception, why it has ended."""
+"""What a worker says. A text is what the library has to say to a person; a `passable`
+exception, why it has ended."""
 
 
 class Inbox:
@@ -139,25 +153,29 @@ class Inbox:
             self.works.put(message)
 
     def close(self) -> None:
-        """Nobody listens any more: commit what was begun, and end; at once if that was asked for already."""
+        """Nobody listens any more: commit what was begun, and end; at once if that was
+        asked for already."""
         if self.stop.is_set():
             end_process()
         self.stop.set()
         self.works.put(None)
         limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
         limit.daemon = True
-        with suppress(RuntimeError):  # this process is at its end, where Python 3.12 starts no thread
+        # this process is at its end, where Python 3.12 starts no thread
+        with suppress(RuntimeError):
             limit.start()
 
 
 def end_process() -> None:
-    """End this process at once: what is half-written in `work/` is removed by the next run."""
+    """End this process at once: what is half-written in `work/` is removed by the next
+    run."""
     kill_commands()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def serve(connection: Connection) -> None:
-    """Be a worker at the other end of a connection, which brings its setup first, until it is closed."""
+    """Be a worker at the other end of a connection, which brings its setup first, until
+    it is closed."""
     inbox, sending = Inbox(), threading.Lock()
 
     def receive() -> None:
@@ -172,14 +190,20 @@ def serve(connection: Connection) -> None:
     try:
         setup = connection.recv()
     except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
-        send(ConfigError(f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"))
+        send(
+            ConfigError(
+                f"a worker cannot read what it is sent: {error}: define extractors in a module "
+                "of their own"
+            )
+        )
         return
     threading.Thread(target=receive, daemon=True).start()
     work(setup, inbox, send)
 
 
 def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> None:
-    """Do what the messages say until there are no more, or until there is an error, which is an event."""
+    """Do what the messages say until there are no more, or until there is an error, which
+    is an event."""
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes(send)]
@@ -205,22 +229,30 @@ class _Worker:
         StoreError: A version cannot be opened or written.
     """
 
-    def __init__(self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]) -> None:
+    def __init__(
+        self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]
+    ) -> None:
         if setup.featcache != own_code():
-            both = f"{socket.gethostname()}: has featcache {own_code()}, and the run was planned by {setup.featcache}"
+            both = (
+                f"{socket.gethostname()}: has featcache {own_code()}, and the run was "
+                f"planned by {setup.featcache}"
+            )
             raise ExtractorError(f"{both}: install the same everywhere")
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
         configs, self._source = setup.setup.build(self.device)
         pairs = zip(configs, setup.versions, strict=True)
-        self.jobs = [_begin(setup.options, self.device, built, *version) for built, version in pairs]
+        self.jobs = [
+            _begin(setup.options, self.device, built, *version) for built, version in pairs
+        ]
         progress = Progress(versions={job.name: VersionCounts() for job in self.jobs})
         self._control = RunControl(progress, self._report, stop, leaves_unread=True, done=send)
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
-        """Do tasks, record what has been done so far as the outcome, as these may be the last ones, and say it."""
+        """Do tasks, record what has been done so far as the outcome, as these may be the
+        last ones, and say it."""
         for job in self.jobs:
             job.run.record()
         group = JobGroup(self.jobs, self._setup.root, self._source, work.suspects)
@@ -235,16 +267,26 @@ class _Worker:
             self._send(Working(progress))
 
 
-def _begin(options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]) -> VersionJob:
+def _begin(
+    options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]
+) -> VersionJob:
     """Open a version, and a ledger in it."""
     if isinstance(path, Path) and not path.is_dir():
-        raise StoreError(f"{path}: is not there on {socket.gethostname()}: machines that fill a cache must share it")
+        raise StoreError(
+            f"{path}: is not there on {socket.gethostname()}: machines that fill a cache "
+            "must share it"
+        )
     version = Version.open(path)
     if built.fingerprint != version.info.fingerprint:
-        what = f"on {socket.gethostname()}, {built.config.name} has the fingerprint {built.fingerprint[:12]}"
+        what = (
+            f"on {socket.gethostname()}, {built.config.name} has the fingerprint "
+            f"{built.fingerprint[:12]}"
+        )
         raise ConfigError(f"{path}: {what}: its extractor or its weights are not the same there")
     probes = read_probes(version)
-    batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
+    batching = choose_batching(
+        built.extractor, probes, device.label, options.batching, options.allow_mismatch
+    )
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.config.name, batching.note)
     built.extractor.chosen_batching = batching.batching

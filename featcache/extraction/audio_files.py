@@ -1,5 +1,6 @@
-"""The audio files of a manifest as they are now: whether they exist, what their headers say, whether they have changed
-since extraction, whether a version was extracted from them at all, and whether failed ones would fail again."""
+"""The audio files of a manifest as they are now: whether they exist, what their headers
+say, whether they have changed since extraction, whether a version was extracted from them
+at all, and whether failed ones would fail again."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ _STAT_THREADS = 16
 
 
 def require_reading(manifest: Manifest) -> None:
-    """Check that the manifest's containers can be read, and its files at URLs fetched, as far as some of them tell.
-    Raises MissingDependencyError if the package that reads or fetches them is not installed; ManifestError if a URL is
-    not valid, or the environment lacks what its store needs."""
+    """Check that the manifest's containers can be read, and its files at URLs fetched, as
+    far as some of them tell. Raises MissingDependencyError if the package that reads or
+    fetches them is not installed; ManifestError if a URL is not valid, or the environment
+    lacks what its store needs."""
     if need_pyarrow(manifest.paths):
         pyarrow()
     if not manifest.has_urls:
@@ -65,10 +67,14 @@ def require_reading(manifest: Manifest) -> None:
             require(url)
 
 
-def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The duration of each row in seconds, float64 `[rows]`; unknown ones are the mean of some files' headers.
+def row_seconds(
+    manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The duration of each row in seconds, float64 `[rows]`; unknown ones are the mean of
+    some files' headers.
 
-    `known` has NaN for durations that are not known, and `speed` is what each row's recording gets; float64 `[rows]`.
+    `known` has NaN for durations that are not known, and `speed` is what each row's
+    recording gets; float64 `[rows]`.
     """
     seconds = known.copy()
     unknown = np.flatnonzero(np.isnan(seconds))
@@ -79,7 +85,9 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     probed = near if len(near) else unknown[rows_at_even_steps(len(unknown), most)]
     locations = [manifest.resolve(path) for path in manifest.paths.take(probed)]
     # A container is copied by this thread, which Ctrl-C ends.
-    found = [*map(probe_seconds, locations)] if len(near) else each_at_once(probe_seconds, locations)
+    found = (
+        [*map(probe_seconds, locations)] if len(near) else each_at_once(probe_seconds, locations)
+    )
     lengths = np.array([math.nan if length is None else length for length in found])
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
     usable = lengths > 0
@@ -89,19 +97,28 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
 
 
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows in the first one's container, if it must be copied: no other should be, as the run begins with it."""
+    """The rows in the first one's container, if it must be copied: no other should be, as
+    the run begins with it."""
     containers = [_copied_container(manifest, row) for row in rows.tolist()]
-    return rows.compress([container is not None and container == containers[0] for container in containers])
+    return rows.compress(
+        [container is not None and container == containers[0] for container in containers]
+    )
 
 
 def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
     location = manifest.resolve(manifest.paths[row])
     if not isinstance(location, Member):
         return None
-    return location.container if isinstance(location.container, Url) or is_compressed(location.container) else None
+    return (
+        location.container
+        if isinstance(location.container, Url) or is_compressed(location.container)
+        else None
+    )
 
 
-def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:
+def with_changed_files(
+    manifest: Manifest, status: RowStatus, index: Index, version: Version
+) -> RowStatus:
     """Also extract the rows whose file has another size or mtime than when it was decoded."""
     rows = np.flatnonzero(status.present)
     sources = sources_of(version, index, status.positions[rows])
@@ -112,46 +129,74 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
     with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # a file that is gone cannot be extracted again
-    same = [stat == gone or is_same(stat, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
+    same = [
+        stat == gone or is_same(stat, tuple(source))
+        for stat, source in zip(now, sources.tolist(), strict=True)
+    ]
     present = status.present.copy()
     present[rows] = same
     return replace(status, present=present)
 
 
-def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> None:
-    """Refuse a manifest with the version's ids and paths but other files, which looks like another corpus.
+def refuse_another_corpus(
+    manifest: Manifest, status: RowStatus, index: Index, version: Version
+) -> None:
+    """Refuse a manifest with the version's ids and paths but other files, which looks
+    like another corpus.
 
-    `find_other_files` says which files are looked at. Raises ManifestError if such files were found."""
-    other, seen = find_other_files(manifest, status, version, index, lambda urls: [size for size, _ in stats_of(urls)])
+    `find_other_files` says which files are looked at. Raises ManifestError if such files
+    were found."""
+    other, seen = find_other_files(
+        manifest, status, version, index, lambda urls: [size for size, _ in stats_of(urls)]
+    )
     if len(other):
         files = f"{len(other):,} of {counted(seen, 'file')} checked"
         example = f"for example {manifest.resolve(manifest[int(other[0])].path)}"
-        what = f"{manifest.source}: {files} are not what {version.path} was extracted from, {example}"
-        raise ManifestError(f"{what}: use another cache (-o) for another corpus, --check-sources for changed audio")
+        what = (
+            f"{manifest.source}: {files} are not what {version.path} was extracted from, {example}"
+        )
+        raise ManifestError(
+            f"{what}: use another cache (-o) for another corpus, --check-sources for changed audio"
+        )
 
 
 def copying_notes(manifest: Manifest) -> list[str]:
     """That containers are fetched or unpacked, if any are, as far as some of them tell."""
     where, notes = f"{tempfile.gettempdir()} (TMPDIR)", []
-    containers = [_copied_container(manifest, row) for row in rows_at_even_steps(len(manifest), _PROBED).tolist()]
+    containers = [
+        _copied_container(manifest, row)
+        for row in rows_at_even_steps(len(manifest), _PROBED).tolist()
+    ]
     if any(isinstance(container, Url) for container in containers):
-        notes.append(f"audio in containers at URLs: each is fetched whole to {where} when it is needed")
+        notes.append(
+            f"audio in containers at URLs: each is fetched whole to {where} when it is needed"
+        )
     if any(container is not None and is_compressed(container) for container in containers):
-        notes.append(f"audio in compressed tars: each is unpacked in {where} when it is needed; a plain .tar is faster")
+        notes.append(
+            f"audio in compressed tars: each is unpacked in {where} when it is needed; a "
+            "plain .tar is faster"
+        )
     return [f"{manifest.source}: {note}" for note in notes]
 
 
-def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:
+def missing_file_notes(
+    manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None
+) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    `rows` says which are to be extracted. If the rows are a partition of a manifest, `whole` is all of it. Raises
-    ManifestError if no other file of the manifest is there either, as far as some tell: the root is probably another
-    than was meant. A single file that is missing may be just that."""
+    `rows` says which are to be extracted. If the rows are a partition of a manifest,
+    `whole` is all of it. Raises ManifestError if no other file of the manifest is there
+    either, as far as some tell: the root is probably another than was meant. A single
+    file that is missing may be just that."""
     paths = some_paths(manifest, rows)
     if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):
         return []
     location = manifest.resolve(paths[0])
-    hint = "" if url_of(location) or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
+    hint = (
+        ""
+        if url_of(location) or os.path.isabs(paths[0])
+        else "; --root says what relative paths are relative to"
+    )
     note = f"none of {len(paths):,} audio files checked {fault}{hint}"
     others = some_paths(manifest, ~rows) if whole is None else some_paths(whole)
     if not others or _fault_of_all(manifest, others):
@@ -165,7 +210,8 @@ def paths_there(root: AudioLocation, paths: Iterable[str]) -> list[str]:
 
 
 def can_be_read(root: AudioLocation, path: str) -> bool:
-    """Whether all bytes of a file can be read on this machine; of what is at a URL or printed by a command, False."""
+    """Whether all bytes of a file can be read on this machine; of what is at a URL or
+    printed by a command, False."""
     location = locate(root, path)
     with suppress(AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
         if isinstance(location, Member) and not isinstance(location.container, Url):
@@ -186,7 +232,8 @@ def some_paths(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> lis
 
 
 def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
-    """What is wrong with all of these files, with the first as an example; empty if one exists, or may exist.
+    """What is wrong with all of these files, with the first as an example; empty if one
+    exists, or may exist.
 
     What else hides a file on this machine is reported when it is decoded."""
     first, *others = map(manifest.resolve, paths)
@@ -222,11 +269,12 @@ def _fault(location: AudioSource) -> str:
 # Files that failed
 
 Stamp = tuple[int | None, int | None]
-"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file. Of what is inside a
-container at a URL, the size is None."""
+"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no
+such file. Of what is inside a container at a URL, the size is None."""
 
 _MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
-"""Reasons that may no longer hold on another disk or machine, or with another source version."""
+"""Reasons that may no longer hold on another disk or machine, or with another source
+version."""
 
 
 def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> Failure:
@@ -235,11 +283,18 @@ def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> 
     is_not_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
     size, mtime_ns = (None, None) if isinstance(location, Url) and is_not_had else stat_of(location)
     end = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
-    return Failure(**utterance.row(), reason=error.reason.value, message=f"{error}{end}", size=size, mtime_ns=mtime_ns)
+    return Failure(
+        **utterance.row(),
+        reason=error.reason.value,
+        message=f"{error}{end}",
+        size=size,
+        mtime_ns=mtime_ns,
+    )
 
 
 def stat_of(location: AudioSource) -> Stamp:
-    """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too.
+    """A file's size and mtime as they are now; of a file at a URL, two Nones if the
+    server does not tell, too.
 
     What is inside a container has its own size and the container's mtime; see `stamp_now`."""
     try:
@@ -253,7 +308,11 @@ def stat_of(location: AudioSource) -> Stamp:
 
 def stats_of(locations: Sequence[AudioSource]) -> list[Stamp]:
     """What `stat_of` says of each file; servers are asked about many at a time."""
-    return each_at_once(stat_of, locations) if any(map(url_of, locations)) else [*map(stat_of, locations)]
+    return (
+        each_at_once(stat_of, locations)
+        if any(map(url_of, locations))
+        else [*map(stat_of, locations)]
+    )
 
 
 def is_same(now: Stamp, was: Stamp) -> bool:
@@ -263,7 +322,8 @@ def is_same(now: Stamp, was: Stamp) -> bool:
 
 
 def where_missing(path: str, root: AudioLocation) -> str:
-    """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
+    """The end of a message about a path without a file: where it was looked for, or why
+    it cannot be a file."""
     location = locate(root, path)
     if why := why_no_file(path, root):
         return f": {why}"
@@ -271,12 +331,16 @@ def where_missing(path: str, root: AudioLocation) -> str:
 
 
 def are_unchanged(failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
-    """Of each failure, whether it is of a kind that stays, and its file is still the one that failed."""
+    """Of each failure, whether it is of a kind that stays, and its file is still the one
+    that failed."""
     stay = [failure.reason not in _MAY_PASS for failure in failures]
     asked = [*{*compress(files, stay)}]
     now = dict(zip(asked, stats_of(asked), strict=True))
     was = [(failure.size, failure.mtime_ns) for failure in failures]
-    return [stays and is_same(now[file], stamp) for stays, file, stamp in zip(stay, files, was, strict=True)]
+    return [
+        stays and is_same(now[file], stamp)
+        for stays, file, stamp in zip(stay, files, was, strict=True)
+    ]
 
 
 # Headers
@@ -285,7 +349,8 @@ _FILES_AT_ONCE = 256
 """Files that a thread looks at before it says so."""
 
 NOT_SAID = "length_not_in_header"
-"""The reason of a row at a URL whose header gives no length, as in some MP3 and M4A. Its audio may be good."""
+"""The reason of a row at a URL whose header gives no length, as in some MP3 and M4A. Its
+audio may be good."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,19 +358,25 @@ class FileHeaders:
     """What the headers of the files of a manifest's rows say."""
 
     durations: NDArray[np.float64]
-    """Each row's seconds: the manifest's, else from its start to the end of its file, `[rows]`; else NaN."""
+    """Each row's seconds: the manifest's, else from its start to the end of its file,
+    `[rows]`; else NaN."""
     headers: dict[int, Header]
     """The headers of the files of the rows that were looked at, and are good."""
     failures: dict[int, tuple[str, str]]
-    """The rows of which nothing is known: the reason, of `featcache.errors.Reason` or `NOT_SAID`, and a message."""
+    """The rows of which nothing is known: the reason, of `featcache.errors.Reason` or
+    `NOT_SAID`, and a message."""
 
 
-def read_headers(manifest: Manifest, threads: int, report: Callable[[int], object], every: bool = False) -> FileHeaders:
-    """Read the headers of the files of rows without a duration; none of them is inside a container.
+def read_headers(
+    manifest: Manifest, threads: int, report: Callable[[int], object], every: bool = False
+) -> FileHeaders:
+    """Read the headers of the files of rows without a duration; none of them is inside a
+    container.
 
-    A row with the duration that is found has the same samples as without. Of a file that is cut off, nothing is known.
-    Where the header does not say how long the file is, it is decoded, unless it is at a URL: MP3 without a header
-    frame, and what FFmpeg decodes, whose headers round.
+    A row with the duration that is found has the same samples as without. Of a file that
+    is cut off, nothing is known. Where the header does not say how long the file is, it
+    is decoded, unless it is at a URL: MP3 without a header frame, and what FFmpeg
+    decodes, whose headers round.
 
     Args:
         threads: Files that are looked at side by side; at URLs, more are.
@@ -315,11 +386,17 @@ def read_headers(manifest: Manifest, threads: int, report: Callable[[int], objec
     rows_of: dict[str, list[int]] = {}  # a file of many rows is opened once
     for row in np.flatnonzero(np.isnan(manifest.duration) | every).tolist():
         rows_of.setdefault(manifest.paths[row], []).append(row)
-    durations, headers, failures = manifest.duration.copy(), dict[int, Header](), dict[int, tuple[str, str]]()
+    durations, headers, failures = (
+        manifest.duration.copy(),
+        dict[int, Header](),
+        dict[int, tuple[str, str]](),
+    )
 
     def look(paths: Sequence[str]) -> None:
         for path in paths:
-            for row, found in zip(rows_of[path], _look_at(manifest, path, rows_of[path]), strict=True):
+            for row, found in zip(
+                rows_of[path], _look_at(manifest, path, rows_of[path]), strict=True
+            ):
                 if not isinstance(found, Header):
                     failures[row] = found
                     continue
@@ -331,23 +408,39 @@ def read_headers(manifest: Manifest, threads: int, report: Callable[[int], objec
 
     paths = [*rows_of]
     are_at_urls = len(paths) > 0 and isinstance(manifest.resolve(paths[0]), Url)
-    with ThreadPoolExecutor(max(threads, URLS_AT_ONCE) if are_at_urls else threads, "featcache-headers") as pool:
-        list(pool.map(look, [paths[at : at + _FILES_AT_ONCE] for at in range(0, len(paths), _FILES_AT_ONCE)]))
+    with ThreadPoolExecutor(
+        max(threads, URLS_AT_ONCE) if are_at_urls else threads, "featcache-headers"
+    ) as pool:
+        list(
+            pool.map(
+                look,
+                [paths[at : at + _FILES_AT_ONCE] for at in range(0, len(paths), _FILES_AT_ONCE)],
+            )
+        )
     return FileHeaders(durations, headers, dict(sorted(failures.items())))
 
 
-def _look_at(manifest: Manifest, path: str, rows: Sequence[int]) -> Sequence[Header | tuple[str, str]]:
+def _look_at(
+    manifest: Manifest, path: str, rows: Sequence[int]
+) -> Sequence[Header | tuple[str, str]]:
     """What the header of a path's file says; or why nothing is known of each of its rows."""
     location = manifest.resolve(path)
     try:
         with closing(Recording(location, beginning_of)) as recording:
             header = recording.header
-            if header.num_samples == UNKNOWN and not (header.shortfall or isinstance(location, Url)):
+            if header.num_samples == UNKNOWN and not (
+                header.shortfall or isinstance(location, Url)
+            ):
                 header = header._replace(num_samples=recording.count_samples())
     except AudioError as error:
         return [(error.reason.value, str(error))] * len(rows)
     if header.num_samples == UNKNOWN and not header.shortfall:
-        what = "its header does not say how long it is, and what is at a URL is not fetched whole for that"
+        what = (
+            "its header does not say how long it is, and what is at a URL is not fetched "
+            "whole for that"
+        )
         return [(NOT_SAID, what)] * len(rows)
     spans = [span_of(recording, header.num_samples, Cut(manifest[row].start), None) for row in rows]
-    return [(span.reason.value, str(span)) if isinstance(span, AudioError) else header for span in spans]
+    return [
+        (span.reason.value, str(span)) if isinstance(span, AudioError) else header for span in spans
+    ]

@@ -1,8 +1,10 @@
-"""The parts of a corpus, each extracted by a run of its own: which of them need one, and what is recorded after it.
+"""The parts of a corpus, each extracted by a run of its own: which of them need one, and
+what is recorded after it.
 
-Whatever a run needs, it needs of its part: the manifest, the index, the plan. So time and memory depend on the largest
-part, and not on how many there are. A part is not looked at if nothing has changed since it was complete: neither the
-manifest's bytes nor the shards of its versions, nor the files of utterances that failed."""
+Whatever a run needs, it needs of its part: the manifest, the index, the plan. So time and
+memory depend on the largest part, and not on how many there are. A part is not looked at
+if nothing has changed since it was complete: neither the manifest's bytes nor the shards
+of its versions, nor the files of utterances that failed."""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ class CorpusPlan:
     known: dict[str, Part]
     """What is known of all parts of the corpus, by their names."""
     options: Options
-    """Those of each part's run; a partition in them is one of rows, after which nothing is recorded of a part."""
+    """Those of each part's run; a partition in them is one of rows, after which nothing
+    is recorded of a part."""
     root: AudioLocation | None
     """What relative paths are relative to; None if the manifests say it."""
     reading: str
@@ -76,20 +79,29 @@ class CorpusPlan:
 
 
 def plan_corpus(
-    folder: Location, given: Sequence[str | Path], options: Options, reading: dict[str, Any], *, is_list: bool = False
+    folder: Location,
+    given: Sequence[str | Path],
+    options: Options,
+    reading: dict[str, Any],
+    *,
+    is_list: bool = False,
 ) -> CorpusPlan | None:
-    """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all,
-    unless it is a dry run. None if there are no parts: one manifest is given, and the folder is no corpus.
+    """Which parts a job extracts: all whose manifests are given, or of several jobs every
+    n-th; and list them all, unless it is a dry run. None if there are no parts: one
+    manifest is given, and the folder is no corpus.
 
     Args:
         folder: The corpus, which is made if it is missing.
         given: Manifests, or patterns.
-        options: Those of the job. Its partition is one of the parts; of a corpus's single manifest, one of its rows.
-        reading: Arguments of `read_manifest`. The root does not count: rows have paths as they are in the manifest.
+        options: Those of the job. Its partition is one of the parts; of a corpus's single
+            manifest, one of its rows.
+        reading: Arguments of `read_manifest`. The root does not count: rows have paths as
+            they are in the manifest.
         is_list: Whether even one manifest makes a corpus.
 
     Raises:
-        ArgumentError: The folder is a cache of one manifest, or a part is that of another manifest of the same name.
+        ArgumentError: The folder is a cache of one manifest, or a part is that of another
+            manifest of the same name.
         ManifestError: A manifest is not there.
         DamagedError: What is known of a part is damaged.
         StoreError: It cannot be written.
@@ -102,7 +114,9 @@ def plan_corpus(
     manifests = several or by_part_name(map(Path, given))
     if versions := version_names(folder):
         what = f"is the cache of one manifest, with {listing(versions)}"
-        raise ArgumentError(f"{folder}: {what}: give another folder for the corpus of {len(manifests):,} manifests")
+        raise ArgumentError(
+            f"{folder}: {what}: give another folder for the corpus of {len(manifests):,} manifests"
+        )
     if gone := [str(path) for path in manifests.values() if not path.exists()]:
         raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
     known = {part.name: part for part in read_parts(folder)}
@@ -120,18 +134,33 @@ def plan_corpus(
     deciding = {name: value for name, value in reading.items() if value and name != "root"}
     decides = json.dumps(deciding, sort_keys=True) if deciding else ""
     root = reading.get("root")
-    return CorpusPlan(folder, own, known, options, None if root is None else as_root(str(root)), decides)
+    return CorpusPlan(
+        folder, own, known, options, None if root is None else as_root(str(root)), decides
+    )
 
 
 def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path]) -> None:
-    """Bring what is known of the parts of a corpus up to date with the manifests: in `parts`, and on disk."""
-    lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
+    """Bring what is known of the parts of a corpus up to date with the manifests: in
+    `parts`, and on disk."""
+    lost = [
+        part
+        for part in parts.values()
+        if part.name not in manifests and not os.path.exists(part.manifest)
+    ]
     store = open_store(folder)
     dropped = [part.name for part in lost if not store.exists(part.name)]
     if left := [part.name for part in lost if part.name not in dropped]:
-        _log.info("%s: manifests of %s are gone: their folders stay until removed", folder, listing(left, _NAMED))
+        _log.info(
+            "%s: manifests of %s are gone: their folders stay until removed",
+            folder,
+            listing(left, _NAMED),
+        )
     if dropped:
-        _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, listing(dropped, _NAMED))
+        _log.info(
+            "%s: %s: folder and manifest are gone: no part of the corpus now",
+            folder,
+            listing(dropped, _NAMED),
+        )
     for name in dropped:
         del parts[name]
         remove_part(folder, name)
@@ -143,15 +172,19 @@ def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Pa
 
 
 def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) -> None:
-    """Refuse a manifest whose part is another manifest's: one that still is where it was, and not of the same bytes.
-    Raises ArgumentError if there is such a manifest."""
+    """Refuse a manifest whose part is another manifest's: one that still is where it was,
+    and not of the same bytes. Raises ArgumentError if there is such a manifest."""
     for name, manifest in manifests.items():
         before = Path(parts[name].manifest) if name in parts else manifest
         if not before.exists() or before.samefile(manifest):
             continue
         if manifest.is_dir() or before.is_dir() or not filecmp.cmp(before, manifest, shallow=False):
-            what = f"part {name} is that of {before}, and {manifest} is another manifest of this name"
-            raise ArgumentError(f"{what}: rename one; or if it takes the other's place, remove that one")
+            what = (
+                f"part {name} is that of {before}, and {manifest} is another manifest of this name"
+            )
+            raise ArgumentError(
+                f"{what}: rename one; or if it takes the other's place, remove that one"
+            )
 
 
 @dataclass(frozen=True)
@@ -161,9 +194,11 @@ class CorpusSummary:
     parts: dict[str, Summary] = field(default_factory=dict)
     """What was done to the parts that were looked at."""
     unchanged: dict[str, list[PartVersion]] = field(default_factory=dict)
-    """What is known of the versions of parts that have not changed since they were complete, and were not looked at."""
+    """What is known of the versions of parts that have not changed since they were
+    complete, and were not looked at."""
     errors: dict[str, FeatcacheError] = field(default_factory=dict)
-    """Why parts were not extracted: their manifest has faults, or their cache is damaged or in use."""
+    """Why parts were not extracted: their manifest has faults, or their cache is damaged
+    or in use."""
     left: list[str] = field(default_factory=list)
     """Parts that were not begun: the run was interrupted, or too many utterances failed."""
 
@@ -173,9 +208,10 @@ RunOfPart = Callable[[Path, list[BuiltConfig], Location, Options, str], Summary]
 
 
 def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -> CorpusSummary:
-    """Extract the parts of a corpus, one after the other; the configs' extractors are built once for all that lack
-    something, on the device of the run. Raises what `plan_extraction` and `run_extraction` raise of any part, as
-    ConfigError or StoreError; but an error that concerns a part alone is in the summary."""
+    """Extract the parts of a corpus, one after the other; the configs' extractors are
+    built once for all that lack something, on the device of the run. Raises what
+    `plan_extraction` and `run_extraction` raise of any part, as ConfigError or
+    StoreError; but an error that concerns a part alone is in the summary."""
     options = plan.options
     device = Device(options.own_device, options.threads)
     built = [BuiltConfig(config, device) for config in configs]
@@ -188,12 +224,18 @@ def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -
                 result.unchanged[name] = known
                 continue
             changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
-            _log.info("part %s, %s of %s%s", name, f"{number:,}", f"{len(plan.manifests):,}", changed)
+            _log.info(
+                "part %s, %s of %s%s", name, f"{number:,}", f"{len(plan.manifests):,}", changed
+            )
             summary = run(manifest, built, part.cache, options, name)
             if options.partition is None and not options.dry_run:
                 part.record(summary)
             result.parts[name] = summary
-        except (DamagedError, LockedError, ManifestError) as error:  # the other parts need not wait for it
+        except (
+            DamagedError,
+            LockedError,
+            ManifestError,
+        ) as error:  # the other parts need not wait for it
             _log.info("part %s: %s", name, error)
             result.errors[name] = error
             continue
@@ -203,8 +245,8 @@ def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -
 
 
 class _PartRun:
-    """The run over one part of a corpus: whether there is anything to do, and what to record afterwards. Raises
-    ManifestError if the manifest cannot be read."""
+    """The run over one part of a corpus: whether there is anything to do, and what to
+    record afterwards. Raises ManifestError if the manifest cannot be read."""
 
     def __init__(self, plan: CorpusPlan, name: str) -> None:
         self.cache = plan.folder / name
@@ -214,49 +256,64 @@ class _PartRun:
         self.is_changed = bool(self._known.hash) and self._now.hash != self._known.hash
         """Whether the manifest is another than when the part was extracted last."""
         self._rows = self._now.hash
-        """The hash of the manifest's bytes, and of how they are read if that is said; empty if nothing is known."""
+        """The hash of the manifest's bytes, and of how they are read if that is said;
+        empty if nothing is known."""
         if self._rows and plan.reading:
             self._rows = f"{xxhash.xxh3_64_intdigest(f'{self._rows} {plan.reading}'.encode()):016x}"
 
     def unchanged(self, built: Sequence[BuiltConfig]) -> list[PartVersion] | None:
-        """What is known of the versions of these configs if a run would find nothing to do; None if it must look."""
+        """What is known of the versions of these configs if a run would find nothing to
+        do; None if it must look."""
         options = self._plan.options
         if options.check_sources or options.source is not None or not self._now.hash:
             return None
         found = []
         for one in built:
             known = self._known.versions.get(one.folder_name)
-            if known is None or known.manifest != self._rows or (known.failed and options.retry_failed):
+            if (
+                known is None
+                or known.manifest != self._rows
+                or (known.failed and options.retry_failed)
+            ):
                 return None
             try:
                 version = Version.open(self.cache / one.folder_name)
-                if not known.is_of(version) or (known.failed and not _all_fail_again(version, one, self._plan.root)):
+                if not known.is_of(version) or (
+                    known.failed and not _all_fail_again(version, one, self._plan.root)
+                ):
                     return None
             except (OSError, StoreError):  # which the run says
                 return None
             found.append(known)
         if not options.dry_run and self._now != self._known:
-            self._record(self._known.versions)  # the file's time has changed, or its path, and nothing else
+            # the file's time has changed, or its path, and nothing else
+            self._record(self._known.versions)
         return found
 
     def record(self, summary: Summary) -> None:
-        """Record what the part's versions hold, after a run over it; of those that lack nothing."""
+        """Record what the part's versions hold, after a run over it; of those that lack
+        nothing."""
         complete = {}
         for one in summary.versions:
             if not (summary.interrupted or one.missing):
                 version = Version.open(as_location("path", one.path))
-                complete[version.path.name] = PartVersion.of(version, open_index(version), one.failed, self._rows)
+                complete[version.path.name] = PartVersion.of(
+                    version, open_index(version), one.failed, self._rows
+                )
         self._now = replace(self._now, rows=summary.utterances)
         self._record(complete)
 
     def _record(self, versions: Mapping[str, PartVersion]) -> None:
-        before = next((part.versions for part in read_parts(self._plan.folder, [self._now.name])), {})
+        before = next(
+            (part.versions for part in read_parts(self._plan.folder, [self._now.name])), {}
+        )
         put_part(self._plan.folder, replace(self._now, versions={**before, **versions}))
 
 
 def _signed(known: Part, manifest: Path) -> Part:
-    """What there is to know of a part's manifest now: its bytes are read if their number or time has changed. Nothing
-    is known of a folder, which may be a manifest too, so that a run looks at what is in it."""
+    """What there is to know of a part's manifest now: its bytes are read if their number
+    or time has changed. Nothing is known of a folder, which may be a manifest too, so
+    that a run looks at what is in it."""
     known = replace(known, manifest=str(manifest.absolute()))
     if manifest.is_dir():
         return replace(known, size=0, mtime_ns=0, hash="")
@@ -272,8 +329,9 @@ def _signed(known: Part, manifest: Path) -> Part:
 
 
 def _all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
-    """Whether the files of all utterances that ever failed are as they were; False where a server would have to say, or
-    nothing says where they are. Without a `root`, paths are relative to what the latest run took."""
+    """Whether the files of all utterances that ever failed are as they were; False where
+    a server would have to say, or nothing says where they are. Without a `root`, paths
+    are relative to what the latest run took."""
     if root is None:  # a manifest may say itself what its paths are relative to
         latest = read_run(version.store, max(run_names(version.store), default=""))
         if latest is None or latest.asked.get("root") is None:

@@ -1,11 +1,13 @@
-"""Reads ahead: what is at URLs is fetched before a worker wants it, by many threads that mostly wait for servers.
+"""Reads ahead: what is at URLs is fetched before a worker wants it, by many threads that
+mostly wait for servers.
 
-The engine says which files will be wanted (`expect`), a batch at a time and in order, as long as there `is_room`; the
-worker that decodes a file takes it. Rows that cut the same file share what was fetched as long as one of them is
-expected. A file that nobody expected is fetched when it is wanted.
+The engine says which files will be wanted (`expect`), a batch at a time and in order, as
+long as there `is_room`; the worker that decodes a file takes it. Rows that cut the same
+file share what was fetched as long as one of them is expected. A file that nobody
+expected is fetched when it is wanted.
 
-Containers at URLs are large, and each is wanted for long, so there is room for the next two while one is decoded. Their
-copies are those of `audio/members.py`."""
+Containers at URLs are large, and each is wanted for long, so there is room for the next
+two while one is decoded. Their copies are those of `audio/members.py`."""
 
 from __future__ import annotations
 
@@ -19,16 +21,25 @@ from threading import Event, Lock
 from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
-from featcache.manifest.audio_locations import AudioLocation, CopiedSource, Member, Url, locate, url_of
+from featcache.manifest.audio_locations import (
+    AudioLocation,
+    CopiedSource,
+    Member,
+    Url,
+    locate,
+    url_of,
+)
 from featcache.manifest.segments import Utterance
 
 _PER_WORKER = 32
 _MOST = 256
 _LEAST = 64
-"""Requests at once: enough for a server that takes 50 ms to answer, and for workers that decode 600 files a second."""
+"""Requests at once: enough for a server that takes 50 ms to answer, and for workers that
+decode 600 files a second."""
 
 _MOST_IN_A_ROW = 100
-"""Files that cannot be fetched, one after the other, until it is no use to go on: the network is gone, say."""
+"""Files that cannot be fetched, one after the other, until it is no use to go on: the
+network is gone, say."""
 
 _AHEAD_BYTES = 256 << 20
 """The bytes that may be held ahead, approximately. One batch is held in any case."""
@@ -52,7 +63,9 @@ class Downloads:
         stop: Once it is set, neither a container nor a command is waited for any more.
     """
 
-    def __init__(self, root: AudioLocation, workers: int, give_up: Callable[[str], object], stop: Event) -> None:
+    def __init__(
+        self, root: AudioLocation, workers: int, give_up: Callable[[str], object], stop: Event
+    ) -> None:
         self._root = root
         self._give_up = give_up
         self._stop = stop
@@ -67,7 +80,8 @@ class Downloads:
         self._sizes: dict[Url, int] = {}  # of those that have been fetched
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
-        self._containers: dict[Url, int] = {}  # all that have been expected, with their numbers in this order
+        # all that have been expected, with their numbers in this order
+        self._containers: dict[Url, int] = {}
         self._wanted_containers = 0  # the number after that of the last one that was wanted
         self._coming: deque[Url] = deque()  # the containers that are not fetched yet
 
@@ -86,13 +100,17 @@ class Downloads:
             mean = self._fetched_bytes / self._fetched_files if self._fetched_files else 0.0
             under_way = len(self._files) - len(self._sizes)
             held = sum(self._sizes.values()) + mean * under_way
-            # Before any has come, nobody knows how large they are: the number doubles with those that have.
-            for_files = under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files) and held < _AHEAD_BYTES
+            # Before any has come, nobody knows how large they are: the number doubles
+            # with those that have.
+            for_files = (
+                under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files)
+                and held < _AHEAD_BYTES
+            )
             return for_files and len(self._containers) < self._wanted_containers + _CONTAINERS_AHEAD
 
     def expect(self, utterances: Iterable[Utterance]) -> bool:
-        """Begin to fetch what a batch needs: files, to be taken in this order, once for each run of equal paths, and
-        containers. Returns whether there is any."""
+        """Begin to fetch what a batch needs: files, to be taken in this order, once for
+        each run of equal paths, and containers. Returns whether there is any."""
         is_any = False
         for path, _ in groupby(utterances, key=lambda utterance: utterance.path):
             if "://" not in path and not isinstance(self._root, Url):
@@ -114,11 +132,14 @@ class Downloads:
         return is_any
 
     def take(self, source: CopiedSource) -> Fetched:
-        """A copy of what is no file of this machine; waits for it. Raises AudioError if there is none, or it is empty;
-        StoppedError if the run is being stopped, and a container or a command takes long."""
+        """A copy of what is no file of this machine; waits for it. Raises AudioError if
+        there is none, or it is empty; StoppedError if the run is being stopped, and a
+        container or a command takes long."""
         if isinstance(source, Member) and isinstance(source.container, Url):
             with self._lock:
-                self._wanted_containers = max(self._wanted_containers, self._containers.get(source.container, -1) + 1)
+                self._wanted_containers = max(
+                    self._wanted_containers, self._containers.get(source.container, -1) + 1
+                )
                 self._fetch_containers()
         if not isinstance(source, Url):
             return copy_of(source, self._wait_for_copy)
@@ -131,8 +152,12 @@ class Downloads:
         return fetch(source, self._wait) if future is None else future.result()
 
     def _fetch_containers(self) -> None:
-        """Begin to fetch the containers that come after the one that is wanted now; the caller holds the lock."""
-        while self._coming and self._containers[self._coming[0]] < self._wanted_containers + _CONTAINERS_AHEAD:
+        """Begin to fetch the containers that come after the one that is wanted now; the
+        caller holds the lock."""
+        while (
+            self._coming
+            and self._containers[self._coming[0]] < self._wanted_containers + _CONTAINERS_AHEAD
+        ):
             self._containers_pool.submit(self._fetch_container, self._coming.popleft())
 
     def _fetch_container(self, container: Url) -> None:
@@ -148,14 +173,17 @@ class Downloads:
 
     @contextmanager
     def _counting(self, url: Url, files: int) -> Iterator[None]:
-        """Count what stands for so many files if it cannot be fetched, and give up if that happens in a row."""
+        """Count what stands for so many files if it cannot be fetched, and give up if
+        that happens in a row."""
         try:
             yield
         except TriedInVainError as error:
             with self._lock:
                 before, self._in_vain = self._in_vain, self._in_vain + files
             if before < _MOST_IN_A_ROW <= before + files:
-                count = counted(_MOST_IN_A_ROW // files, "audio file" if files == 1 else "container")
+                count = counted(
+                    _MOST_IN_A_ROW // files, "audio file" if files == 1 else "container"
+                )
                 self._give_up(f"{count} in a row could not be fetched, the last one {url}: {error}")
                 self.closed.set()
             raise

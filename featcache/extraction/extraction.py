@@ -1,4 +1,5 @@
-"""Running: `run_extraction` has an engine do what `plan_extraction` has planned, records it, and sums it up."""
+"""Running: `run_extraction` has an engine do what `plan_extraction` has planned, records
+it, and sums it up."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ import numpy as np
 
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.extraction.audio_files import some_paths
-from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl, VersionCounts, VersionJob, maker
+from featcache.extraction.jobs import (
+    Engine,
+    JobGroup,
+    Progress,
+    RunControl,
+    VersionCounts,
+    VersionJob,
+    maker,
+)
 from featcache.extraction.plan import ExtractionPlan, group_versions
 from featcache.extraction.tasks import shard_tasks
 from featcache.extraction.version_plan import VersionPlan
@@ -32,13 +41,19 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
-    """Hold the locks of the versions that a plan is to fill; the jobs of an array take none. Yields the plan, made anew
-    if a version has changed since. If `stop` is set while it waits, nothing more is to be done. Raises LockedError if
-    somebody else is at work in a version, and the run is not to wait; StoreError if a version cannot be written."""
+    """Hold the locks of the versions that a plan is to fill; the jobs of an array take
+    none. Yields the plan, made anew if a version has changed since. If `stop` is set
+    while it waits, nothing more is to be done. Raises LockedError if somebody else is at
+    work in a version, and the run is not to wait; StoreError if a version cannot be
+    written."""
     locked = set[str]()
     with ExitStack() as held:
         while plan.options.partition is None and not stop.is_set():
-            lacking = {str(planned.path): planned for planned in plan.versions if planned.num_missing or planned.is_new}
+            lacking = {
+                str(planned.path): planned
+                for planned in plan.versions
+                if planned.num_missing or planned.is_new
+            }
             # Every run locks them in the same order.
             if not (pending := [lacking[path] for path in sorted(lacking.keys() - locked)]):
                 break
@@ -47,13 +62,16 @@ def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
             locked |= lacking.keys()
             if stop.is_set():
                 break
-            if any({*Version.open(one.path).shard_names()} != {*one.index.shards} for one in pending):
+            if any(
+                {*Version.open(one.path).shard_names()} != {*one.index.shards} for one in pending
+            ):
                 plan = plan.again()
         yield replace(plan, locked=frozenset(locked))
 
 
 def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Event) -> None:
-    """Take the lock of a version, which is made if it is missing; unless `stop` is set before it is free."""
+    """Take the lock of a version, which is made if it is missing; unless `stop` is set
+    before it is free."""
     is_said = False
     while not stop.is_set():
         try:
@@ -61,7 +79,9 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Eve
             return
         except LockedError as error:
             if not plan.options.wait:
-                raise LockedError(f"{error}: wait with --wait, or share the work among jobs by --partition") from error
+                raise LockedError(
+                    f"{error}: wait with --wait, or share the work among jobs by --partition"
+                ) from error
             if not is_said:
                 _log.info("%s: this run waits until that has ended", error)
                 is_said = True
@@ -69,15 +89,20 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Eve
 
 
 def run_extraction(
-    plan: ExtractionPlan, engine: Engine, report: Callable[[Progress], Any] = lambda _: None, stop: Event | None = None
+    plan: ExtractionPlan,
+    engine: Engine,
+    report: Callable[[Progress], Any] = lambda _: None,
+    stop: Event | None = None,
 ) -> Summary:
-    """Extract what is missing. Raises StoreError if the cache cannot be written: what was committed stays.
+    """Extract what is missing. Raises StoreError if the cache cannot be written: what was
+    committed stays.
 
     Args:
         plan: What to do. Nobody else is at work in its versions: see `exclusively`.
         engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
         report: Called with the progress now and then, from worker threads, by one at a time.
-        stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
+        stop: Set it to end the run: what has been taken is finished and committed, and
+            nothing more is taken.
     """
     began = perf_counter()
     control = RunControl(Progress(), report, stop or Event(), plan.options.failure_limit)
@@ -92,7 +117,9 @@ def run_extraction(
     return summarize(plan, control.progress, perf_counter() - began, interrupted)
 
 
-def _fill(plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl) -> None:
+def _fill(
+    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
+) -> None:
     """Create the versions of a group, have the engine fill them, and record the outcome."""
     jobs = []
     for planned in versions:
@@ -103,22 +130,35 @@ def _fill(plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine,
         version.store.sweep()
         _want(plan, planned, version)
         run = Run(version, _asked(plan, planned))
-        jobs.append(VersionJob(planned.built, batching, version, run, has_extracted=bool(planned.index.shards)))
+        jobs.append(
+            VersionJob(
+                planned.built, batching, version, run, has_extracted=bool(planned.index.shards)
+            )
+        )
         control.progress.versions[jobs[-1].name] = VersionCounts()
     suspects = reduce(or_, (planned.suspects for planned in versions))
     some = () if plan.manifest.has_urls or plan.source is not None else some_paths(plan.manifest)
     group = JobGroup(jobs, plan.manifest.root, plan.source, suspects, some)
     first = versions[0]  # all lack the same rows
-    seconds = plan.options.shard_megabytes * 1e6 / max(version.info.spec.bytes_per_second for version in versions)
-    tasks = shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)
+    seconds = (
+        plan.options.shard_megabytes
+        * 1e6
+        / max(version.info.spec.bytes_per_second for version in versions)
+    )
+    tasks = shard_tasks(
+        first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row
+    )
     engine(group, tasks, control)
     for job in jobs:
         # The jobs of an array leave the index to `featcache index`.
-        job.finish(control.progress, control.stop.is_set(), builds_index=plan.options.partition is None)
+        job.finish(
+            control.progress, control.stop.is_set(), builds_index=plan.options.partition is None
+        )
 
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
-    """Sweep a complete version and keep what the manifest wants of it, if it can be written and nobody is at work."""
+    """Sweep a complete version and keep what the manifest wants of it, if it can be
+    written and nobody is at work."""
     version = Version.open(planned.path)
     needs_lock = plan.options.partition is None and str(planned.path) not in plan.locked
     with suppress(StoreError), version.at_work("extract") if needs_lock else nullcontext():
@@ -128,8 +168,8 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
 
 
 def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
-    """Keep what the manifest wants of a version, if that is not what is kept. A repair's manifest may have other rows:
-    if it is not known, it wants what is extracted again."""
+    """Keep what the manifest wants of a version, if that is not what is kept. A repair's
+    manifest may have other rows: if it is not known, it wants what is extracted again."""
     if plan.only is not None:
         known = {*version.store.names("wanted")} - {*damaged_wanted(version)}
         known.update(*(one.names for one in read_all_wanted(version)))
@@ -151,7 +191,9 @@ def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
         "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
         "replaced": planned.num_replaced,
-        "partition": None if plan.options.own_partition is None else str(plan.options.own_partition),
+        "partition": None
+        if plan.options.own_partition is None
+        else str(plan.options.own_partition),
         "config": planned.config.resolved(),
         "from": None if plan.source is None else str(plan.source.version.path),
         **maker(plan.device),
@@ -174,10 +216,12 @@ class VersionSummary:
     present: int
     """Utterances of the manifest that the version held already."""
     not_looked_at: int
-    """Those of them whose audio files were not compared with what they were when they were extracted."""
+    """Those of them whose audio files were not compared with what they were when they
+    were extracted."""
     extracted: int
     failed: int
-    """Utterances in the failure ledger: of this run, and of earlier ones if they were not tried again."""
+    """Utterances in the failure ledger: of this run, and of earlier ones if they were not
+    tried again."""
     num_bytes: int
     """Bytes of features as they are stored, with side arrays, that this run wrote."""
     worker_seconds: float = 0.0
@@ -205,9 +249,11 @@ class Summary:
     failed_by_reason: dict[str, int]
     """Utterances that failed in this run, by reason."""
     upsampled: int
-    """Utterances whose file has a lower sample rate than the config; of several configs, the one with the most."""
+    """Utterances whose file has a lower sample rate than the config; of several configs,
+    the one with the most."""
     downsampled: int
-    """Utterances whose file has a higher sample rate than the config; of several configs, the one with the most."""
+    """Utterances whose file has a higher sample rate than the config; of several configs,
+    the one with the most."""
     silent: int
     """Utterances whose waveform is silent; of several configs, the one with the most."""
     first_silent: str
@@ -227,9 +273,11 @@ class Summary:
     interrupted: bool = False
     """Whether the run was stopped before its end."""
     too_many_failures: str = ""
-    """That more utterances failed than were allowed, and how many, or why else the run was given up; empty if not."""
+    """That more utterances failed than were allowed, and how many, or why else the run
+    was given up; empty if not."""
     traceback: str = ""
-    """That of the exceptions that an extractor has raised again and again, if that is why; otherwise empty."""
+    """That of the exceptions that an extractor has raised again and again, if that is
+    why; otherwise empty."""
     processes: int = 1
     """The number of processes that extracted, each on a device."""
 
@@ -244,19 +292,29 @@ class Summary:
         return sum(version.failed for version in self.versions)
 
 
-def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, interrupted: bool) -> Summary:
+def summarize(
+    plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, interrupted: bool
+) -> Summary:
     """Sum up a run."""
     versions = [_version_summary(plan, planned, progress) for planned in plan.versions]
     total = sum(progress.stages.values())
-    stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
+    stages = (
+        {stage: round(spent / total, 4) for stage, spent in progress.stages.items()}
+        if total
+        else {}
+    )
     return Summary(
         utterances=len(plan.versions[0].manifest) // len(plan.versions[0].config.copies),
         versions=versions,
-        failed_by_reason={reason: count for reason, count in sorted(progress.failures.items()) if count},
+        failed_by_reason={
+            reason: count for reason, count in sorted(progress.failures.items()) if count
+        },
         upsampled=max((version.upsampled for version in versions), default=0),
         downsampled=max((version.downsampled for version in versions), default=0),
         silent=max((counts.silent for counts in progress.versions.values()), default=0),
-        first_silent=next((counts.first_silent for counts in progress.versions.values() if counts.silent), ""),
+        first_silent=next(
+            (counts.first_silent for counts in progress.versions.values() if counts.silent), ""
+        ),
         audio_seconds=progress.audio_seconds,
         elapsed_seconds=elapsed_seconds,
         device=", ".join(progress.devices) or plan.device.label,
@@ -270,10 +328,13 @@ def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, 
     )
 
 
-def _version_summary(plan: ExtractionPlan, planned: VersionPlan, progress: Progress) -> VersionSummary:
+def _version_summary(
+    plan: ExtractionPlan, planned: VersionPlan, progress: Progress
+) -> VersionSummary:
     counts = progress.versions.get(planned.config.name, VersionCounts())
     present = int(planned.rows.present.sum())
-    looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
+    # repair is about what is lost
+    looks_at_audio = plan.options.check_sources or plan.only is not None
     return VersionSummary(
         name=planned.config.name,
         path=str(planned.path),

@@ -1,8 +1,10 @@
-"""Features as a version stores them: computed from clips, cast or quantised, and checked for NaN and infinity.
+"""Features as a version stores them: computed from clips, cast or quantised, and checked
+for NaN and infinity.
 
-If an extractor refuses a batch, or raises whatever else, the batch is halved until it is known which clips are the
-cause: these fail, and the others are computed. Their values do not depend on it, as they do not depend on neighbours.
-If memory runs out, padded rows are computed in smaller batches, and then alone on the device."""
+If an extractor refuses a batch, or raises whatever else, the batch is halved until it is
+known which clips are the cause: these fail, and the others are computed. Their values do
+not depend on it, as they do not depend on neighbours. If memory runs out, padded rows are
+computed in smaller batches, and then alone on the device."""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ Waveform = NDArray[np.float32]
 """Mono samples, float32 `[num_samples]`."""
 
 WorkerTimes = defaultdict[str, float]
-"""Seconds that a worker thread has spent in each stage: `decode`, reading and decoding files; `resample`, mixing down,
-resampling, adding noise; `extract`, computing features, with the transfers to the device and back."""
+"""Seconds that a worker thread has spent in each stage: `decode`, reading and decoding
+files; `resample`, mixing down, resampling, adding noise; `extract`, computing features,
+with the transfers to the device and back."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class ClipFeatures:
     """The features of a clip, or of a piece of one, as they are stored."""
 
     features: NDArray[Any]
-    """`[frames, *item_shape]` of the stored dtype; of a piece whose clip is still to be quantised, float32."""
+    """`[frames, *item_shape]` of the stored dtype; of a piece whose clip is still to be
+    quantised, float32."""
     side: Mapping[str, NDArray[Any]]
     """The entries of each side array, by name."""
 
@@ -59,7 +63,8 @@ class ClipFeatures:
 
 @dataclass
 class Extracted:
-    """What one version gets from a part of a batch: the features of some utterances, and the failures of others."""
+    """What one version gets from a part of a batch: the features of some utterances, and
+    the failures of others."""
 
     spec: FeatureSpec
     """That of the features as they are stored."""
@@ -72,18 +77,24 @@ class Extracted:
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Of each utterance whose file has another sample rate than the config, or that is silent: that rate in Hz, and why
-    it is silent, else empty; by the utterance's id. Of several copies, the first stands for it."""
+    """Of each utterance whose file has another sample rate than the config, or that is
+    silent: that rate in Hz, and why it is silent, else empty; by the utterance's id. Of
+    several copies, the first stands for it."""
     traceback: str = ""
-    """That of the last exception by which the extractor failed an utterance; empty if it failed none."""
+    """That of the last exception by which the extractor failed an utterance; empty if it
+    failed none."""
 
-    def take(self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError]) -> Extracted:
-        """Take the features of some items, or why there are none; returns this. An item fails if NaN or infinity is
-        among its features, which a cast may have made."""
+    def take(
+        self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError]
+    ) -> Extracted:
+        """Take the features of some items, or why there are none; returns this. An item
+        fails if NaN or infinity is among its features, which a cast may have made."""
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
                 self.fail(item, result)
-            elif not all_finite(result.side[QUANTIZATION] if self.spec.is_quantized else result.features):
+            elif not all_finite(
+                result.side[QUANTIZATION] if self.spec.is_quantized else result.features
+            ):
                 # Of levels, their scale and offset tell what they stand for.
                 what = f"features are NaN or infinite as {self.spec.dtype}"
                 self.fail(item, AudioError(Reason.NON_FINITE_FEATURES, what))
@@ -101,10 +112,14 @@ class Extracted:
 
 
 def compute_clips(
-    extractor: Extractor[Params], waveforms: Mapping[str, Waveform], spec: FeatureSpec, device: Device
+    extractor: Extractor[Params],
+    waveforms: Mapping[str, Waveform],
+    spec: FeatureSpec,
+    device: Device,
 ) -> list[ClipFeatures | AudioError]:
-    """Extract clips, by their ids, each long enough for a frame, and cast the features as `spec` says, or quantise them
-    clip by clip. Raises ExtractorError if the extractor returned other numbers of frames than its `num_frames` says."""
+    """Extract clips, by their ids, each long enough for a frame, and cast the features as
+    `spec` says, or quantise them clip by clip. Raises ExtractorError if the extractor
+    returned other numbers of frames than its `num_frames` says."""
     with device.slot():
         uploaded = device.upload([*waveforms.values()], extractor.needs_aligned_waveforms)
         clips = [Clip(*pair) for pair in zip(waveforms, uploaded, strict=True)]
@@ -118,7 +133,11 @@ class RaisedError(AudioError):
 
     def __init__(self, error: Exception) -> None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        own = [frame for frame in frames if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_ITS_OWN]
+        own = [
+            frame
+            for frame in frames
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_ITS_OWN
+        ]
         where = ""
         if own:
             path = "/".join(Path(own[-1].f_code.co_filename).parts[-2:])
@@ -134,11 +153,16 @@ _NOT_ITS_OWN = ("featcache", "torch", "contextlib")
 
 @contextmanager
 def errors_of(
-    extractor: Extractor[Params], ids: Iterable[str], device: Device | None = None, alone: bool = True
+    extractor: Extractor[Params],
+    ids: Iterable[str],
+    device: Device | None = None,
+    alone: bool = True,
 ) -> Iterator[None]:
-    """Turn what an extractor raises about some clips into an `AudioError`, and `sys.exit` into an `ExtractorError`.
+    """Turn what an extractor raises about some clips into an `AudioError`, and `sys.exit`
+    into an `ExtractorError`.
 
-    What is no clip's fault stays what it is: errors of featcache's own, memory that runs out, a device that is lost.
+    What is no clip's fault stays what it is: errors of featcache's own, memory that runs
+    out, a device that is lost.
 
     Args:
         device: What it computes on; None if it computes nothing.
@@ -149,7 +173,9 @@ def errors_of(
         yield
         return
     except SystemExit as error:
-        raise ExtractorError(f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}") from error
+        raise ExtractorError(
+            f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
+        ) from error
     except Exception as error:
         if isinstance(error, FeatcacheError) or is_out_of_memory(error, alone):
             raise
@@ -160,8 +186,11 @@ def errors_of(
     raise raised
 
 
-def in_halves(compute: Callable[[list[_Given]], list[_Result]], given: list[_Given]) -> list[_Result | AudioError]:
-    """Compute something together; in halves if that raises an `AudioError`, down to what raises it by itself."""
+def in_halves(
+    compute: Callable[[list[_Given]], list[_Result]], given: list[_Given]
+) -> list[_Result | AudioError]:
+    """Compute something together; in halves if that raises an `AudioError`, down to what
+    raises it by itself."""
     if not given:
         return []
     try:
@@ -173,9 +202,12 @@ def in_halves(compute: Callable[[list[_Given]], list[_Result]], given: list[_Giv
     return in_halves(compute, given[:middle]) + in_halves(compute, given[middle:])
 
 
-def _compute(extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: list[Clip]) -> list[ClipFeatures]:
-    """Compute clips together. Raises AudioError if one of them cannot be extracted; ExtractorError if the extractor
-    returned other numbers of frames than its `num_frames` says."""
+def _compute(
+    extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: list[Clip]
+) -> list[ClipFeatures]:
+    """Compute clips together. Raises AudioError if one of them cannot be extracted;
+    ExtractorError if the extractor returned other numbers of frames than its `num_frames`
+    says."""
     with errors_of(extractor, (clip.id for clip in clips), device):
         features = extractor.extract(clips)
     samples = [len(clip.waveform) for clip in clips]
@@ -186,8 +218,11 @@ def _compute(extractor: Extractor[Params], spec: FeatureSpec, device: Device, cl
     return download(features, spec, device, spec.is_quantized)
 
 
-def download(clips: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, quantizes: bool) -> list[ClipFeatures]:
-    """The features of some clips, or pieces of them, from the device: each quantised, or all cast as `spec` says."""
+def download(
+    clips: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, quantizes: bool
+) -> list[ClipFeatures]:
+    """The features of some clips, or pieces of them, from the device: each quantised, or
+    all cast as `spec` says."""
     num_frames = [len(clip) for clip in clips]
     together, ends = torch.cat([*clips]), np.cumsum(num_frames)[:-1]
     if not quantizes:
@@ -195,8 +230,11 @@ def download(clips: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, q
         return [ClipFeatures(one, {}) for one in np.split(stored, ends)]
     quantized, scales = quantize(together, num_frames)
     levels = np.split(device.download(quantized), ends)
-    parameters = device.download(scales)[:, None].copy()  # held for long, in the midst of what torch frees soon
-    return [ClipFeatures(one, {QUANTIZATION: own}) for one, own in zip(levels, parameters, strict=True)]
+    # held for long, in the midst of what torch frees soon
+    parameters = device.download(scales)[:, None].copy()
+    return [
+        ClipFeatures(one, {QUANTIZATION: own}) for one, own in zip(levels, parameters, strict=True)
+    ]
 
 
 # If memory runs out
@@ -204,42 +242,58 @@ def download(clips: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, q
 _OUT_OF_MEMORY = (
     "ALLOC_FAILED",  # cuBLAS, cuFFT, and cuDNN before version 9
     "ALLOCATION_FAILED",  # cuDNN
-    "error: out of memory",  # CUDA itself, as it makes a stream, loads a kernel or locks pages
+    # CUDA itself, as it makes a stream, loads a kernel or locks pages
+    "error: out of memory",
     "DefaultCPUAllocator",
 )
-"""Parts of the messages when memory runs out; what torch says of its own memory on a GPU has a class."""
+"""Parts of the messages when memory runs out; what torch says of its own memory on a GPU
+has a class."""
 
 _PERHAPS_OUT_OF_MEMORY = (
     "unable to find an engine",  # cuDNN: nothing that fits can compute a convolution
     "STATUS_NOT_INITIALIZED",  # cuBLAS and cuDNN have no room for a thread's handle
 )
-"""Parts of messages that may have other causes: with nothing else on the device, memory is not the cause."""
+"""Parts of messages that may have other causes: with nothing else on the device, memory
+is not the cause."""
 
 
 class DoesNotFitError(AudioError):
-    """A clip, or a chunk of a clip, does not fit into the device's memory even with nothing beside it."""
+    """A clip, or a chunk of a clip, does not fit into the device's memory even with
+    nothing beside it."""
 
     def __init__(self, seconds: float, device: Device) -> None:
-        what = f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them"
+        what = (
+            f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the "
+            "config would cut them"
+        )
         super().__init__(Reason.TOO_LONG, what)
 
 
 def until_it_fits(
-    compute: Callable[[int, bool], _Result], extractor: Extractor[Params], lengths: Collection[int], device: Device
+    compute: Callable[[int, bool], _Result],
+    extractor: Extractor[Params],
+    lengths: Collection[int],
+    device: Device,
 ) -> _Result:
-    """Compute a batch, again if it does not fit into memory: in smaller batches, and at last with nothing beside it.
-    Raises DoesNotFitError if a single row does not fit.
+    """Compute a batch, again if it does not fit into memory: in smaller batches, and at
+    last with nothing beside it. Raises DoesNotFitError if a single row does not fit.
 
     Args:
-        compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself.
-        extractor: The extractor. If a batch of rows does not fit, its batches are smaller from then on, in all threads.
-            An extractor that takes no rows gets one clip at a time.
-        lengths: The numbers of samples of the rows, with their padding. Batches of the shortest rows have the most:
-            once these have one row, no other batch has more.
+        compute: Gets the number of rows of a batch of the shortest, and whether to have
+            the device for itself.
+        extractor: The extractor. If a batch of rows does not fit, its batches are smaller
+            from then on, in all threads. An extractor that takes no rows gets one clip at
+            a time.
+        lengths: The numbers of samples of the rows, with their padding. Batches of the
+            shortest rows have the most: once these have one row, no other batch has more.
     """
     shortest, alone = min(lengths), False
     while True:
-        count = extractor.rows(shortest, device.torch_device) if isinstance(extractor, RowExtractor) else 1
+        count = (
+            extractor.rows(shortest, device.torch_device)
+            if isinstance(extractor, RowExtractor)
+            else 1
+        )
         try:
             return compute(count, alone)
         except (RuntimeError, MemoryError) as error:
@@ -247,7 +301,9 @@ def until_it_fits(
                 raise
         # The exception is gone by now, and with it what the batch held.
         torch.cuda.empty_cache()
-        if isinstance(extractor, RowExtractor) and extractor.shrink(count, shortest, device.torch_device):
+        if isinstance(extractor, RowExtractor) and extractor.shrink(
+            count, shortest, device.torch_device
+        ):
             continue
         if alone:
             raise DoesNotFitError(max(lengths) / extractor.spec.sample_rate, device)
@@ -255,9 +311,11 @@ def until_it_fits(
 
 
 def is_out_of_memory(error: BaseException, alone: bool = True) -> bool:
-    """Whether the memory of the device or of the machine has run out; torch's libraries say so in different words.
+    """Whether the memory of the device or of the machine has run out; torch's libraries
+    say so in different words.
 
-    `alone` if nothing else was on the device: then what may have other causes has one of them."""
+    `alone` if nothing else was on the device: then what may have other causes has one of
+    them."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     all_words = _OUT_OF_MEMORY if alone else (*_OUT_OF_MEMORY, *_PERHAPS_OUT_OF_MEMORY)

@@ -1,4 +1,5 @@
-"""Extracts a batch of utterances from the features that another version holds, instead of from audio."""
+"""Extracts a batch of utterances from the features that another version holds, instead of
+from audio."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
-from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes, download, errors_of, in_halves
+from featcache.extraction.features import (
+    ClipFeatures,
+    Extracted,
+    WorkerTimes,
+    download,
+    errors_of,
+    in_halves,
+)
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
@@ -35,7 +43,8 @@ _UTTERANCES = 64
 """The most utterances whose features are on the device at once."""
 
 _SHARDS_HELD = 8
-"""Shards whose columns are held: about as many as workers are at. A shard of 10^5 short clips takes 4 MB."""
+"""Shards whose columns are held: about as many as workers are at. A shard of 10^5 short
+clips takes 4 MB."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +52,17 @@ class StoredUtterance:
     """What a version holds of an utterance."""
 
     item: Item
-    """Everything besides the features: the identity of the audio file, the number of samples."""
+    """Everything besides the features: the identity of the audio file, the number of
+    samples."""
     features: NDArray[Any]
-    """`[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their values, float32."""
+    """`[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their
+    values, float32."""
 
 
 class SourceVersion:
-    """A version from whose features others are made. Its methods may be called from several threads. Raises
-    DamagedError if the index has to be built, and a shard's metadata is damaged."""
+    """A version from whose features others are made. Its methods may be called from
+    several threads. Raises DamagedError if the index has to be built, and a shard's
+    metadata is damaged."""
 
     def __init__(self, version: Version, keep_index: bool = True) -> None:
         self.version = version
@@ -61,28 +73,37 @@ class SourceVersion:
     def read(self, utterances: Sequence[Utterance]) -> list[StoredUtterance | AudioError]:
         """Read what the version holds of each utterance, and check it against its checksum.
 
-        The version holds an utterance if an item of its id was made from a row of the same path, start, duration and
-        channel, and its file has not changed and failed since. Others give an `AudioError` with the reason
-        NOT_IN_SOURCE. Raises DamagedError if a shard is damaged."""
+        The version holds an utterance if an item of its id was made from a row of the
+        same path, start, duration and channel, and its file has not changed and failed
+        since. Others give an `AudioError` with the reason NOT_IN_SOURCE. Raises
+        DamagedError if a shard is damaged."""
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         status = join(RowKeys.of_utterances(utterances), self._index, failures)
         stored = self._stored(status.positions[status.present])
         rows = zip(utterances, status.positions.tolist(), status.failed.tolist(), strict=True)
-        return [stored.get(at) or self._missing(utterance, at, has_failed) for utterance, at, has_failed in rows]
+        return [
+            stored.get(at) or self._missing(utterance, at, has_failed)
+            for utterance, at, has_failed in rows
+        ]
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of audio of each row, float64 `[rows]`: those known, else the version's, else NaN."""
+        """Seconds of audio of each row, float64 `[rows]`: those known, else the
+        version's, else NaN."""
         positions = self._index.find(manifest.ids)
         frame_rate = self.version.info.spec.frame_rate
         lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
         return np.where(np.isnan(known), lengths, known)
 
     def extract(
-        self, root: AudioLocation, configs: Sequence[BuiltConfig], batch: Sequence[Utterance], times: WorkerTimes
+        self,
+        root: AudioLocation,
+        configs: Sequence[BuiltConfig],
+        batch: Sequence[Utterance],
+        times: WorkerTimes,
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """Make the features of a batch from the version's. Yields, for one part of the batch after the other, the
-        results of all configs in their order."""
+        """Make the features of a batch from the version's. Yields, for one part of the
+        batch after the other, the results of all configs in their order."""
         for at in range(0, len(batch), _UTTERANCES):
             started = perf_counter()
             utterances = batch[at : at + _UTTERANCES]
@@ -103,17 +124,25 @@ class SourceVersion:
             yield results
 
     def _stored(self, positions: NDArray[np.int64]) -> dict[int, StoredUtterance]:
-        """What is stored of the items at some positions of the index, by position; shard by shard."""
+        """What is stored of the items at some positions of the index, by position; shard
+        by shard."""
         index, stored = self._index, dict[int, StoredUtterance]()
         shards = index.shard[positions]
         for shard in np.unique(shards).tolist():
             (opened, frames, parameters), some = self._shard(shard), positions[shards == shard]
             numbers = index.item[some].tolist()
-            ranges = frames.read_ranges(index.first_frame[some].tolist(), index.num_frames[some].tolist())
+            ranges = frames.read_ranges(
+                index.first_frame[some].tolist(), index.num_frames[some].tolist()
+            )
             items = opened.items(numbers)
-            for position, number, item, features in zip(some.tolist(), numbers, items, ranges, strict=True):
+            for position, number, item, features in zip(
+                some.tolist(), numbers, items, ranges, strict=True
+            ):
                 if crc32c(features) != opened.table["item_crc32c"][number]:
-                    what = f"{item.id}: damaged: its features in {self.version.path} are not what was written"
+                    what = (
+                        f"{item.id}: damaged: its features in {self.version.path} are not "
+                        "what was written"
+                    )
                     raise DamagedError(what, self.version.path)
                 if parameters is not None:
                     features = dequantize_array(features, *parameters[number])
@@ -131,13 +160,15 @@ class SourceVersion:
         return AudioError(Reason.NOT_IN_SOURCE, where)
 
     def _open_shard(self, number: int) -> tuple[Shard, Frames, NDArray[np.float32] | None]:
-        """A shard, its features, and of quantised ones their scales and offsets: what is read for every utterance."""
+        """A shard, its features, and of quantised ones their scales and offsets: what is
+        read for every utterance."""
         shard = self.version.shard(self._index.shards[number])
         return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
 
 
 def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> list[ClipFeatures]:
-    """What the config makes of the features of each utterance. Raises AudioError if one gives none."""
+    """What the config makes of the features of each utterance. Raises AudioError if one
+    gives none."""
     device = config.device
     features = [one.features for one in stored]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
@@ -146,16 +177,24 @@ def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> li
         return download(made, config.spec, device, quantizes=False)
 
 
-def find_source(configs: Sequence[BuiltConfig], source: str | Path | ObjectPath, keep_index: bool) -> SourceVersion:
-    """Open the version that the configs' features are made from: it is the `source`, or in that cache. Raises what
-    `open_source` raises; and ConfigError if a config's features are made from audio only, or from other copies."""
+def find_source(
+    configs: Sequence[BuiltConfig], source: str | Path | ObjectPath, keep_index: bool
+) -> SourceVersion:
+    """Open the version that the configs' features are made from: it is the `source`, or
+    in that cache. Raises what `open_source` raises; and ConfigError if a config's
+    features are made from audio only, or from other copies."""
     fingerprints = set()
     for built in configs:
         if built.extractor.source_fingerprint is None:
-            raise ConfigError(f"--from is only for units: {built.config.extractor} of {built.config.name} takes audio")
+            raise ConfigError(
+                f"--from is only for units: {built.config.extractor} of {built.config.name} "
+                "takes audio"
+            )
         fingerprints.add(built.extractor.source_fingerprint)
     if len(fingerprints) > 1:
-        raise ConfigError("--from: these configs make units of different features: run them one at a time")
+        raise ConfigError(
+            "--from: these configs make units of different features: run them one at a time"
+        )
     opened = open_source(as_location("source", source), fingerprints.pop(), keep_index)
     for built in configs:
         _refuse_other_copies(built.config, opened.version)
@@ -163,23 +202,35 @@ def find_source(configs: Sequence[BuiltConfig], source: str | Path | ObjectPath,
 
 
 def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> SourceVersion:
-    """Open the version of that fingerprint, at `path` or in the cache at `path`. Raises StoreError if there is no
-    version; ConfigError if there are only others; DamagedError if its metadata is damaged."""
+    """Open the version of that fingerprint, at `path` or in the cache at `path`. Raises
+    StoreError if there is no version; ConfigError if there are only others; DamagedError
+    if its metadata is damaged."""
     versions = select_versions(path)
     for version in versions:
         if version.info.fingerprint == fingerprint:
             return SourceVersion(version, keep_index)
     there = listing(version.path.name for version in versions)
-    raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
+    raise ConfigError(
+        f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}"
+    )
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:
     """Refuse a config with copies that the source lacks, or that have other noise there."""
     there = copies_of(source.info.config).suffixes
-    if lacking := [suffix or "the utterances themselves" for suffix in config.copies.suffixes if suffix not in there]:
+    if lacking := [
+        suffix or "the utterances themselves"
+        for suffix in config.copies.suffixes
+        if suffix not in there
+    ]:
         what = f"{config.name} has copies that {source.path.name} lacks: {listing(lacking)}"
-        raise ConfigError(f"--from: {what}: give both the same augment section, or extract these units from audio")
+        raise ConfigError(
+            f"--from: {what}: give both the same augment section, or extract these units from audio"
+        )
     noise = config.augment and config.augment.noise
     of_source = (source.info.config.get("augment") or {}).get("noise") or {}
     if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
-        raise ConfigError(f"--from: {config.name} has different noise, or a different seed, from {source.path.name}")
+        raise ConfigError(
+            f"--from: {config.name} has different noise, or a different seed, from "
+            f"{source.path.name}"
+        )

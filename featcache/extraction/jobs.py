@@ -1,4 +1,5 @@
-"""What a run hands to an engine: versions to be filled together, each with its ledger and its counts."""
+"""What a run hands to an engine: versions to be filled together, each with its ledger and
+its counts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from featcache.version.records import Run
 from featcache.version.version import Version, library_versions
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
-"""`extract` includes waits for a GPU; `wait` is for the disk, a batch before, or a GPU if nothing may be decoded."""
+"""`extract` includes waits for a GPU; `wait` is for the disk, a batch before, or a GPU if
+nothing may be decoded."""
 
 
 @dataclass
@@ -44,7 +46,8 @@ class VersionCounts:
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
     upsampled: int = 0
-    """Utterances, without copies, whose file has a lower rate than the config: the top of their spectrum is empty."""
+    """Utterances, without copies, whose file has a lower rate than the config: the top of
+    their spectrum is empty."""
     downsampled: int = 0
     """Utterances whose file has a higher sample rate than the config. Copies do not count."""
     silent: int = 0
@@ -65,19 +68,23 @@ class Progress:
     failures: Counter[str] = field(default_factory=Counter)
     """Failed utterances by reason."""
     audio_seconds: float = 0.0
-    """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together."""
+    """Seconds of audio extracted. Copies count, and a clip counts once for all versions
+    that are filled together."""
     waiting_seconds: float = 0.0
-    """Seconds of audio, about, that are extracted too, and wait for what comes before them."""
+    """Seconds of audio, about, that are extracted too, and wait for what comes before
+    them."""
     shards: int = 0
     """Committed shards."""
     too_many_failures: str = ""
-    """That more failed than allowed, and how many, that no audio can be fetched, or an extractor raises; else empty."""
+    """That more failed than allowed, and how many, that no audio can be fetched, or an
+    extractor raises; else empty."""
     traceback: str = ""
     """That of such an exception; empty if there are none."""
     versions: dict[str, VersionCounts] = field(default_factory=dict)
     """What each version got, by its config's name, also what is not committed yet."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    """Seconds of worker threads in each stage. What a thread is at is added when it is done with a batch."""
+    """Seconds of worker threads in each stage. What a thread is at is added when it is
+    done with a batch."""
     processes: int = 0
     """The number of other processes that extract; 0 if this one does."""
     devices: list[str] = field(default_factory=list)
@@ -116,7 +123,8 @@ class DoneTask:
     progress: Progress
     """What was done for it."""
     unread: list[list[Failure]]
-    """What was left out of each version, and not recorded as failed: see `RunControl.leaves_unread`."""
+    """What was left out of each version, and not recorded as failed: see
+    `RunControl.leaves_unread`."""
     host: str = field(default_factory=socket.gethostname)
 
 
@@ -132,10 +140,12 @@ class RunControl:
     max_failures: FailureLimit | None = None
     """How many utterances of a version may fail; None for any number."""
     done: Callable[[DoneTask], None] = lambda _: None
-    """Called for each task whose shards have been committed, from any thread, by one at a time."""
+    """Called for each task whose shards have been committed, from any thread, by one at a
+    time."""
     leaves_unread: bool = False
-    """Whether utterances whose file this machine cannot read are left to whoever has dealt out the tasks: another
-    machine may have the file, and then they have not failed."""
+    """Whether utterances whose file this machine cannot read are left to whoever has
+    dealt out the tasks: another machine may have the file, and then they have not
+    failed."""
 
     def give_up(self, reason: str, traceback: str = "") -> None:
         """Stop the run, as if too many utterances had failed."""
@@ -144,17 +154,21 @@ class RunControl:
         self.stop.set()
 
     def check(self, is_end: bool = False) -> None:
-        """Stop if an extractor keeps raising, or a version has too many failures; `is_end` if nothing more follows."""
+        """Stop if an extractor keeps raising, or a version has too many failures;
+        `is_end` if nothing more follows."""
         for counts in self.progress.versions.values():
             tried = counts.failed + counts.extracted
-            if self.max_failures and (fault := self.max_failures.fault(counts.failed, tried, is_end)):
+            if self.max_failures and (
+                fault := self.max_failures.fault(counts.failed, tried, is_end)
+            ):
                 self.give_up(fault)
         if self.progress.too_many_failures:
             self.stop.set()
 
 
 _MOST_RAISED_FIRST, _MOST_RAISED_IN_A_ROW = 5, 20
-"""Utterances in a row at which an extractor may raise exceptions: the first ones of a version, and later ones."""
+"""Utterances in a row at which an extractor may raise exceptions: the first ones of a
+version, and later ones."""
 
 
 @dataclass(eq=False)
@@ -171,7 +185,8 @@ class VersionJob:
     has_extracted: bool = False
     """Whether the extractor is known to have extracted anything, in this run or before it."""
     _raised_in_a_row: int = 0
-    """Utterances at which the extractor has raised an exception since it has extracted any."""
+    """Utterances at which the extractor has raised an exception since it has extracted
+    any."""
 
     @property
     def name(self) -> str:
@@ -182,37 +197,56 @@ class VersionJob:
         """Count what the version gets from a part of a batch; parts come in order."""
         silent = [f"{id_}: {why}" for id_, (_, why) in extracted.remarks.items() if why]
         num_bytes = sum(features.num_bytes for features in extracted.features)
-        counts = VersionCounts(len(extracted.items), len(extracted.failures), num_bytes, extracted.seconds)
-        counts.upsampled = sum(rate < self.built.sample_rate for rate, _ in extracted.remarks.values())
-        counts.downsampled = sum(rate > self.built.sample_rate for rate, _ in extracted.remarks.values())
+        counts = VersionCounts(
+            len(extracted.items), len(extracted.failures), num_bytes, extracted.seconds
+        )
+        counts.upsampled = sum(
+            rate < self.built.sample_rate for rate, _ in extracted.remarks.values()
+        )
+        counts.downsampled = sum(
+            rate > self.built.sample_rate for rate, _ in extracted.remarks.values()
+        )
         counts.silent, counts.first_silent = len(silent), next(iter(silent), "")
-        done = Progress(Counter(failure.reason for failure in extracted.failures), versions={self.name: counts})
+        done = Progress(
+            Counter(failure.reason for failure in extracted.failures), versions={self.name: counts}
+        )
         if fault := self._fault(extracted):
             done.too_many_failures, done.traceback = fault, extracted.traceback
         return done
 
     def _fault(self, extracted: Extracted) -> str:
-        """That the extractor has raised exceptions again and again, also at this part; empty if it has not."""
+        """That the extractor has raised exceptions again and again, also at this part;
+        empty if it has not."""
         if extracted.items:
             self._raised_in_a_row, self.has_extracted = 0, True
             return ""
-        raised = [failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR]
+        raised = [
+            failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR
+        ]
         self._raised_in_a_row += len(raised)
         most = _MOST_RAISED_IN_A_ROW if self.has_extracted else _MOST_RAISED_FIRST
         if not raised or self._raised_in_a_row < most:
             return ""
-        what = f"raised exceptions at {self._raised_in_a_row:,} utterances in a row, the last one {raised[-1].id}"
+        what = (
+            f"raised exceptions at {self._raised_in_a_row:,} utterances in a row, the last "
+            f"one {raised[-1].id}"
+        )
         extractor = type(self.built.extractor).__name__
-        return f"{self.name}: {extractor} {what}: {raised[-1].message}; mend it, and run with --retry-failed"
+        return (
+            f"{self.name}: {extractor} {what}: {raised[-1].message}; mend it, and run with "
+            "--retry-failed"
+        )
 
     @cached_property
     def made_by(self) -> dict[str, Any]:
-        """What is recorded with every shard: the libraries and the device that make it, how, and for which run."""
+        """What is recorded with every shard: the libraries and the device that make it,
+        how, and for which run."""
         how = {"batching": self.batching.batching, "mismatch": self.batching.mismatch}
         return {**library_versions(), "device": self.built.device.label, **how, "run": self.run.id}
 
     def finish(self, progress: Progress, interrupted: bool, builds_index: bool = False) -> None:
-        """Record the outcome. A run that `builds_index` and came to its end does so first, for training."""
+        """Record the outcome. A run that `builds_index` and came to its end does so
+        first, for training."""
         outcome = asdict(progress.versions[self.name])
         if not interrupted and builds_index:
             index = open_index(self.version)
@@ -239,7 +273,8 @@ class JobGroup:
     """The version whose features are used instead of audio; None for audio."""
     suspects: Suspects
     some_paths: Sequence[str] = ()
-    """The paths of some of the audio files, by which a machine can tell whether it has them."""
+    """The paths of some of the audio files, by which a machine can tell whether it has
+    them."""
 
     @property
     def configs(self) -> list[BuiltConfig]:
@@ -253,15 +288,27 @@ class JobGroup:
 
 
 Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
-"""Does shard tasks for a group of versions, and returns when all are committed; or if the run was stopped, when what
-was done of them is. It writes the failures of a task into the ledgers before it commits the shard that lacks them."""
+"""Does shard tasks for a group of versions, and returns when all are committed; or if the
+run was stopped, when what was done of them is. It writes the failures of a task into the
+ledgers before it commits the shard that lacks them."""
 
-BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]]
-"""Extracts a batch of utterances: for one part of it after the other, what each version gets."""
+BatchExtractor = Callable[
+    [Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]
+]
+"""Extracts a batch of utterances: for one part of it after the other, what each version
+gets."""
 
 
 def batch_extractor(
-    root: AudioLocation, configs: Sequence[BuiltConfig], source: SourceVersion | None, fetched: Fetch = copy_of
+    root: AudioLocation,
+    configs: Sequence[BuiltConfig],
+    source: SourceVersion | None,
+    fetched: Fetch = copy_of,
 ) -> BatchExtractor:
-    """A function that extracts batches for these configs: from audio, or if there is a source, from its features."""
-    return AudioExtractor(root, configs, fetched) if source is None else partial(source.extract, root, configs)
+    """A function that extracts batches for these configs: from audio, or if there is a
+    source, from its features."""
+    return (
+        AudioExtractor(root, configs, fetched)
+        if source is None
+        else partial(source.extract, root, configs)
+    )

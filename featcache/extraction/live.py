@@ -1,4 +1,5 @@
-"""The features of audio that is in no cache, with the bits that a cache would hold: for inference, and for trying."""
+"""The features of audio that is in no cache, with the bits that a cache would hold: for
+inference, and for trying."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.audio.decode import FileIdentity
 from featcache.config import Config, as_config, recorded_config
 from featcache.device import Device
-from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, first_line, require_int, require_number
+from featcache.errors import (
+    ArgumentError,
+    AudioError,
+    ConfigError,
+    Reason,
+    first_line,
+    require_int,
+    require_number,
+)
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Decoded, decode_all
 from featcache.extraction.padded_rows import choose_batching
@@ -30,11 +39,13 @@ if TYPE_CHECKING:
 
 
 class LiveExtractor:
-    """Extracts one utterance at a time. `featcache.extractor` makes one. Safe to use from several threads.
+    """Extracts one utterance at a time. `featcache.extractor` makes one. Safe to use from
+    several threads.
 
-    Audio is mixed down, resampled, extracted, cast or quantised as `featcache extract` does it, by the same code, so
-    the features are those that a cache would give: bit for bit on the same device with the same library versions. In
-    the whole process, torch gets one thread of its own, and TF32 is turned off."""
+    Audio is mixed down, resampled, extracted, cast or quantised as `featcache extract`
+    does it, by the same code, so the features are those that a cache would give: bit for
+    bit on the same device with the same library versions. In the whole process, torch
+    gets one thread of its own, and TF32 is turned off."""
 
     def __init__(self, built: BuiltConfig) -> None:
         self._built = built
@@ -47,35 +58,47 @@ class LiveExtractor:
 
     @property
     def spec(self) -> FeatureSpec:
-        """What the features are: `spec.item_shape`, `spec.frame_rate`, `spec.units`, as `Cache.spec` says it."""
+        """What the features are: `spec.item_shape`, `spec.frame_rate`, `spec.units`, as
+        `Cache.spec` says it."""
         return self._built.spec
 
     def __call__(self, waveform: ArrayLike, sample_rate: int, id: str = "") -> NDArray[Any]:  # noqa: A002
         """The features of a waveform.
 
         Args:
-            waveform: `[num_samples]`, floats in -1 to 1: an array, or a tensor on the CPU. It is used as float32.
+            waveform: `[num_samples]`, floats in -1 to 1: an array, or a tensor on the
+                CPU. It is used as float32.
             sample_rate: Its sample rate, in Hz; it is resampled to the config's.
-            id: The id of the utterance, on which dither depends, and which copy of an augmented config it is.
+            id: The id of the utterance, on which dither depends, and which copy of an
+                augmented config it is.
 
         Returns:
             `[frames, *item_shape]` of the dtype that `Cache.item` gives.
 
         Raises:
-            AudioError: It cannot be extracted; `error.reason` is what the failure ledger would say.
+            AudioError: It cannot be extracted; `error.reason` is what the failure ledger
+                would say.
             ArgumentError: It is no waveform.
         """
         try:
             samples = np.asarray(waveform)
-        except (RuntimeError, TypeError, ValueError) as error:  # of a tensor on a GPU, or with a gradient
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # of a tensor on a GPU, or with a gradient
             raise ArgumentError(f"waveform: {first_line(error)}") from error
         if samples.ndim != 1 or samples.dtype.kind != "f":
-            raise ArgumentError(f"waveform is {samples.dtype} {samples.shape}: give [num_samples] floats in -1 to 1")
+            raise ArgumentError(
+                f"waveform is {samples.dtype} {samples.shape}: give [num_samples] floats in -1 to 1"
+            )
         sample_rate = require_int("sample_rate", sample_rate, 1, 2**31 - 1)
         samples = np.ascontiguousarray(samples, np.float32)
         if not np.isfinite(samples).all():
             raise AudioError(Reason.NON_FINITE_AUDIO, "the waveform has NaN or infinite samples")
-        return self._features(Decoded(Utterance(id=id, path=""), (samples[:, None], FileIdentity(0, 0, sample_rate))))
+        return self._features(
+            Decoded(Utterance(id=id, path=""), (samples[:, None], FileIdentity(0, 0, sample_rate)))
+        )
 
     def file(
         self,
@@ -85,11 +108,13 @@ class LiveExtractor:
         channel: int | None = None,
         id: str = "",  # noqa: A002
     ) -> NDArray[Any]:
-        """The features of a file, or of a segment of it, as for a row of a manifest with these values.
+        """The features of a file, or of a segment of it, as for a row of a manifest with
+        these values.
 
         Args:
             path: The file, or its URL.
-            start, duration: The segment, in seconds; None for the file's beginning, and for its rest.
+            start, duration: The segment, in seconds; None for the file's beginning, and
+                for its rest.
             channel: The file's channel, from 0; None for what the config says.
             id: As in a call.
 
@@ -97,7 +122,8 @@ class LiveExtractor:
             As a call does.
 
         Raises:
-            AudioError: It cannot be decoded or extracted; `error.reason` is what the failure ledger would say.
+            AudioError: It cannot be decoded or extracted; `error.reason` is what the
+                failure ledger would say.
             ArgumentError: That is no segment.
         """
         for name, seconds in (("start", start), ("duration", duration)):
@@ -105,7 +131,9 @@ class LiveExtractor:
                 require_number(name, seconds, 0, MOST_SECONDS)
         if channel is not None:
             require_int("channel", channel, 0)
-        utterance = Utterance(id=id, path=str(path), start=start, duration=duration, channel=channel)
+        utterance = Utterance(
+            id=id, path=str(path), start=start, duration=duration, channel=channel
+        )
         (decoded,) = decode_all([utterance], Path())
         return self._features(decoded)
 
@@ -121,7 +149,11 @@ class LiveExtractor:
                 error.add_note(extracted.traceback)
             raise error
         (clip,) = extracted.features
-        return dequantize_array(clip.features, *clip.side[QUANTIZATION][0]) if self.spec.is_quantized else clip.features
+        return (
+            dequantize_array(clip.features, *clip.side[QUANTIZATION][0])
+            if self.spec.is_quantized
+            else clip.features
+        )
 
 
 def extractor(
@@ -135,23 +167,32 @@ def extractor(
     """What extracts single utterances as a version's were, or as a config says.
 
     Args:
-        version: A version, as `featcache.open` takes it, or an opened cache or corpus; of a corpus that is not opened,
-            a part. Its own config is used, which cannot have changed since; what it names is not downloaded, and
-            extractors that are not registered are not imported.
+        version: A version, as `featcache.open` takes it, or an opened cache or corpus; of
+            a corpus that is not opened, a part. Its own config is used, which cannot have
+            changed since; what it names is not downloaded, and extractors that are not
+            registered are not imported.
         name: The version's name, as `featcache.open` takes it.
-        config: A YAML file, the name of a packaged config, or a config; in place of `version`.
+        config: A YAML file, the name of a packaged config, or a config; in place of
+            `version`.
         set: Values of keys of `config`, by their dotted paths: `{"params.num_mel_bins": 40}`.
         device: `cpu`, `cuda`, `cuda:1`. None for cuda if there is one.
 
     Raises:
-        ArgumentError: Neither a version nor a config is given, or both are; or `set` of a version, `name` of a config.
-        ConfigError: The config has faults, its weights cannot be loaded, or there is no such device.
+        ArgumentError: Neither a version nor a config is given, or both are; or `set` of a
+            version, `name` of a config.
+        ConfigError: The config has faults, its weights cannot be loaded, or there is no
+            such device.
         StoreError: There is no such version.
     """
     if (version is None) == (config is None):
-        raise ArgumentError("give a version, as in featcache.extractor('features/fbank80'), or config=, and not both")
+        raise ArgumentError(
+            "give a version, as in featcache.extractor('features/fbank80'), or config=, "
+            "and not both"
+        )
     if set if config is None else name:
-        raise ArgumentError("set= is for config=, since a version has its own; and name= is for a version")
+        raise ArgumentError(
+            "set= is for config=, since a version has its own; and name= is for a version"
+        )
     on = Device(device)
     if version is None:
         assert config is not None
@@ -164,7 +205,10 @@ def extractor(
         chosen = recorded_config(found.info.config, str(found.path))
         probes = read_probes(found)
         if chosen.fingerprint() != found.info.fingerprint:
-            raise ConfigError(f"{found.path}: its extractor or its weights are not the same here as where it was made")
+            raise ConfigError(
+                f"{found.path}: its extractor or its weights are not the same here as where "
+                "it was made"
+            )
     built = BuiltConfig(chosen, on)
     built.extractor.chosen_batching = choose_batching(built.extractor, probes, on.label).batching
     return LiveExtractor(built)

@@ -1,7 +1,9 @@
-"""Rows: pieces of clips that are computed in batches with pieces of other clips, and then put together again.
+"""Rows: pieces of clips that are computed in batches with pieces of other clips, and then
+put together again.
 
-An extractor that takes rows gets batches of one padded length. `PendingRows` cuts the clips of a part of a batch into
-rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows` computes them."""
+An extractor that takes rows gets batches of one padded length. `PendingRows` cuts the
+clips of a part of a batch into rows, `RowQueue` collects rows until there are enough for
+a batch, `compute_rows` computes them."""
 
 from __future__ import annotations
 
@@ -71,10 +73,13 @@ class Row:
 
 
 class PendingRows:
-    """What one version gets from a part of a batch, while the rows of some items are computed, of which each has a
-    waveform, `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
+    """What one version gets from a part of a batch, while the rows of some items are
+    computed, of which each has a waveform, `[num_samples]`. Not thread-safe: the caller
+    sees to it that one thread at a time calls `finish`."""
 
-    def __init__(self, extractor: RowExtractor[Params], part: Extracted, clips: list[tuple[Item, Waveform]]) -> None:
+    def __init__(
+        self, extractor: RowExtractor[Params], part: Extracted, clips: list[tuple[Item, Waveform]]
+    ) -> None:
         self.extractor = extractor
         self.items = [item for item, _ in clips]
         self.spec = part.spec
@@ -98,8 +103,17 @@ class PendingRows:
         pieces = self.extractor.pieces(len(waveform))
         for number, piece in enumerate(pieces):
             samples = waveform[piece.start : piece.start + piece.num_samples]
-            samples = samples.copy() if len(pieces) > 1 else samples  # or a row that waits would keep the whole clip
-            yield Row(self, clip, number, piece, len(pieces) == 1, samples, self.extractor.padded_length(len(samples)))
+            # or a row that waits would keep the whole clip
+            samples = samples.copy() if len(pieces) > 1 else samples
+            yield Row(
+                self,
+                clip,
+                number,
+                piece,
+                len(pieces) == 1,
+                samples,
+                self.extractor.padded_length(len(samples)),
+            )
 
     def take_rows(self) -> list[Row]:
         """The rows to be computed. Who takes them alone holds them, and their waveforms."""
@@ -112,7 +126,8 @@ class PendingRows:
         return not self._left
 
     def finish(self, row: Row, result: ClipFeatures | AudioError, seconds: float) -> None:
-        """Take a row's result, or why there is none, and the seconds that computing it took."""
+        """Take a row's result, or why there is none, and the seconds that computing it
+        took."""
         self._left -= 1
         self._part.seconds += seconds
         self._results[row.clip][row.number] = result
@@ -121,11 +136,15 @@ class PendingRows:
         """The part with the results of all rows, once they are complete."""
         return self._part.take(self.items, map(self._joined, self._results))
 
-    def _joined(self, results: Sequence[ClipFeatures | AudioError | None]) -> ClipFeatures | AudioError:
-        """The features of a clip, whose rows gave these; quantised, if they are to be and are not yet."""
+    def _joined(
+        self, results: Sequence[ClipFeatures | AudioError | None]
+    ) -> ClipFeatures | AudioError:
+        """The features of a clip, whose rows gave these; quantised, if they are to be and
+        are not yet."""
         if error := next((result for result in results if isinstance(result, AudioError)), None):
             return error
-        rows = [result for result in results if isinstance(result, ClipFeatures)]  # all, since it is complete
+        # all, since it is complete
+        rows = [result for result in results if isinstance(result, ClipFeatures)]
         if len(rows) == 1 and (QUANTIZATION in rows[0].side or not self.spec.is_quantized):
             return rows[0]
         features = np.concatenate([row.features for row in rows])
@@ -137,14 +156,16 @@ class PendingRows:
 
 
 class RowQueue:
-    """Rows of several batches that wait until there are enough of one padded length to compute them. Not thread-safe.
+    """Rows of several batches that wait until there are enough of one padded length to
+    compute them. Not thread-safe.
 
     The type of the device that will compute them decides how many rows make a batch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._filling: dict[tuple[RowExtractor[Params], int], tuple[int, list[Row]]] = {}
-        """The rows of an extractor and a padded length, and the lowest number of a batch that has some of them."""
+        """The rows of an extractor and a padded length, and the lowest number of a batch
+        that has some of them."""
         self._full: deque[list[Row]] = deque()
 
     def __bool__(self) -> bool:
@@ -154,7 +175,10 @@ class RowQueue:
     @property
     def full_seconds(self) -> float:
         """How much audio the full batches hold, with padding."""
-        return sum(len(rows) * rows[0].padded_length / rows[0].pending.spec.sample_rate for rows in self._full)
+        return sum(
+            len(rows) * rows[0].padded_length / rows[0].pending.spec.sample_rate
+            for rows in self._full
+        )
 
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""
@@ -173,7 +197,8 @@ class RowQueue:
         return self._full.popleft() if self._full else None
 
     def take_oldest(self, batch: int | None = None) -> list[Row] | None:
-        """Take the rows that wait with the oldest row, if that is of this batch, though they do not fill a batch."""
+        """Take the rows that wait with the oldest row, if that is of this batch, though
+        they do not fill a batch."""
         key = min(self._filling, key=lambda key: self._filling[key][0], default=None)
         if key is None or batch not in (None, self._filling[key][0]):
             return None
@@ -181,7 +206,8 @@ class RowQueue:
 
 
 def compute_now(given: Extracted | PendingRows, device: Device, times: WorkerTimes) -> Extracted:
-    """What a version gets from a part of a batch, once its rows, if any are left, are computed without others."""
+    """What a version gets from a part of a batch, once its rows, if any are left, are
+    computed without others."""
     if isinstance(given, Extracted):
         return given
     queue = RowQueue(device.torch_device)
@@ -197,10 +223,11 @@ def compute_now(given: Extracted | PendingRows, device: Device, times: WorkerTim
 
 
 def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioError]:
-    """What rows of one version and padded length give, in their order; computed in batches as the extractor wants.
+    """What rows of one version and padded length give, in their order; computed in
+    batches as the extractor wants.
 
-    If a batch does not fit on the device, this and all later ones become smaller. A single row that does not fit is
-    tried again with nothing beside it."""
+    If a batch does not fit on the device, this and all later ones become smaller. A
+    single row that does not fit is tried again with nothing beside it."""
     results: list[ClipFeatures | AudioError] = []
 
     def compute_next(count: int, alone: bool) -> list[ClipFeatures | AudioError]:
@@ -209,33 +236,51 @@ def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioEr
 
     while len(results) < len(rows):
         try:
-            results += until_it_fits(compute_next, rows[0].pending.extractor, [rows[0].padded_length], device)
+            results += until_it_fits(
+                compute_next, rows[0].pending.extractor, [rows[0].padded_length], device
+            )
         except DoesNotFitError as error:  # the next row
             results.append(error)
     return results
 
 
-def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[ClipFeatures]:
-    """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips cannot be extracted."""
+def _compute_batch(
+    rows: Sequence[Row], count: int, device: Device, alone: bool
+) -> list[ClipFeatures]:
+    """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips
+    cannot be extracted."""
     extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
     with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
-        encoded = extractor.run(*device.upload_rows([row.waveform for row in rows], count, rows[0].padded_length))
+        encoded = extractor.run(
+            *device.upload_rows([row.waveform for row in rows], count, rows[0].padded_length)
+        )
         made = encoded.features.shape[1]
         for row in rows:
             if made < row.frames.stop:
-                what = f"{made} frames for a row of {len(row.waveform)} samples; its num_frames says {row.frames.stop}"
+                what = (
+                    f"{made} frames for a row of {len(row.waveform)} samples; its "
+                    f"num_frames says {row.frames.stop}"
+                )
                 raise ExtractorError(f"{type(extractor).__name__} returned {what}")
         # Pieces of clips are quantised by `PendingRows`, once all are there.
         quantizes = spec.is_quantized and all(row.is_whole for row in rows)
-        clips = download([encoded.features[i, row.frames] for i, row in enumerate(rows)], spec, device, quantizes)
+        clips = download(
+            [encoded.features[i, row.frames] for i, row in enumerate(rows)], spec, device, quantizes
+        )
         names = [side.name for side in extractor.spec.side]
-        side = {name: device.download(encoded.side[name][: len(rows)].contiguous()) for name in names}
+        side = {
+            name: device.download(encoded.side[name][: len(rows)].contiguous()) for name in names
+        }
     # Copies, because views would keep all of the batch in memory.
     sides = [{name: array[i].copy() for name, array in side.items()} for i in range(len(clips))]
-    return [ClipFeatures(clip.features.copy(), {**clip.side, **own}) for clip, own in zip(clips, sides, strict=True)]
+    return [
+        ClipFeatures(clip.features.copy(), {**clip.side, **own})
+        for clip, own in zip(clips, sides, strict=True)
+    ]
 
 
-# How a run puts rows together: as the extractor declares, unless a probe of the device found a difference
+# How a run puts rows together: as the extractor declares, unless a probe of the device
+# found a difference
 
 BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
 """The ways to put rows together, from the strictest to the loosest."""
@@ -248,14 +293,16 @@ class BatchingChoice:
     batching: Batching
     """One of `BATCHINGS`; `frames` for extractors that take no rows."""
     mismatch: float | None = None
-    """The share of codes (of frames, for float features) that differed, with this batching and by more than ties, from
-    each clip alone in fp32, in a probe of this device; None if there was no such probe."""
+    """The share of codes (of frames, for float features) that differed, with this
+    batching and by more than ties, from each clip alone in fp32, in a probe of this
+    device; None if there was no such probe."""
     note: str | None = None
     """A line that a user should read."""
 
 
 def declared_batchings(extractor: Extractor[Params]) -> tuple[Batching, ...]:
-    """The batchings that an extractor of rows declares to be safe, from the strictest to the loosest."""
+    """The batchings that an extractor of rows declares to be safe, from the strictest to
+    the loosest."""
     return BATCHINGS[: BATCHINGS.index(extractor.batching) + 1]
 
 
@@ -269,25 +316,35 @@ _Probes = Iterable[Mapping[str, Any]]
 
 
 def choose_batching(
-    extractor: Extractor[Params], probes: _Probes, device: str, request: str | None = None, allow_mismatch: bool = False
+    extractor: Extractor[Params],
+    probes: _Probes,
+    device: str,
+    request: str | None = None,
+    allow_mismatch: bool = False,
 ) -> BatchingChoice:
-    """Decide how a run puts rows together. Raises ConfigError if a request is unknown, or too loose and not allowed.
+    """Decide how a run puts rows together. Raises ConfigError if a request is unknown, or
+    too loose and not allowed.
 
-    If the user requests nothing, it is the loosest batching that the extractor declares and that the device's newest
-    probe, if there is one, found to be clean: at the config's precision, it changed no frame by more than rounding.
-    (What a lower precision changes by itself, the config has asked for.)
+    If the user requests nothing, it is the loosest batching that the extractor declares
+    and that the device's newest probe, if there is one, found to be clean: at the
+    config's precision, it changed no frame by more than rounding. (What a lower precision
+    changes by itself, the config has asked for.)
 
     Args:
         probes: Those of the version.
         device: The label of the device.
         request: What the user asks for, one of `BATCHINGS`.
-        allow_mismatch: Accept the request even if it is looser than what is declared or was found to be clean.
+        allow_mismatch: Accept the request even if it is looser than what is declared or
+            was found to be clean.
     """
     kind = type(extractor).__name__
     if not isinstance(extractor, RowExtractor):
         only = extractor.batching
         if request not in (None, only):
-            raise ConfigError(f"--batching {request}: {kind} has one batching policy, {only}: leave --batching out")
+            raise ConfigError(
+                f"--batching {request}: {kind} has one batching policy, {only}: leave "
+                "--batching out"
+            )
         return BatchingChoice(only)
     measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
     disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
@@ -295,7 +352,9 @@ def choose_batching(
     clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
     asked, chosen = (declared[-1], clean[-1]) if request is None else (request, request)
     if chosen not in BATCHINGS:
-        raise ConfigError(f"--batching {request}: there is no such policy; choose from {listing(BATCHINGS)}")
+        raise ConfigError(
+            f"--batching {request}: there is no such policy; choose from {listing(BATCHINGS)}"
+        )
     why = None
     if disturbed.get(asked):
         why = f"by the probe of {device}, {asked} changes {percent(disturbed[asked])} of the frames"
@@ -303,7 +362,9 @@ def choose_batching(
         tested = "; a probe found no difference in its sample" if asked in measured else ""
         why = f"it is looser than {declared[-1]}, the loosest policy that {kind} declares{tested}"
     if request and why and not allow_mismatch:
-        raise ConfigError(f"--batching {request}: {why}: use --batching {clean[-1]}, or add --allow-mismatch")
+        raise ConfigError(
+            f"--batching {request}: {why}: use --batching {clean[-1]}, or add --allow-mismatch"
+        )
     mismatch = float(measured[chosen]["mismatch"]) if chosen in measured else None
     return BatchingChoice(chosen, mismatch, why and f"batching {chosen}: {why}")
 

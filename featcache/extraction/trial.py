@@ -1,10 +1,12 @@
-"""How long a run would take: a sample of what is missing is extracted for a few seconds, by the engine of the run.
+"""How long a run would take: a sample of what is missing is extracted for a few seconds,
+by the engine of the run.
 
 It goes into a temporary folder, which is removed.
 
-The sample is blocks of neighbouring rows from random places: neighbours stay together, since they may share a file.
-What the first seconds are spent on, threads that start and buffers that grow, is left out. How much the speed changed
-from one fifth of the rest to the next says how far the estimate may be off."""
+The sample is blocks of neighbouring rows from random places: neighbours stay together,
+since they may share a file. What the first seconds are spent on, threads that start and
+buffers that grow, is left out. How much the speed changed from one fifth of the rest to
+the next says how far the estimate may be off."""
 
 from __future__ import annotations
 
@@ -37,14 +39,16 @@ _BLOCK_ROWS = 32
 _MOST_BYTES = 4e9
 _SHARD_MEGABYTES = 32.0
 _CPU_BATCH_SECONDS = 20.0
-"""Seconds of audio in a batch on a CPU: less than usual, since a slow extractor would finish too few batches."""
+"""Seconds of audio in a batch on a CPU: less than usual, since a slow extractor would
+finish too few batches."""
 
 _SLICES = 5
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial has measured of the versions that are filled together, and what follows for all of it."""
+    """What a trial has measured of the versions that are filled together, and what
+    follows for all of it."""
 
     versions: list[str]
     """The names of their configs."""
@@ -58,7 +62,8 @@ class Trial:
     expected_seconds: float
     """The seconds that all that is missing would take."""
     at_least: float | None
-    """The seconds if the speed is as much higher as it changed in the trial; None if too little was measured to say."""
+    """The seconds if the speed is as much higher as it changed in the trial; None if too
+    little was measured to say."""
     at_most: float | None
     """The seconds if it is as much lower; None if too little was measured to say."""
     device: str
@@ -67,29 +72,46 @@ class Trial:
 
 
 def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:
-    """Try each group of versions that are filled together. Nothing is written to the cache, but to a temporary folder,
-    which is made in `folder`; None for where the system has them. Raises StoreError if the temporary folder cannot be
-    written; ExtractorError if the extractor broke its contract."""
+    """Try each group of versions that are filled together. Nothing is written to the
+    cache, but to a temporary folder, which is made in `folder`; None for where the system
+    has them. Raises StoreError if the temporary folder cannot be written; ExtractorError
+    if the extractor broke its contract."""
     return [_try(plan, group, engine, folder) for group in group_versions(plan.versions)]
 
 
 def sample_rows(planned: VersionPlan) -> NDArray[np.int64]:
-    """Rows of the run's manifest that the version lacks: random blocks of neighbours, in random order, int64 `[n]`."""
-    rows = np.unique((planned.first_row + np.flatnonzero(planned.rows.missing)) // len(planned.config.copies))
+    """Rows of the run's manifest that the version lacks: random blocks of neighbours, in
+    random order, int64 `[n]`."""
+    rows = np.unique(
+        (planned.first_row + np.flatnonzero(planned.rows.missing)) // len(planned.config.copies)
+    )
     starts = np.random.default_rng(0).permutation(np.arange(0, len(rows), _BLOCK_ROWS))
-    return np.concatenate([rows[at : at + _BLOCK_ROWS] for at in starts[: _MOST_ROWS // _BLOCK_ROWS].tolist()])
+    return np.concatenate(
+        [rows[at : at + _BLOCK_ROWS] for at in starts[: _MOST_ROWS // _BLOCK_ROWS].tolist()]
+    )
 
 
-def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, parent: Path | None) -> Trial:
+def _try(
+    plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, parent: Path | None
+) -> Trial:
     """Extract a sample for a group."""
     total = max(version.expected_seconds for version in group)
     sample = plan.manifest.take(sample_rows(group[0]))
     shard_megabytes = min(plan.options.shard_megabytes, _SHARD_MEGABYTES)
-    options = replace(plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes)
-    with TemporaryDirectory(prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True) as folder:
+    options = replace(
+        plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes
+    )
+    with TemporaryDirectory(
+        prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True
+    ) as folder:
         # `only`: whether none of its files is there has been asked of the whole manifest.
-        trial = plan_extraction(sample, [version.built for version in group], Path(folder), options, only=sample.ids)
-        versions = [replace(one, batching=planned.batching) for one, planned in zip(trial.versions, group, strict=True)]
+        trial = plan_extraction(
+            sample, [version.built for version in group], Path(folder), options, only=sample.ids
+        )
+        versions = [
+            replace(one, batching=planned.batching)
+            for one, planned in zip(trial.versions, group, strict=True)
+        ]
         if not trial.device.is_cuda:
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
         bytes_per_second = sum(version.info.spec.bytes_per_second for version in versions)
@@ -98,7 +120,9 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, par
         timer.daemon = True
         timer.start()
         try:
-            summary = run_extraction(replace(trial, versions=versions), engine, meter.report, meter.stop)
+            summary = run_extraction(
+                replace(trial, versions=versions), engine, meter.report, meter.stop
+            )
         finally:
             timer.cancel()
     audio, elapsed, error = meter.speed(summary)
@@ -120,7 +144,8 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, par
 
 @dataclass
 class _Meter:
-    """Takes the times at which audio was extracted, and stops the run when they are enough."""
+    """Takes the times at which audio was extracted, and stops the run when they are
+    enough."""
 
     most_audio_seconds: float
     """How much may be extracted before the run is stopped: it has to lie somewhere."""
@@ -139,11 +164,15 @@ class _Meter:
             self.stop.set()
 
     def speed(self, summary: Summary) -> tuple[float, float, float]:
-        """Seconds of audio, the seconds that they took, and the relative error of their ratio: twice its standard error
-        by fifths; infinite if there are too few points. Then it is of the whole trial, as its summary says.
+        """Seconds of audio, the seconds that they took, and the relative error of their
+        ratio: twice its standard error by fifths; infinite if there are too few points.
+        Then it is of the whole trial, as its summary says.
         """
-        warm = [(at, audio) for at, audio in self.points if at >= self.points[0][0] + _WARM_UP_SECONDS]
-        if len({audio for _, audio in warm}) <= _SLICES:  # of other processes, it may be the same many times
+        warm = [
+            (at, audio) for at, audio in self.points if at >= self.points[0][0] + _WARM_UP_SECONDS
+        ]
+        # of other processes, it may be the same many times
+        if len({audio for _, audio in warm}) <= _SLICES:
             return summary.audio_seconds, summary.elapsed_seconds, math.inf
         times, audio = np.array(warm).T
         slices = np.diff(np.interp(np.linspace(times[0], times[-1], _SLICES + 1), times, audio))

@@ -16,7 +16,15 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
 from featcache.device import Device
-from featcache.errors import ArgumentError, ConfigError, FeatcacheError, Reason, StoreError, counted, listing
+from featcache.errors import (
+    ArgumentError,
+    ConfigError,
+    FeatcacheError,
+    Reason,
+    StoreError,
+    counted,
+    listing,
+)
 from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
@@ -42,18 +50,21 @@ _NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class BuiltConfig:
-    """A config and its extractor, built when first asked for: where nothing is to be extracted, it need not be."""
+    """A config and its extractor, built when first asked for: where nothing is to be
+    extracted, it need not be."""
 
     config: Config
     device: Device
     """The device of the run."""
     renamed: str = ""
-    """The name of its version's folder, if that is no longer the one that it was made with."""
+    """The name of its version's folder, if that is no longer the one that it was made
+    with."""
 
     @cached_property
     def extractor(self) -> Extractor[Params]:
-        """The extractor, on the device, for which torch is configured. Raises ConfigError if the parameters, the
-        `audio` section or the stored dtype do not suit the extractor."""
+        """The extractor, on the device, for which torch is configured. Raises ConfigError
+        if the parameters, the `audio` section or the stored dtype do not suit the
+        extractor."""
         self.device.configure_torch()
         extractor = self.config.build(self.device.torch_device)
         _refuse_dtype(self.config, extractor.spec)
@@ -67,7 +78,8 @@ class BuiltConfig:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The config's fingerprint, for which the weights are hashed. Raises what `extractor` raises."""
+        """The config's fingerprint, for which the weights are hashed. Raises what
+        `extractor` raises."""
         try:
             return self.config.fingerprint()
         except FeatcacheError:
@@ -105,14 +117,21 @@ class BuiltConfig:
         limits = (self.config.audio.max_seconds, self.extractor.max_seconds)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def would_fail_again(self, failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
-        """Which utterances that failed, with these files, would fail again: whose file is the same, and is refused
-        again if it was refused. Servers are asked about their files."""
+    def would_fail_again(
+        self, failures: Sequence[Failure], files: Sequence[AudioSource]
+    ) -> list[bool]:
+        """Which utterances that failed, with these files, would fail again: whose file is
+        the same, and is refused again if it was refused. Servers are asked about their
+        files."""
         rows = zip(failures, files, are_unchanged(failures, files), strict=True)
-        return [is_unchanged and self._would_be_refused(failure, file) for failure, file, is_unchanged in rows]
+        return [
+            is_unchanged and self._would_be_refused(failure, file)
+            for failure, file, is_unchanged in rows
+        ]
 
     def _would_be_refused(self, failure: Failure, file: AudioSource) -> bool:
-        """Whether one of an unchanged file is refused again: a limit may have been lifted. Commands are tried."""
+        """Whether one of an unchanged file is refused again: a limit may have been
+        lifted. Commands are tried."""
         audio = self.config.audio
         if failure.reason == Reason.RATE_REFUSED:
             if isinstance(file, Command) or (header := probe(file)) is None:
@@ -121,7 +140,8 @@ class BuiltConfig:
             return is_other or header.sample_rate < audio.min_source_rate
         if failure.reason != Reason.TOO_LONG:
             return True
-        seconds = math.inf if failure.duration else probe_seconds(file)  # the file is at least as long as the duration
+        # the file is at least as long as the duration
+        seconds = math.inf if failure.duration else probe_seconds(file)
         if self.max_seconds is None or seconds is None:
             return False
         max_seconds = self.max_seconds * self.waveform_maker.speed(failure.id)
@@ -134,9 +154,11 @@ class VersionPlan:
 
     built: BuiltConfig
     manifest: Manifest
-    """The rows that the run is about: those of its manifest, or of a partition, with the config's copies."""
+    """The rows that the run is about: those of its manifest, or of a partition, with the
+    config's copies."""
     seconds: NDArray[np.float64]
-    """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
+    """Seconds of audio of each row, `[rows]`; those that the manifest does not say are
+    estimates."""
     first_row: int
     """The number of the first of these rows in the whole manifest."""
     wanted: Wanted
@@ -166,7 +188,8 @@ class VersionPlan:
 
     @cached_property
     def num_replaced(self) -> int:
-        """The number of rows to extract although there is an item of that id, made from another row or another file."""
+        """The number of rows to extract although there is an item of that id, made from
+        another row or another file."""
         return int(self.rows.again.sum())
 
     def find(self, utterance: str) -> int | None:
@@ -181,20 +204,30 @@ class VersionPlan:
 
     @property
     def expected_bytes(self) -> float:
-        """Bytes of features to write, with the scales and offsets of quantised ones, but without other side arrays."""
+        """Bytes of features to write, with the scales and offsets of quantised ones, but
+        without other side arrays."""
         spec = self.info.spec
-        return self.expected_seconds * spec.bytes_per_second + self.num_missing * spec.bytes_per_item
+        return (
+            self.expected_seconds * spec.bytes_per_second + self.num_missing * spec.bytes_per_item
+        )
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
     """The attributes of a config's version, whose extractor makes features of this spec."""
     spec = stored_spec(spec, config.dtype)
     fingerprint, made_by = config.fingerprint(), library_versions()
-    return VersionInfo(name=config.name, fingerprint=fingerprint, config=config.resolved(), spec=spec, made_by=made_by)
+    return VersionInfo(
+        name=config.name,
+        fingerprint=fingerprint,
+        config=config.resolved(),
+        spec=spec,
+        made_by=made_by,
+    )
 
 
 def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
-    """Refuse a stored dtype that cannot hold the features or the codes, because casts do not complain."""
+    """Refuse a stored dtype that cannot hold the features or the codes, because casts do
+    not complain."""
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
     where = f"config {config.source or config.name}: store.dtype"
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
@@ -211,11 +244,13 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
 
 
 def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
-    """How a version that does not exist yet differs from those of the same name with other fingerprints. Raises
-    ArgumentError if a version has this fingerprint, but its folder has been renamed, or its config has another name."""
+    """How a version that does not exist yet differs from those of the same name with
+    other fingerprints. Raises ArgumentError if a version has this fingerprint, but its
+    folder has been renamed, or its config has another name."""
     notes, names = list[str](), list[str]()
     with suppress(StoreError):  # what is wrong with the place is said when it is written to
-        names = [name for name in version_names(cache) if name != info.folder_name]  # which another run may have made
+        # which another run may have made
+        names = [name for name in version_names(cache) if name != info.folder_name]
     for name in names:
         try:
             sibling = Version.open(cache / name)
@@ -229,23 +264,31 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
             what = f"{sibling.path} has this config's fingerprint, {back}"
             raise ArgumentError(f"{what}, or move it out of {cache} to extract everything again")
         if sibling.info.name == info.name:
-            found = find_differences(sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint)
-            notes.append(f"{info.folder_name} is a new version next to {name}: {', '.join(found.deciding)}")
+            found = find_differences(
+                sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint
+            )
+            notes.append(
+                f"{info.folder_name} is a new version next to {name}: {', '.join(found.deciding)}"
+            )
     return notes
 
 
 def suspect_notes(plan: VersionPlan) -> list[str]:
-    """That some of the rows to be extracted may have crashed an earlier run, and what is done about it."""
+    """That some of the rows to be extracted may have crashed an earlier run, and what is
+    done about it."""
     missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing)) if plan.suspects.ids else ()
     if not (suspects := [id_ for id_ in missing if id_ in plan.suspects.ids]):
         return []
-    what = f"an earlier run died with {counted(len(suspects), 'utterance')} in flight ({listing(suspects, 3)})"
+    what = (
+        f"an earlier run died with {counted(len(suspects), 'utterance')} in flight "
+        f"({listing(suspects, 3)})"
+    )
     return [f"{plan.path.name}: {what}: extracted one by one, in a process of their own"]
 
 
 def replacement_notes(plan: VersionPlan) -> list[str]:
-    """Which rows are extracted again although there are items of them, and what has changed. Raises DamagedError if the
-    shard of such an item is not what was written."""
+    """Which rows are extracted again although there are items of them, and what has
+    changed. Raises DamagedError if the shard of such an item is not what was written."""
     rows = np.flatnonzero(plan.rows.again).tolist()
     if not rows:
         return []
@@ -253,7 +296,10 @@ def replacement_notes(plan: VersionPlan) -> list[str]:
     changes = []
     for row in rows[:_NAMED]:
         item = item_at(version, plan.index, int(plan.rows.positions[row]))
-        changes.append(f"{item.id}: {differences(item, plan.manifest[row]) or file_change(item, plan.manifest)}")
+        changes.append(
+            f"{item.id}: "
+            f"{differences(item, plan.manifest[row]) or file_change(item, plan.manifest)}"
+        )
     more = f" … and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
     again = counted(len(rows), "utterance is", "utterances are")
     return [f"{plan.info.folder_name}: {again} extracted again: {'; '.join(changes)}{more}"]
@@ -262,5 +308,11 @@ def replacement_notes(plan: VersionPlan) -> list[str]:
 def file_change(item: Item, manifest: Manifest) -> str:
     """How the file at an item's path differs from the one that it was extracted from."""
     size, mtime_ns = stat_of(manifest.resolve(item.path))
-    differ = [name for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns)) if not same]
-    return f"its file's {' and '.join(differ)}" if differ else "its file, which has failed meanwhile"
+    differ = [
+        name
+        for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns))
+        if not same
+    ]
+    return (
+        f"its file's {' and '.join(differ)}" if differ else "its file, which has failed meanwhile"
+    )

@@ -1,6 +1,24 @@
-"""Extractors: the contract, `base`; bases: `frames`, `rows`, `model`, `codec`, `hidden_states`; a file per family."""
+"""Extractors: the contract, `base`; bases: `frames`, `rows`, `model`, `codec`,
+`hidden_states`; a file per family."""
 
-from featcache.extractors.base import Clip, Extractor, Params, find, fingerprint, registered, require_registered
+from featcache.extractors.base import (
+    Clip,
+    Extractor,
+    Params,
+    find,
+    fingerprint,
+    registered,
+    require_registered,
+)
 from featcache.spec import FeatureSpec
 
-__all__ = ["Clip", "Extractor", "FeatureSpec", "Params", "find", "fingerprint", "registered", "require_registered"]
+__all__ = [
+    "Clip",
+    "Extractor",
+    "FeatureSpec",
+    "Params",
+    "find",
+    "fingerprint",
+    "registered",
+    "require_registered",
+]

@@ -1,4 +1,5 @@
-"""The contract of extractors, how `extractor:` finds a class, and the fingerprint of what decides a config's values."""
+"""The contract of extractors, how `extractor:` finds a class, and the fingerprint of what
+decides a config's values."""
 
 from __future__ import annotations
 
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
 Batching = Literal["frames", "padded", "equal_length", "single"]
 
 _OWN = {
-    **{"dac": "dac:Dac", "encodec": "encodec:Encodec", "fbank": "kaldi:Fbank", "log_mel": "log_mel:LogMel"},
-    **{"mfcc": "kaldi:Mfcc", "mimi": "mimi:Mimi", "speechtokenizer": "speechtokenizer:SpeechTokenizer"},
+    **{
+        "dac": "dac:Dac",
+        "encodec": "encodec:Encodec",
+        "fbank": "kaldi:Fbank",
+        "log_mel": "log_mel:LogMel",
+    },
+    **{
+        "mfcc": "kaldi:Mfcc",
+        "mimi": "mimi:Mimi",
+        "speechtokenizer": "speechtokenizer:SpeechTokenizer",
+    },
     **{"ssl": "ssl:SSL", "torchaudio": "torchaudio_ssl:TorchaudioSSL", "units": "units:Units"},
     "xcodec": "xcodec:Xcodec",
 }
@@ -36,7 +46,8 @@ _BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()
 _ENTRY_POINTS = "featcache.extractors"
 
 SELECTING_KEYS = frozenset({"max_seconds", "min_source_rate"})
-"""Keys of a config's `audio` section that decide which utterances there are, and not their values."""
+"""Keys of a config's `audio` section that decide which utterances there are, and not
+their values."""
 
 _MOST_REVISIONS = 100
 
@@ -48,32 +59,37 @@ class Clip:
     id: str
     """The id of the utterance, for seeding."""
     waveform: torch.Tensor
-    """The samples, float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1], on the extractor's
-    device. Do not write to them."""
+    """The samples, float32 `[num_samples]`, mono, at the extractor's rate, nominally in
+    [-1, 1], on the extractor's device. Do not write to them."""
 
 
 class Params(Section):
     """The base of every extractor's parameters."""
 
     locations: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that say where something is: the fingerprint has the digest of what is there instead."""
+    """Names of parameters that say where something is: the fingerprint has the digest of
+    what is there instead."""
 
     added_later: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that were added when there were already versions without them. Their default is what the
-    extractor did before. While they have their default, they are left out of the fingerprint and of the configs in
-    versions, so that older versions keep their fingerprint."""
+    """Names of parameters that were added when there were already versions without them.
+    Their default is what the extractor did before. While they have their default, they
+    are left out of the fingerprint and of the configs in versions, so that older versions
+    keep their fingerprint."""
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         plain: dict[str, Any] = serialize(self)
         fields = type(self).model_fields
-        left_out = {name for name in self.added_later if getattr(self, name) == fields[name].get_default()}
+        left_out = {
+            name for name in self.added_later if getattr(self, name) == fields[name].get_default()
+        }
         return {name: value for name, value in plain.items() if name not in left_out}
 
 
 def absolute_path(value: str, info: ValidationInfo) -> str:
-    """The absolute path of a parameter that names a file or folder; a relative one is relative to the config file. If
-    there is no such file, the value is returned unchanged: it may be a hub's id."""
+    """The absolute path of a parameter that names a file or folder; a relative one is
+    relative to the config file. If there is no such file, the value is returned
+    unchanged: it may be a hub's id."""
     # Path.expanduser would raise for the home of an unknown user
     path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
     return str(path.resolve()) if value and path.exists() else value
@@ -88,57 +104,67 @@ P = TypeVar("P", bound=Params)
 class Extractor(ABC, Generic[P]):
     """Turns waveforms into features.
 
-    A value depends on the clip's samples (and id, for dither), the parameters and the weights; never on the other clips
-    of the call. The extractor must ensure this, and `batching` declares how: `frames` (computed frame by frame, in
-    blocks of one shape), `padded`, `equal_length` or `single`.
+    A value depends on the clip's samples (and id, for dither), the parameters and the
+    weights; never on the other clips of the call. The extractor must ensure this, and
+    `batching` declares how: `frames` (computed frame by frame, in blocks of one shape),
+    `padded`, `equal_length` or `single`.
 
-    On the CPU, several threads call one instance at once, each with torch's own threads set to one: `extract` must not
-    store the state of a call on `self`."""
+    On the CPU, several threads call one instance at once, each with torch's own threads
+    set to one: `extract` must not store the state of a call on `self`."""
 
     Params: ClassVar[type[Params]]
     """The pydantic model of the config's `params`."""
     revision: ClassVar[int]
-    """A number that goes up whenever a change to the code changes values; it is part of the fingerprint."""
+    """A number that goes up whenever a change to the code changes values; it is part of
+    the fingerprint."""
     batching: Batching
     """How clips may be batched: see above."""
     chosen_batching: Batching | None = None
-    """How rows are put together: `padded`, `equal_length` (the padded length is the row's own), or `single` (one row
-    alone, at its own length: a model run by hand). It may be set after construction, before first use; None means
-    `batching`. It has no effect if the extractor takes no rows."""
+    """How rows are put together: `padded`, `equal_length` (the padded length is the row's
+    own), or `single` (one row alone, at its own length: a model run by hand). It may be
+    set after construction, before first use; None means `batching`. It has no effect if
+    the extractor takes no rows."""
     spec: FeatureSpec
     """What the features are; set by `__init__`."""
     max_seconds: float | None = None
-    """The length of the longest clip that the extractor takes, whatever the config says; None for no limit."""
+    """The length of the longest clip that the extractor takes, whatever the config says;
+    None for no limit."""
     tf32: bool = False
     """Whether a GPU may round to TF32."""
     needs_aligned_waveforms: bool = True
-    """Whether values depend on where in memory a waveform begins. False if `extract` copies waveforms first."""
+    """Whether values depend on where in memory a waveform begins. False if `extract`
+    copies waveforms first."""
     source_fingerprint: str | None = None
-    """The fingerprint of the version from whose features, not audio, these can be made; None if from audio only."""
+    """The fingerprint of the version from whose features, not audio, these can be made;
+    None if from audio only."""
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
-        """Build the extractor, for waveforms of this rate in Hz. The parameters have their defaults filled in.
+        """Build the extractor, for waveforms of this rate in Hz. The parameters have
+        their defaults filled in.
 
         Raises:
-            ConfigError: The parameters do not fit each other, the sample rate (for example `high_freq` above Nyquist)
-                or the model; or the weights cannot be loaded.
+            ConfigError: The parameters do not fit each other, the sample rate (for
+                example `high_freq` above Nyquist) or the model; or the weights cannot be
+                loaded.
             MissingDependencyError: A package that the extractor needs is not installed.
         """
 
     @abstractmethod
     def num_frames(self, num_samples: int) -> int:
-        """The exact number of frames of `num_samples` samples; 0 if the clip is too short for one."""
+        """The exact number of frames of `num_samples` samples; 0 if the clip is too short
+        for one."""
 
     @abstractmethod
     def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
-        """The clips' features, in their order: each `[frames, *item_shape]` of `spec.dtype`, on the device.
+        """The clips' features, in their order: each `[frames, *item_shape]` of
+        `spec.dtype`, on the device.
 
         Every clip is long enough for a frame. This is called under `torch.inference_mode()`.
 
         Raises:
-            AudioError: One of the clips cannot be extracted. The batch is then halved to find it, as it is for whatever
-                else this raises but an `ExtractorError`.
+            AudioError: One of the clips cannot be extracted. The batch is then halved to
+                find it, as it is for whatever else this raises but an `ExtractorError`.
         """
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
@@ -149,8 +175,8 @@ class Extractor(ABC, Generic[P]):
         """
 
     def chunk_warning(self, name: str) -> str | None:
-        """A warning for the user if long clips are cut into chunks, and their values differ from the whole clip's. It
-        names the extractor as the config does.
+        """A warning for the user if long clips are cut into chunks, and their values
+        differ from the whole clip's. It names the extractor as the config does.
 
         Raises:
             ConfigError: Clips cannot be cut like this.
@@ -158,9 +184,11 @@ class Extractor(ABC, Generic[P]):
         return None
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """Make features from frames `[N, D]` of the version `source_fingerprint`, on the device.
+        """Make features from frames `[N, D]` of the version `source_fingerprint`, on the
+        device.
 
-        An extractor that sets `source_fingerprint` must override this; it is never called for others."""
+        An extractor that sets `source_fingerprint` must override this; it is never called
+        for others."""
         raise ExtractorError(f"{type(self).__name__} makes features from audio only")
 
     @classmethod
@@ -175,22 +203,34 @@ class Extractor(ABC, Generic[P]):
 
 
 def find(name: str) -> type[Extractor[Params]]:
-    """The extractor class of a registered name, entry point or `package.module:Class`; a ConfigError lists the known.
+    """The extractor class of a registered name, entry point or `package.module:Class`; a
+    ConfigError lists the known.
 
-    It imports the module, which may run any code. A name that comes from a cache must pass `require_registered` first.
+    It imports the module, which may run any code. A name that comes from a cache must
+    pass `require_registered` first.
     """
     path = _BUILT_IN.get(name, name)
     if ":" not in path:
         there = registered()
         if name not in there:
             known = ", ".join(sorted(there))
-            raise ConfigError(f"extractor: there is no {name!r}; choose from {known}, or your own package.module:Class")
+            raise ConfigError(
+                f"extractor: there is no {name!r}; choose from {known}, or your own "
+                "package.module:Class"
+            )
         path = there[name]
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":Class", ".module:Class"
-        is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+    except (
+        ImportError,
+        AttributeError,
+        ValueError,
+        TypeError,
+    ) as error:  # the last two: ":Class", ".module:Class"
+        is_absent = (
+            isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        )
         hint = "; put the folder of your own module on PYTHONPATH" if is_absent else ""
         raise ConfigError(f"extractor: {path} cannot be imported: {error}{hint}") from error
     if not (isinstance(found, type) and issubclass(found, Extractor)):
@@ -199,12 +239,16 @@ def find(name: str) -> type[Extractor[Params]]:
 
 
 def require_registered(name: str) -> None:
-    """Raise a ConfigError for an extractor that only a cache names, as `package.module:Class`, if it is not registered:
-    `find` would import any module.
+    """Raise a ConfigError for an extractor that only a cache names, as
+    `package.module:Class`, if it is not registered: `find` would import any module.
 
-    featcache's extractors and installed packages' entry points are registered; `--trust-remote-code` accepts others."""
+    featcache's extractors and installed packages' entry points are registered;
+    `--trust-remote-code` accepts others."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
-        raise ConfigError(f"extractor: a cache names {name}, which is not registered; --trust-remote-code imports it")
+        raise ConfigError(
+            f"extractor: a cache names {name}, which is not registered; --trust-remote-code "
+            "imports it"
+        )
 
 
 def registered() -> dict[str, str]:
@@ -213,19 +257,23 @@ def registered() -> dict[str, str]:
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of everything that decides a resolved config's values, and of nothing else, as canonical JSON.
+    """SHA-256, in hex, of everything that decides a resolved config's values, and of
+    nothing else, as canonical JSON.
 
-    It covers the extractor and its revision, its parameters with defaults filled in (but without those that were added
-    later, while they have their defaults), the content of its weights, the audio policy, the copies and the content of
-    their noise, and the stored dtype. Options of the run, such as batch size, threads, shard size, paths and the
-    device, are not part of it.
+    It covers the extractor and its revision, its parameters with defaults filled in (but
+    without those that were added later, while they have their defaults), the content of
+    its weights, the audio policy, the copies and the content of their noise, and the
+    stored dtype. Options of the run, such as batch size, threads, shard size, paths and
+    the device, are not part of it.
 
-    Raises ConfigError if there is no such extractor or its weights cannot be loaded; ValidationError for parameters."""
+    Raises ConfigError if there is no such extractor or its weights cannot be loaded;
+    ValidationError for parameters."""
     return _hash(_deciding(config))
 
 
 def revision_of(config: Mapping[str, Any], wanted: str) -> int | None:
-    """The extractor's revision that gives a config the wanted fingerprint, or None. Raises what `fingerprint` does."""
+    """The extractor's revision that gives a config the wanted fingerprint, or None.
+    Raises what `fingerprint` does."""
     decides = _deciding(config)
     revisions = (decides["revision"], *range(1, _MOST_REVISIONS))
     return next((one for one in revisions if _hash(decides | {"revision": one}) == wanted), None)
@@ -236,7 +284,9 @@ def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     params = extractor.Params.model_validate(config["params"])
     decides = {key: value for key, value in config.items() if key != "name"}
     decides["params"] = _without_locations(params)
-    decides["audio"] = {key: value for key, value in config["audio"].items() if key not in SELECTING_KEYS}
+    decides["audio"] = {
+        key: value for key, value in config["audio"].items() if key not in SELECTING_KEYS
+    }
     if "augment" in config:  # the noise's `content` is hashed, but not where it is
         noise = config["augment"].get("noise")
         located = {key: value for key, value in (noise or {}).items() if key != "manifest"}
@@ -254,4 +304,6 @@ def _hash(decides: Mapping[str, Any]) -> str:
 def _without_locations(params: Params) -> dict[str, Any]:
     """Parameters as plain JSON values, without those that say where something is."""
     plain: dict[str, Any] = params.model_dump(mode="json", exclude=set(params.locations))
-    return plain | {name: _without_locations(value) for name, value in params if isinstance(value, Params)}
+    return plain | {
+        name: _without_locations(value) for name, value in params if isinstance(value, Params)
+    }

@@ -1,4 +1,5 @@
-"""What codecs have in common: their parameters, latents and codes, and how a model of transformers is loaded."""
+"""What codecs have in common: their parameters, latents and codes, and how a model of
+transformers is loaded."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ class BandwidthParams(CodecParams):
     """The parameters of codecs that were trained for several bandwidths."""
 
     bandwidth: float | None = Field(default=None, gt=0)
-    """In kbps, one of the bandwidths that the model was trained for: another way to choose the number of codebooks.
-    Without `bandwidth` and `codebooks`, all codebooks. With fewer codebooks, the codes are the first columns of those
-    with more."""
+    """In kbps, one of the bandwidths that the model was trained for: another way to
+    choose the number of codebooks. Without `bandwidth` and `codebooks`, all codebooks.
+    With fewer codebooks, the codes are the first columns of those with more."""
 
 
 C = TypeVar("C", bound=CodecParams)
@@ -39,36 +40,56 @@ C = TypeVar("C", bound=CodecParams)
 class CodecExtractor(ModelExtractor[C]):
     """The base of extractors whose model computes latents, and codes from the latents.
 
-    The two steps are separate so that they can be compared separately: if codes differ although latents differ by
-    rounding only, two codewords were tied. Codes are always looked up in float32, whatever `precision` is.
+    The two steps are separate so that they can be compared separately: if codes differ
+    although latents differ by rounding only, two codewords were tied. Codes are always
+    looked up in float32, whatever `precision` is.
 
-    One frame for every `granularity` samples, the model's hop, and one for the rest, unless a subclass differs."""
+    One frame for every `granularity` samples, the model's hop, and one for the rest,
+    unless a subclass differs."""
 
     _codebooks: Iterable[Any]
-    """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has its own `quantize`."""
+    """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has
+    its own `quantize`."""
 
     def _load_model(self, class_name: str) -> Any:
         """The model, of a class of transformers such as `EncodecModel`."""
-        model_class = weights.transformers_class(class_name, f"the extractor {type(self).__name__.lower()}")
-        model = weights.load(model_class, weights.locate(self.params.weights, self.params.revision), self.device)
-        self.require_sample_rate(getattr(model.config, "sampling_rate", None) or model.config.sample_rate)
+        model_class = weights.transformers_class(
+            class_name, f"the extractor {type(self).__name__.lower()}"
+        )
+        model = weights.load(
+            model_class, weights.locate(self.params.weights, self.params.revision), self.device
+        )
+        self.require_sample_rate(
+            getattr(model.config, "sampling_rate", None) or model.config.sample_rate
+        )
         return model
 
-    def _set_spec(self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0) -> None:
-        """Set `spec` to that of codes `[frames, num_codebooks]`, with a frame for every hop."""
-        shape, dtype, sizes = (num_codebooks,), code_dtype(codebook_size), (codebook_size,) * num_codebooks
+    def _set_spec(
+        self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0
+    ) -> None:
+        """Set `spec` to that of codes `[frames, num_codebooks]`, with a frame for every
+        hop."""
+        shape, dtype, sizes = (
+            (num_codebooks,),
+            code_dtype(codebook_size),
+            (codebook_size,) * num_codebooks,
+        )
         frame_rate = self.sample_rate / self.granularity
-        self.spec = FeatureSpec(shape, dtype, frame_rate, frame_length, self.sample_rate, f"{name} code", sizes)
+        self.spec = FeatureSpec(
+            shape, dtype, frame_rate, frame_length, self.sample_rate, f"{name} code", sizes
+        )
 
     def num_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.granularity)
 
     @abstractmethod
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`. The arguments are those of `encode`."""
+        """The input of the quantizer, float `[R, F, D]`. The arguments are those of
+        `encode`."""
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`: each codebook encodes what others have left."""
+        """Codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`: each codebook
+        encodes what others have left."""
         residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:
@@ -77,8 +98,11 @@ class CodecExtractor(ModelExtractor[C]):
             codes.append(codes_RF)
         return torch.stack(codes, dim=2)
 
-    def _look_up(self, codebook: Any, residual_RDF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes of vectors by one of the model's codebooks, int64 `[R, F]`, and what they stand for."""
+    def _look_up(
+        self, codebook: Any, residual_RDF: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes of vectors by one of the model's codebooks, int64 `[R, F]`, and what
+        they stand for."""
         codes_RF = codebook.encode(residual_RDF)
         return codes_RF, codebook.decode(codes_RF)
 
@@ -100,8 +124,8 @@ def code_dtype(codebook_size: int) -> str:
 
 
 def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
-    """The number of codebooks that the parameters ask for, of a model with `at_most`; a ConfigError if the model has
-    fewer, or must have more to compute codes at all."""
+    """The number of codebooks that the parameters ask for, of a model with `at_most`; a
+    ConfigError if the model has fewer, or must have more to compute codes at all."""
     count = params.codebooks or at_most
     if not at_least <= count <= at_most:
         has = f"{at_most}, of which at least {at_least} must be taken" if at_least > 1 else at_most
@@ -110,8 +134,9 @@ def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
 
 
 def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
-    """The number of codebooks that the parameters ask for, directly or as a bandwidth, of a model of transformers; a
-    ConfigError if it has fewer, was not trained for the bandwidth, or this contradicts `codebooks`."""
+    """The number of codebooks that the parameters ask for, directly or as a bandwidth, of
+    a model of transformers; a ConfigError if it has fewer, was not trained for the
+    bandwidth, or this contradicts `codebooks`."""
     count, bandwidth = num_codebooks(params, int(model.quantizer.num_quantizers)), params.bandwidth
     if bandwidth is None:
         return count
@@ -120,5 +145,8 @@ def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
         raise ConfigError(f"params.bandwidth: {bandwidth:g}; {params.weights} has {known} kbps")
     count = int(model.quantizer.get_num_quantizers_for_bandwidth(bandwidth))
     if params.codebooks not in (None, count):
-        raise ConfigError(f"params.codebooks: {params.codebooks}, but a bandwidth of {bandwidth:g} kbps means {count}")
+        raise ConfigError(
+            f"params.codebooks: {params.codebooks}, but a bandwidth of {bandwidth:g} kbps "
+            f"means {count}"
+        )
     return count

@@ -1,11 +1,14 @@
-"""EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in transformers.
+"""EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in
+transformers.
 
-The encoder is SEANet: convolutions that divide the rate, residual blocks between them, an LSTM at the end. Every
-convolution pads by reflection, up to a whole stride. So in a padded batch the last frames of short rows would see
-padding; here each row is padded where it ends (see `ragged`).
+The encoder is SEANet: convolutions that divide the rate, residual blocks between them, an
+LSTM at the end. Every convolution pads by reflection, up to a whole stride. So in a
+padded batch the last frames of short rows would see padding; here each row is padded
+where it ends (see `ragged`).
 
-The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap: a chunk is divided by its root mean
-square, and group norms are taken over all its time. Here a chunk is a row, and its scale is kept with its codes."""
+The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap: a chunk
+is divided by its root mean square, and group norms are taken over all its time. Here a
+chunk is a row, and its scale is kept with its codes."""
 
 from __future__ import annotations
 
@@ -25,11 +28,13 @@ _SCALES = SideSpec("scales", (), "float32", "what a chunk's samples were divided
 class Encodec(CodecExtractor[BandwidthParams]):
     """EnCodec's codes: those of `EncodecModel.encode` for the clip alone.
 
-    Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one sample on.
+    Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one
+    sample on.
 
-    In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and their frames follow each other: 150
-    for a chunk, or 151.5 per second, and those of the last chunk. `scales` has a number for each chunk. (At some
-    lengths, the second last has 149 frames, and the reference fails to stack them.) Mono is given to both channels."""
+    In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and their
+    frames follow each other: 150 for a chunk, or 151.5 per second, and those of the last
+    chunk. `scales` has a number for each chunk. (At some lengths, the second last has 149
+    frames, and the reference fails to stack them.) Mono is given to both channels."""
 
     Params = BandwidthParams
     revision = 1
@@ -40,10 +45,13 @@ class Encodec(CodecExtractor[BandwidthParams]):
         model = self._load_model("EncodecModel")
         self._config = config = model.config
         if config.chunk_length and params.chunk:
-            raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
+            raise ConfigError(
+                f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s"
+            )
         count = num_codebooks_at_bandwidth(params, model)
         self.causal = config.use_causal_conv
-        self._chunk_length = config.chunk_length  # which the config computes, for each piece if it were asked
+        # which the config computes, for each piece if it were asked
+        self._chunk_length = config.chunk_length
         self._chunk_stride = config.chunk_stride or config.chunk_length
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
@@ -70,13 +78,17 @@ class Encodec(CodecExtractor[BandwidthParams]):
         return [Piece(start, size, 0, -(-size // self.granularity)) for start, size in sizes]
 
     def padded_length(self, num_samples: int) -> int:
-        """The samples of a piece's padded row. Most pieces are full chunks, which are not padded."""
+        """The samples of a piece's padded row. Most pieces are full chunks, which are not
+        padded."""
         length = super().padded_length(num_samples)
         return min(length, self._chunk_length) if self._chunk_length else length
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         rows = super().encode(waveforms, num_samples)
-        return Rows(rows.features, {"scales": _scales(waveforms, num_samples)} if self._config.normalize else {})
+        return Rows(
+            rows.features,
+            {"scales": _scales(waveforms, num_samples)} if self._config.normalize else {},
+        )
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         if self._config.normalize:
@@ -86,5 +98,6 @@ class Encodec(CodecExtractor[BandwidthParams]):
 
 
 def _scales(waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-    """The root mean square of each row's own samples plus 1e-8, `[R, 1]`, as in `EncodecModel._encode_frame`."""
+    """The root mean square of each row's own samples plus 1e-8, `[R, 1]`, as in
+    `EncodecModel._encode_frame`."""
     return (waveforms_RP.square().sum(1, keepdim=True) / num_samples[:, None]).sqrt() + 1e-8

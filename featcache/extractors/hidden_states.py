@@ -1,4 +1,5 @@
-"""The base of extractors whose features are a transformer's hidden states: `ssl` and `torchaudio`.
+"""The base of extractors whose features are a transformer's hidden states: `ssl` and
+`torchaudio`.
 
 The features are one layer, several stacked layers, or a weighted sum of layers."""
 
@@ -22,42 +23,50 @@ from featcache.spec import FeatureSpec
 
 
 class Encoder(ABC):
-    """A model that runs on padded rows, each as if it were alone: `Wav2Vec2`, `W2vBert`, `Whisper`."""
+    """A model that runs on padded rows, each as if it were alone: `Wav2Vec2`, `W2vBert`,
+    `Whisper`."""
 
     hop: int
     """Samples from one frame to the next."""
     layers: nn.ModuleList
-    """The transformer's layers. They may be cut short if the hidden states of later layers are not wanted."""
+    """The transformer's layers. They may be cut short if the hidden states of later
+    layers are not wanted."""
 
     most_samples: int | None = None
-    """The length that every row must be padded to, and the most that the model takes; None if it takes any length."""
+    """The length that every row must be padded to, and the most that the model takes;
+    None if it takes any length."""
 
     @abstractmethod
     def num_frames(self, num_samples: Length) -> Length:
         """The number of frames of so many samples; below 1 if they are too few."""
 
     @abstractmethod
-    def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
+    def hidden_states(
+        self, waveforms: torch.Tensor, num_samples: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
         """Run the model as far as its results are consumed.
 
         Args:
             waveforms: Rows, float32 `[R, P]`. What follows a row's end does not matter.
-            num_samples: The length of each row, int64 `[R]`, on the same device; each is enough for a frame.
+            num_samples: The length of each row, int64 `[R]`, on the same device; each is
+                enough for a frame.
 
         Yields:
-            Float `[R, F, D]`: what goes into the first layer, what each layer gives, and last the model's output.
-            Frames after a row's `num_frames` are meaningless.
+            Float `[R, F, D]`: what goes into the first layer, what each layer gives, and
+            last the model's output. Frames after a row's `num_frames` are meaningless.
         """
 
 
 class HiddenStatesParams(ModelParams):
-    """The parameters of extractors of hidden states. Layer N is what the N-th transformer layer gives, 0 what goes into
-    the first: `hidden_states[N]` of transformers, and `extract_features` of torchaudio, which calls it N - 1."""
+    """The parameters of extractors of hidden states. Layer N is what the N-th transformer
+    layer gives, 0 what goes into the first: `hidden_states[N]` of transformers, and
+    `extract_features` of torchaudio, which calls it N - 1."""
 
     layer: int | None = Field(default=None, ge=0)
-    """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are the model's output
-    (`last_hidden_state`): the last layer, after the final layer norm if the model has one. Numbered layers are taken
-    before that norm, except Whisper's last layer, which is taken after it, as in transformers 5 and torchaudio."""
+    """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are
+    the model's output (`last_hidden_state`): the last layer, after the final layer norm
+    if the model has one. Numbered layers are taken before that norm, except Whisper's
+    last layer, which is taken after it, as in transformers 5 and torchaudio."""
     layers: tuple[int, ...] | None = None
     """Several layers, stacked in this order: features `[frames, layers, D]`."""
     weights_per_layer: tuple[float, ...] | None = None
@@ -65,7 +74,9 @@ class HiddenStatesParams(ModelParams):
 
     @field_validator("layers")
     @classmethod
-    def _distinct(cls, layers: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+    def _distinct(
+        cls, layers: tuple[int, ...] | None, info: ValidationInfo
+    ) -> tuple[int, ...] | None:
         if layers is None:
             return layers
         if info.data.get("layer") is not None:
@@ -76,10 +87,14 @@ class HiddenStatesParams(ModelParams):
 
     @field_validator("weights_per_layer")
     @classmethod
-    def _one_weight_per_layer(cls, weights: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
+    def _one_weight_per_layer(
+        cls, weights: tuple[float, ...] | None, info: ValidationInfo
+    ) -> tuple[float, ...] | None:
         layers = info.data.get("layers")
         if weights is not None and "layers" in info.data and len(weights) != len(layers or ()):
-            raise ValueError(f"{len(weights)} given for {len(layers or ())} layers; give one for each layer")
+            raise ValueError(
+                f"{len(weights)} given for {len(layers or ())} layers; give one for each layer"
+            )
         return weights
 
 
@@ -87,14 +102,18 @@ H = TypeVar("H", bound=HiddenStatesParams)
 
 
 class HiddenStates(ModelExtractor[H]):
-    """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_set_encoder`."""
+    """The base of extractors of hidden states. A subclass's `__init__` ends with a call
+    of `_set_encoder`."""
 
     def _set_encoder(self, encoder: Encoder, size: int, name: str, epsilon: float | None) -> None:
-        """Take a model whose hidden states have `size` dimensions, and set the attributes that depend on it; a
-        ConfigError if it has not one of the layers that the parameters choose. `epsilon` is what is added to the
-        variance if the model wants normalised waveforms; else None."""
+        """Take a model whose hidden states have `size` dimensions, and set the attributes
+        that depend on it; a ConfigError if it has not one of the layers that the
+        parameters choose. `epsilon` is what is added to the variance if the model wants
+        normalised waveforms; else None."""
         params, num_layers = self.params, len(encoder.layers)
-        key, numbers = ("layer", (params.layer,)) if params.layers is None else ("layers", params.layers)
+        key, numbers = (
+            ("layer", (params.layer,)) if params.layers is None else ("layers", params.layers)
+        )
         for number in numbers:
             if number is not None and number > num_layers:
                 raise ConfigError(f"params.{key}: {number}; the model has layers 0 to {num_layers}")
@@ -102,10 +121,16 @@ class HiddenStates(ModelExtractor[H]):
         encoder.layers = encoder.layers[: min(max(self._numbers), num_layers)]
         self._encoder, self._epsilon = encoder, epsilon
         self.granularity = encoder.hop
-        shape = (size,) if params.layers is None or params.weights_per_layer else (len(numbers), size)
-        units = f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}"
+        shape = (
+            (size,) if params.layers is None or params.weights_per_layer else (len(numbers), size)
+        )
+        units = (
+            f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}"
+        )
         # The frame length is 0: attention looks at the whole clip.
-        self.spec = FeatureSpec(shape, "float32", self.sample_rate / encoder.hop, 0, self.sample_rate, units)
+        self.spec = FeatureSpec(
+            shape, "float32", self.sample_rate / encoder.hop, 0, self.sample_rate, units
+        )
         if params.chunk is not None:
             self._require_fitting(params.chunk)
         elif encoder.most_samples is not None:
@@ -114,11 +139,17 @@ class HiddenStates(ModelExtractor[H]):
     def _require_fitting(self, chunk: Chunk) -> None:
         most_seconds = (self._encoder.most_samples or math.inf) / self.sample_rate
         if chunk.seconds > most_seconds:
-            raise ConfigError(f"params.chunk.seconds: {chunk.seconds:g}; the model takes {most_seconds:g} s at a time")
+            raise ConfigError(
+                f"params.chunk.seconds: {chunk.seconds:g}; the model takes {most_seconds:g} "
+                "s at a time"
+            )
         size = self._samples(chunk.seconds)
         lost = size - self._encoder.num_frames(size) * self.granularity
         if self._samples(chunk.overlap) < lost:
-            raise ConfigError(f"params.chunk.overlap: {chunk.overlap:g}; the model needs {lost / self.sample_rate:g} s")
+            raise ConfigError(
+                f"params.chunk.overlap: {chunk.overlap:g}; the model needs "
+                f"{lost / self.sample_rate:g} s"
+            )
         self.pieces(size + 1)  # raises if the overlap is too long
 
     def num_frames(self, num_samples: int) -> int:
@@ -133,12 +164,22 @@ class HiddenStates(ModelExtractor[H]):
         return self._encoder.most_samples or super().padded_length(num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """The chosen hidden states, float32 `[R, F, *item_shape]`; the model runs only as far as they need."""
+        """The chosen hidden states, float32 `[R, F, *item_shape]`; the model runs only as
+        far as they need."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
-        hidden_states = islice(self._encoder.hidden_states(waveforms, num_samples), max(self._numbers) + 1)
-        chosen = {number: state.float() for number, state in enumerate(hidden_states) if number in self._numbers}
-        states_RFD, weights = [chosen[number] for number in self._numbers], self.params.weights_per_layer
+        hidden_states = islice(
+            self._encoder.hidden_states(waveforms, num_samples), max(self._numbers) + 1
+        )
+        chosen = {
+            number: state.float()
+            for number, state in enumerate(hidden_states)
+            if number in self._numbers
+        }
+        states_RFD, weights = (
+            [chosen[number] for number in self._numbers],
+            self.params.weights_per_layer,
+        )
         if self.params.layers is None:
             return Rows(states_RFD[0])
         if weights is None:
@@ -156,4 +197,7 @@ def _title(params: HiddenStatesParams) -> str:
     names = ", ".join(map(str, params.layers))
     if params.weights_per_layer is None:
         return f"hidden states {names}"
-    return f"sum of hidden states {names}, weighted {', '.join(f'{weight:g}' for weight in params.weights_per_layer)}"
+    return (
+        f"sum of hidden states {names}, weighted "
+        f"{', '.join(f'{weight:g}' for weight in params.weights_per_layer)}"
+    )

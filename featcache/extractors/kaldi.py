@@ -1,9 +1,10 @@
 """Kaldi's filter-bank energies and MFCCs.
 
-The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (how frames are cut and processed),
-`mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC is Davis and Mermelstein's
-(1980). Parameters have Kaldi's names and, unless they say otherwise, Kaldi's defaults. Kaldi computes on 16-bit
-integers, so waveforms, which are in [-1, 1] here, are multiplied by `waveform_scale`."""
+The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (how frames are cut and
+processed), `mel-computations.cc` (the mel bank), `feature-fbank.cc` and
+`feature-mfcc.cc`; the MFCC is Davis and Mermelstein's (1980). Parameters have Kaldi's
+names and, unless they say otherwise, Kaldi's defaults. Kaldi computes on 16-bit integers,
+so waveforms, which are in [-1, 1] here, are multiplied by `waveform_scale`."""
 
 from __future__ import annotations
 
@@ -33,23 +34,26 @@ class KaldiParams(Params):
     added_later: ClassVar[frozenset[str]] = frozenset({"waveform_scale"})
 
     waveform_scale: float = Field(default=_SIXTEEN_BITS, gt=0)
-    """Factor by which samples, in [-1, 1], are multiplied first. Kaldi and most tools after it compute on 16-bit
-    integers: 32768. Lhotse and icefall compute on [-1, 1]: 1, which makes log energies 20.794 (ln 32768²) lower."""
+    """Factor by which samples, in [-1, 1], are multiplied first. Kaldi and most tools
+    after it compute on 16-bit integers: 32768. Lhotse and icefall compute on [-1, 1]: 1,
+    which makes log energies 20.794 (ln 32768²) lower."""
     frame_length: float = Field(default=25.0, gt=0, le=1000)
     """In milliseconds; rounded down to whole samples."""
     frame_shift: float = Field(default=10.0, gt=0, le=60_000)
-    """From one frame's start to the next frame's, in milliseconds; rounded down to whole samples."""
+    """From one frame's start to the next frame's, in milliseconds; rounded down to whole
+    samples."""
     snip_edges: bool = True
-    """If true, only frames that lie inside the clip. If false, round(num_samples / shift) frames, each centred on its
-    part of the clip, which is reflected at its ends."""
+    """If true, only frames that lie inside the clip. If false, round(num_samples / shift)
+    frames, each centred on its part of the clip, which is reflected at its ends."""
     dither: float = Field(default=0.0, ge=0)
-    """Standard deviation, in units of the scaled waveform, of Gaussian noise added to every frame. It is seeded by the
-    utterance's id, so a clip always gets the same noise. Kaldi's default is 1, with noise that differs between runs."""
+    """Standard deviation, in units of the scaled waveform, of Gaussian noise added to
+    every frame. It is seeded by the utterance's id, so a clip always gets the same noise.
+    Kaldi's default is 1, with noise that differs between runs."""
     remove_dc_offset: bool = True
     """Subtract each frame's mean."""
     preemphasis_coefficient: float = Field(default=0.97, ge=0, le=1)
-    """This fraction of the preceding sample is subtracted from each sample; the first sample counts as its own
-    predecessor."""
+    """This fraction of the preceding sample is subtracted from each sample; the first
+    sample counts as its own predecessor."""
     window_type: Literal["povey", "hanning", "hamming", "rectangular", "blackman"] = "povey"
     """`povey` is a Hann window to the power of 0.85. All are symmetric."""
     blackman_coeff: float = 0.42
@@ -61,14 +65,15 @@ class KaldiParams(Params):
     low_freq: float = Field(default=20.0, ge=0)
     """Where the first filter begins, in Hz."""
     high_freq: float = 0.0
-    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist frequency."""
+    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist
+    frequency."""
     use_energy: bool = False
     """Add the frame's log energy as one more value."""
     raw_energy: bool = True
     """Compute this energy before pre-emphasis and windowing."""
     energy_floor: float = Field(default=0.0, ge=0)
-    """Floor of this energy before the logarithm, in units of the scaled waveform, squared. torchaudio's default is
-    1."""
+    """Floor of this energy before the logarithm, in units of the scaled waveform,
+    squared. torchaudio's default is 1."""
     htk_compat: bool = False
     """Put the energy (or the zeroth cepstrum) last."""
 
@@ -92,8 +97,8 @@ class MfccParams(KaldiParams):
     cepstral_lifter: float = Field(default=22.0, ge=0)
     """Liftering as in HTK, which scales higher cepstra up more; 0 turns it off."""
     use_energy: bool = True
-    """Replace the zeroth cepstrum by the frame's log energy. This is Kaldi's default; torchaudio and most of Kaldi's
-    recipes use false."""
+    """Replace the zeroth cepstrum by the frame's log energy. This is Kaldi's default;
+    torchaudio and most of Kaldi's recipes use false."""
 
 
 K = TypeVar("K", bound=KaldiParams)
@@ -105,7 +110,9 @@ class _Kaldi(FrameExtractor[K]):
     def __init__(self, params: K, sample_rate: int, device: torch.device) -> None:
         self._params = params
         as_it_is = not params.round_to_power_of_two
-        self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2, even=as_it_is)
+        self._length = _whole_samples(
+            "frame_length", params.frame_length, sample_rate, at_least=2, even=as_it_is
+        )
         self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
         self._fft_length = self._length if as_it_is else 1 << (self._length - 1).bit_length()
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
@@ -116,30 +123,35 @@ class _Kaldi(FrameExtractor[K]):
         self._sample_rate = sample_rate
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: `NumFrames` in `feature-window.cc`."""
+        """The number of frames of `num_samples` samples: `NumFrames` in
+        `feature-window.cc`."""
         if self._params.snip_edges:
             return max(0, num_samples - self._length + self._shift) // self._shift
         return (num_samples + self._shift // 2) // self._shift
 
     def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, in [-1, 1], dithered if the parameters ask for it."""
+        """The clip's frames, float32 `[T, L]`, in [-1, 1], dithered if the parameters ask
+        for it."""
         waveform = clip.waveform
         if not self._params.snip_edges:
-            before = self._length // 2 - self._shift // 2  # the first frame is centred on sample shift / 2
+            # the first frame is centred on sample shift / 2
+            before = self._length // 2 - self._shift // 2
             end = (self.num_frames(len(waveform)) - 1) * self._shift + self._length
             waveform = _reflected(waveform, before, end - before - len(waveform))
         frames = waveform.unfold(0, self._length, self._shift)
         return frames + self._noise(clip.id, frames) if self._params.dither else frames
 
     def _noise(self, clip_id: str, frames: torch.Tensor) -> torch.Tensor:
-        """The dither of frames `[T, L]`, seeded by the id's FNV-1a hash, and drawn on the CPU whatever the device."""
+        """The dither of frames `[T, L]`, seeded by the id's FNV-1a hash, and drawn on the
+        CPU whatever the device."""
         generator = torch.Generator().manual_seed(hash_of(clip_id))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
         return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
 
     def _windowed(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`ProcessWindow` in `feature-window.cc`: frames `[B, N]`, scaled, windowed and zero-padded; and with
-        `use_energy` their log energies `[B]`. The given frames `[B, L]`, in [-1, 1], are overwritten."""
+        """`ProcessWindow` in `feature-window.cc`: frames `[B, N]`, scaled, windowed and
+        zero-padded; and with `use_energy` their log energies `[B]`. The given frames `[B,
+        L]`, in [-1, 1], are overwritten."""
         if self._params.remove_dc_offset:
             frames -= frames.mean(dim=1, keepdim=True)
         preemphasis = self._params.preemphasis_coefficient
@@ -156,7 +168,9 @@ class _Kaldi(FrameExtractor[K]):
             torch.mul(frames, self._params.waveform_scale, out=squares)
         else:
             squares.copy_(windowed)
-        return filled, squares.square_().sum(dim=1).clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
+        return filled, squares.square_().sum(dim=1).clamp_(
+            min=max(_EPSILON, self._params.energy_floor)
+        ).log_()
 
     def _spec(self, num_values: int, units: str) -> FeatureSpec:
         scale, rate = self._params.waveform_scale, self._sample_rate
@@ -167,7 +181,8 @@ class _Kaldi(FrameExtractor[K]):
 class Fbank(_Kaldi[FbankParams]):
     """Kaldi's log mel filter-bank energies, as `compute-fbank-feats` makes them.
 
-    Features are float32 `[T, num_mel_bins]`; `use_energy` adds one value, the first, or with `htk_compat` the last."""
+    Features are float32 `[T, num_mel_bins]`; `use_energy` adds one value, the first, or
+    with `htk_compat` the last."""
 
     Params = FbankParams
     revision = 1
@@ -196,8 +211,8 @@ class Fbank(_Kaldi[FbankParams]):
 class Mfcc(_Kaldi[MfccParams]):
     """Kaldi's mel-frequency cepstral coefficients, as `compute-mfcc-feats` makes them.
 
-    Features are float32 `[T, num_ceps]`. The first value is the log energy, or without `use_energy` the
-    zeroth cepstrum; `htk_compat` puts it last."""
+    Features are float32 `[T, num_ceps]`. The first value is the log energy, or without
+    `use_energy` the zeroth cepstrum; `htk_compat` puts it last."""
 
     Params = MfccParams
     revision = 1
@@ -206,7 +221,10 @@ class Mfcc(_Kaldi[MfccParams]):
         super().__init__(params, sample_rate, device)
         num_ceps, num_bins = params.num_ceps, params.num_mel_bins
         if num_ceps > num_bins:
-            raise ConfigError(f"params.num_ceps: {num_ceps} cepstra need as many filters; num_mel_bins is {num_bins}")
+            raise ConfigError(
+                f"params.num_ceps: {num_ceps} cepstra need as many filters; num_mel_bins is "
+                f"{num_bins}"
+            )
         self.spec = self._spec(num_ceps, "mel-frequency cepstrum")
         # The cosine transform, the lifter and HTK's order are one matrix.
         transform = _cosine_transform(num_ceps, num_bins) * _lifter(params)
@@ -218,15 +236,22 @@ class Mfcc(_Kaldi[MfccParams]):
     def compute(self, block: torch.Tensor) -> torch.Tensor:
         windowed, log_energy = self._windowed(block)
         energies = self._mel_bank(mel.power_spectrum(windowed, self._fft_length))
-        cepstra = (energies.clamp_(min=_EPSILON).log_() @ self._transform)[:, : self._params.num_ceps]
+        cepstra = (energies.clamp_(min=_EPSILON).log_() @ self._transform)[
+            :, : self._params.num_ceps
+        ]
         if log_energy is not None:
             cepstra[:, -1 if self._params.htk_compat else 0] = log_energy
         return cepstra
 
 
-def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: int, even: bool = False) -> int:
+def _whole_samples(
+    name: str, milliseconds: float, sample_rate: int, at_least: int, even: bool = False
+) -> int:
     num_samples = int(sample_rate * 0.001 * milliseconds)
-    what = f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate {sample_rate}"
+    what = (
+        f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
+        f"{sample_rate}"
+    )
     if num_samples < at_least:
         raise ConfigError(f"{what}; there must be at least {at_least}")
     if even and num_samples % 2:
@@ -248,9 +273,10 @@ def _window(window_type: str, length: int, blackman_coeff: float) -> torch.Tenso
 
 
 def _reflected(waveform: torch.Tensor, before: int, after: int) -> torch.Tensor:
-    """A waveform `[S]` with `before` and `after` more samples at its ends; fewer if the numbers are negative. Each end
-    is continued by the waveform backwards (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and if that is not enough, forwards again,
-    as in `ExtractWindow` in `feature-window.cc`."""
+    """A waveform `[S]` with `before` and `after` more samples at its ends; fewer if the
+    numbers are negative. Each end is continued by the waveform backwards (… 1 0 | 0 1 2 …
+    S-1 | S-1 S-2 …), and if that is not enough, forwards again, as in `ExtractWindow` in
+    `feature-window.cc`."""
     num_samples = len(waveform)
 
     def beyond(first: int, last: int) -> torch.Tensor:
@@ -258,20 +284,28 @@ def _reflected(waveform: torch.Tensor, before: int, after: int) -> torch.Tensor:
         return waveform[torch.minimum(there, 2 * num_samples - 1 - there)]
 
     inside = waveform[max(0, -before) : num_samples + min(0, after)]
-    return torch.cat([beyond(min(0, -before), 0), inside, beyond(num_samples, num_samples + max(0, after))])
+    return torch.cat(
+        [beyond(min(0, -before), 0), inside, beyond(num_samples, num_samples + max(0, after))]
+    )
 
 
 def _cosine_transform(num_ceps: int, num_bins: int) -> torch.Tensor:
-    """The orthonormal DCT-II, float64 `[M, num_ceps]`: `ComputeDctMatrix` in `matrix-functions.cc`."""
+    """The orthonormal DCT-II, float64 `[M, num_ceps]`: `ComputeDctMatrix` in
+    `matrix-functions.cc`."""
     centres = torch.arange(num_bins, dtype=torch.float64) + 0.5
     orders = torch.arange(num_ceps, dtype=torch.float64)
-    transform = torch.cos(math.pi / num_bins * torch.outer(centres, orders)) * math.sqrt(2 / num_bins)
+    transform = torch.cos(math.pi / num_bins * torch.outer(centres, orders)) * math.sqrt(
+        2 / num_bins
+    )
     transform[:, 0] = math.sqrt(1 / num_bins)
     return transform
 
 
 def _lifter(params: MfccParams) -> torch.Tensor:
-    """A factor for each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in `mel-computations.cc`."""
+    """A factor for each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in
+    `mel-computations.cc`."""
     orders = torch.arange(params.num_ceps, dtype=torch.float64)
     lifter = params.cepstral_lifter
-    return 1 + lifter / 2 * torch.sin(math.pi * orders / lifter) if lifter else torch.ones_like(orders)
+    return (
+        1 + lifter / 2 * torch.sin(math.pi * orders / lifter) if lifter else torch.ones_like(orders)
+    )

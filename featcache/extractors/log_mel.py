@@ -1,8 +1,10 @@
 """Log mel spectrograms as recent speech models use them: Whisper, and vocoders.
 
-They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], frames are windowed and nothing else, the window is a
-periodic Hann window, and filters are triangles over Hz, as in librosa. Parameters say how they differ among themselves.
-Sources: OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's `meldataset.py` (`mel_spectrogram`)."""
+They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], frames are windowed and
+nothing else, the window is a periodic Hann window, and filters are triangles over Hz, as
+in librosa. Parameters say how they differ among themselves. Sources: OpenAI's
+`whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's `meldataset.py`
+(`mel_spectrogram`)."""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class LogMelParams(Params):
     added_later: ClassVar[frozenset[str]] = frozenset({"pad_to_seconds"})
 
     pad_to_seconds: float | None = Field(default=None, gt=0, le=3600)
-    """Pad clips with zeros to this length before anything else, as Whisper does to 30 s. Longer clips fail. Default: no
-    zeros."""
+    """Pad clips with zeros to this length before anything else, as Whisper does to 30 s.
+    Longer clips fail. Default: no zeros."""
     n_fft: int = Field(default=400, ge=2, le=1 << 16)
     """Length of the Fourier transform, in samples."""
     win_length: int | None = Field(default=None, ge=2)
@@ -33,37 +35,46 @@ class LogMelParams(Params):
     hop_length: int = Field(default=160, ge=1, le=1 << 24)
     """From one frame's start to the next frame's, in samples."""
     padding: Literal["center", "same", "none"] = "center"
-    """How many samples are added at each end, by reflection, before frames are cut. `center`: n_fft / 2, so that frame
-    t is centred on sample t * hop_length. `same`: (n_fft - hop_length) / 2, as in HiFi-GAN, so that there is one frame
-    per whole hop. `none`: no samples. A clip must be longer than the samples added."""
+    """How many samples are added at each end, by reflection, before frames are cut.
+    `center`: n_fft / 2, so that frame t is centred on sample t * hop_length. `same`:
+    (n_fft - hop_length) / 2, as in HiFi-GAN, so that there is one frame per whole hop.
+    `none`: no samples. A clip must be longer than the samples added."""
     drop_last_frame: bool = True
-    """Drop the last frame, as Whisper does, so that with `center` there is one frame per whole hop."""
+    """Drop the last frame, as Whisper does, so that with `center` there is one frame per
+    whole hop."""
     power: Literal[1, 2] = 2
     """1 filters the magnitude spectrum, 2 the power spectrum."""
     power_offset: float = Field(default=0.0, ge=0)
-    """Added to the power spectrum, with `power: 1` before the square root. HiFi-GAN adds 1e-9."""
+    """Added to the power spectrum, with `power: 1` before the square root. HiFi-GAN adds
+    1e-9."""
     num_mel_bins: int = Field(default=80, ge=1, le=mel.MOST_BINS)
     """Number of triangular filters, equally spaced in mel."""
     mel_scale: mel.MelScale = "slaney"
-    """`slaney`, librosa's default, is linear up to 1 kHz; `htk` is 2595 log10(1 + f / 700)."""
+    """`slaney`, librosa's default, is linear up to 1 kHz; `htk` is 2595 log10(1 + f /
+    700)."""
     mel_norm: Literal["slaney", "none"] = "slaney"
-    """`slaney` divides each filter by its area in Hz; with `none`, each filter has a peak of 1."""
+    """`slaney` divides each filter by its area in Hz; with `none`, each filter has a peak
+    of 1."""
     low_freq: float = Field(default=0.0, ge=0)
     """Where the first filter begins, in Hz."""
     high_freq: float = 0.0
-    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist frequency."""
+    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist
+    frequency."""
     floor: float = Field(default=1e-10, gt=0)
     """Smaller values are raised to this before the logarithm."""
     log: Literal["natural", "log10", "whisper"] = "whisper"
-    """`whisper` takes log10, raises values to at least the clip's maximum minus 8, adds 4 and divides by 4."""
+    """`whisper` takes log10, raises values to at least the clip's maximum minus 8, adds 4
+    and divides by 4."""
 
 
 class LogMel(FrameExtractor[LogMelParams]):
     """The logarithm of a mel spectrogram.
 
-    Features are float32 `[T, num_mel_bins]`. With the default parameters they are what Whisper's formula gives for the
-    clip alone. With `pad_to_seconds: 30` they are Whisper's input: 3,000 frames, of which the clip's last frame, and up
-    to three after it, see both the clip's end and zeros. Without padding, the clip is reflected there."""
+    Features are float32 `[T, num_mel_bins]`. With the default parameters they are what
+    Whisper's formula gives for the clip alone. With `pad_to_seconds: 30` they are
+    Whisper's input: 3,000 frames, of which the clip's last frame, and up to three after
+    it, see both the clip's end and zeros. Without padding, the clip is reflected
+    there."""
 
     Params = LogMelParams
     revision = 1
@@ -75,21 +86,37 @@ class LogMel(FrameExtractor[LogMelParams]):
         if length > n_fft:
             raise ConfigError(f"params.win_length: {length} samples do not fit into n_fft, {n_fft}")
         if params.padding == "same" and hop_length > n_fft:
-            raise ConfigError(f"params.padding: same needs n_fft, {n_fft}, to be at least hop_length, {hop_length}")
-        self._padding = {"center": n_fft, "same": n_fft - hop_length, "none": 0}[params.padding] // 2
+            raise ConfigError(
+                f"params.padding: same needs n_fft, {n_fft}, to be at least hop_length, "
+                f"{hop_length}"
+            )
+        self._padding = {"center": n_fft, "same": n_fft - hop_length, "none": 0}[
+            params.padding
+        ] // 2
         self.max_seconds = params.pad_to_seconds
         padded_to = round((params.pad_to_seconds or 0) * sample_rate)
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
-        filters = mel.hertz_filters(num_bins, band, n_fft, sample_rate, params.mel_scale, params.mel_norm)
+        filters = mel.hertz_filters(
+            num_bins, band, n_fft, sample_rate, params.mel_scale, params.mel_norm
+        )
         self._mel_bank = mel.MelBank(filters, device)
         self._window = torch.hann_window(length, dtype=torch.float64).to(device, torch.float32)
-        logarithms = {"natural": "natural log", "log10": "log10", "whisper": "log10, scaled as Whisper's"}
-        units = f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})"
+        logarithms = {
+            "natural": "natural log",
+            "log10": "log10",
+            "whisper": "log10, scaled as Whisper's",
+        }
+        units = (
+            f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})"
+        )
         frame_rate = sample_rate / hop_length
-        self.spec = FeatureSpec((num_bins,), "float32", frame_rate, length, sample_rate, units, padded_to=padded_to)
+        self.spec = FeatureSpec(
+            (num_bins,), "float32", frame_rate, length, sample_rate, units, padded_to=padded_to
+        )
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples; 0 if they are too few to be reflected."""
+        """The number of frames of `num_samples` samples; 0 if they are too few to be
+        reflected."""
         if num_samples:
             num_samples = max(num_samples, self.spec.padded_to)
         beyond_first = num_samples + 2 * self._padding - self._params.n_fft
@@ -102,11 +129,16 @@ class LogMel(FrameExtractor[LogMelParams]):
         if len(waveform) < self.spec.padded_to:
             waveform = torch.nn.functional.pad(waveform, (0, self.spec.padded_to - len(waveform)))
         if self._padding:
-            waveform = torch.nn.functional.pad(waveform[None], (self._padding, self._padding), mode="reflect")[0]
-        # A window shorter than the transform lies in its middle. Its position does not change magnitudes, so a frame
-        # consists of the samples under the window, and is padded with zeros later.
+            waveform = torch.nn.functional.pad(
+                waveform[None], (self._padding, self._padding), mode="reflect"
+            )[0]
+        # A window shorter than the transform lies in its middle. Its position does not
+        # change magnitudes, so a frame consists of the samples under the window, and is
+        # padded with zeros later.
         length = self.spec.frame_length
-        frames = waveform[(self._params.n_fft - length) // 2 :].unfold(0, length, self._params.hop_length)
+        frames = waveform[(self._params.n_fft - length) // 2 :].unfold(
+            0, length, self._params.hop_length
+        )
         return frames[: self.num_frames(len(clip.waveform))]
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,12 @@
-"""Mimi (Défossez et al., 2024, "Moshi: a speech-text foundation model for real-time dialogue"), as in transformers.
+"""Mimi (Défossez et al., 2024, "Moshi: a speech-text foundation model for real-time
+dialogue"), as in transformers.
 
-A causal SEANet, a causal transformer with a sliding window, and a convolution that halves the frame rate. None looks
-ahead, but each strided convolution completes a clip's last stride: with zeros in the SEANet, copies of the last step
-after the transformer. So in a padded batch the last frames of short rows would see padding; each row is padded where it
-ends (see `ragged`). The transformer needs no mask: padding comes after all that a row's own steps look at."""
+A causal SEANet, a causal transformer with a sliding window, and a convolution that halves
+the frame rate. None looks ahead, but each strided convolution completes a clip's last
+stride: with zeros in the SEANet, copies of the last step after the transformer. So in a
+padded batch the last frames of short rows would see padding; each row is padded where it
+ends (see `ragged`). The transformer needs no mask: padding comes after all that a row's
+own steps look at."""
 
 from __future__ import annotations
 
@@ -18,17 +21,19 @@ class MimiParams(CodecParams):
     """The parameters of `mimi`."""
 
     codebooks: int | None = Field(default=8, ge=1)
-    """Number of codebooks. The first holds the words, the others the sound. Moshi is trained on 8 codebooks, and the
-    codec's authors report results for 8: 1.1 kbps. null means all 32, the default of `MimiModel.encode`. With fewer
-    codebooks, the codes are the first columns of those with more."""
+    """Number of codebooks. The first holds the words, the others the sound. Moshi is
+    trained on 8 codebooks, and the codec's authors report results for 8: 1.1 kbps. null
+    means all 32, the default of `MimiModel.encode`. With fewer codebooks, the codes are
+    the first columns of those with more."""
 
 
 class Mimi(CodecExtractor[MimiParams]):
     """Mimi's codes: those of `MimiModel.encode` for the clip alone.
 
-    Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. The receptive field is finite: that of the
-    convolutions, and for each layer of the transformer a window less one step. For kyutai/mimi (8 layers of 10 s each)
-    it is 80 s, so chunks with a shorter overlap are not exact."""
+    Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. The receptive
+    field is finite: that of the convolutions, and for each layer of the transformer a
+    window less one step. For kyutai/mimi (8 layers of 10 s each) it is 80 s, so chunks
+    with a shorter overlap are not exact."""
 
     Params = MimiParams
     revision = 1
@@ -39,18 +44,23 @@ class Mimi(CodecExtractor[MimiParams]):
         super().__init__(params, sample_rate, device)
         model = self._load_model("MimiModel")
         config = model.config
-        self._num_codebooks = num_codebooks(params, config.num_quantizers, at_least=config.num_semantic_quantizers)
+        self._num_codebooks = num_codebooks(
+            params, config.num_quantizers, at_least=config.num_semantic_quantizers
+        )
         self._encoder = ragged.seanet_layers(model.encoder.encoder_seanet.layers)
         self._transformer = model.encoder.encoder_transformer
         self._downsample = ragged.seanet_layers([model.encoder.downsample])
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
-            getattr(module, "embed", None)  # computed and kept by a codebook on first access, which threads would share
+            # computed and kept by a codebook on first access, which threads would share
+            getattr(module, "embed", None)
         field, hop = ragged.receptive_field(ragged.convolutions(model.encoder.encoder_seanet))
         field += config.num_hidden_layers * (config.sliding_window - 1) * hop
         last, stride = ragged.receptive_field(ragged.convolutions(model.encoder.downsample))
         self.granularity = hop * stride
-        self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field + (last - 1) * hop)
+        self._set_spec(
+            "Mimi", self._num_codebooks, config.codebook_size, frame_length=field + (last - 1) * hop
+        )
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         x_RDT, lengths = ragged.run(self._encoder, waveforms[:, None], num_samples)

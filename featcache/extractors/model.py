@@ -1,4 +1,5 @@
-"""What extractors that load a model have in common: weights, precision, and chunks of long clips."""
+"""What extractors that load a model have in common: weights, precision, and chunks of
+long clips."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from featcache.extractors.base import LocalPath, Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 LONGEST_SECONDS = 120.0
-"""The longest clip, if the config does not say how to cut long clips into chunks. A model's memory grows with the
-clip's length, and an attention's with its square."""
+"""The longest clip, if the config does not say how to cut long clips into chunks. A
+model's memory grows with the clip's length, and an attention's with its square."""
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -34,14 +35,16 @@ class Chunk(Params):
     seconds: float = Field(gt=0)
     """Length of a chunk."""
     overlap: float = Field(ge=0)
-    """Seconds that neighbouring chunks share. Of each chunk of a causal model, the frames of the first `overlap`
-    seconds are left out; with other models, half of them at each end. Chunks are exact if the model's receptive field
-    is no longer than the overlap."""
+    """Seconds that neighbouring chunks share. Of each chunk of a causal model, the frames
+    of the first `overlap` seconds are left out; with other models, half of them at each
+    end. Chunks are exact if the model's receptive field is no longer than the overlap."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Chunk:
         if self.overlap >= self.seconds:
-            raise ValueError(f"an overlap of {self.overlap:g} s leaves nothing of chunks of {self.seconds:g} s")
+            raise ValueError(
+                f"an overlap of {self.overlap:g} s leaves nothing of chunks of {self.seconds:g} s"
+            )
         return self
 
 
@@ -51,13 +54,15 @@ class ModelParams(Params):
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "revision"})
 
     weights: LocalPath
-    """A folder written by `save_pretrained`, a file in such a folder, or a Hugging Face model id. A relative path is
-    relative to the config file. The fingerprint includes the content of the weights, not their location."""
+    """A folder written by `save_pretrained`, a file in such a folder, or a Hugging Face
+    model id. A relative path is relative to the config file. The fingerprint includes the
+    content of the weights, not their location."""
     revision: str | None = None
     """The commit, 40 hex digits. Required with a model id."""
     precision: Precision = "fp32"
-    """The precision of the model. `tf32` lets a GPU round the inputs of matrix products and convolutions to ten bits;
-    `bf16` and `fp16` use torch's autocast. All except fp32 change values: `featcache probe` says how much."""
+    """The precision of the model. `tf32` lets a GPU round the inputs of matrix products
+    and convolutions to ten bits; `bf16` and `fp16` use torch's autocast. All except fp32
+    change values: `featcache probe` says how much."""
     chunk: Chunk | None = None
     """Cut long clips into overlapping chunks. Without it, long clips fail."""
 
@@ -68,8 +73,8 @@ M = TypeVar("M", bound=ModelParams)
 class ModelExtractor(RowExtractor[M]):
     """The base of extractors that load a model.
 
-    A subclass's `__init__` calls this one, and sets `spec` and `granularity`: if a chunk begins at sample
-    `t * granularity`, its first frame must be the clip's frame `t`."""
+    A subclass's `__init__` calls this one, and sets `spec` and `granularity`: if a chunk
+    begins at sample `t * granularity`, its first frame must be the clip's frame `t`."""
 
     causal: bool = False
     """Whether a frame depends on no later samples. It decides where chunks overlap."""
@@ -81,7 +86,8 @@ class ModelExtractor(RowExtractor[M]):
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
-        """A hash of the weights, and of all other files in their folder that decide values."""
+        """A hash of the weights, and of all other files in their folder that decide
+        values."""
         return weights.digest(weights.locate(params.weights, params.revision))
 
     @property
@@ -95,13 +101,18 @@ class ModelExtractor(RowExtractor[M]):
         chunk = self.params.chunk
         if chunk is None:
             return None
-        self.pieces(round(3 * chunk.seconds * self.spec.sample_rate))  # raises now, not in the middle of a run
+        # raises now, not in the middle of a run
+        self.pieces(round(3 * chunk.seconds * self.spec.sample_rate))
         if self.chunks_are_exact:
             return None
-        return f"chunks that share {chunk.overlap:g} s are not exact for {name}: `featcache probe` measures by how much"
+        return (
+            f"chunks that share {chunk.overlap:g} s are not exact for {name}: `featcache "
+            "probe` measures by how much"
+        )
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in whole hops, is as long."""
+        """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in
+        whole hops, is as long."""
         chunk = self.params.chunk
         if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
             return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
@@ -112,9 +123,18 @@ class ModelExtractor(RowExtractor[M]):
             raise ConfigError(f"params.chunk: {what}, in whole hops of {hop:g} s")
         left_out = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
-        kept_from = [0, *((start + left_out) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]
+        kept_from = [
+            0,
+            *((start + left_out) // self.granularity for start in starts[1:]),
+            self.num_frames(num_samples),
+        ]
         return [
-            Piece(start, min(size, num_samples - start), first - start // self.granularity, end - first)
+            Piece(
+                start,
+                min(size, num_samples - start),
+                first - start // self.granularity,
+                end - first,
+            )
             for start, (first, end) in zip(starts, pairwise(kept_from), strict=True)
         ]
 
@@ -125,7 +145,9 @@ class ModelExtractor(RowExtractor[M]):
     def require_sample_rate(self, expected: int) -> None:
         """Raise ConfigError if the audio is not at the model's rate."""
         if self.sample_rate != expected:
-            raise ConfigError(f"audio.sample_rate: {self.sample_rate}; {self.params.weights} is for {expected}")
+            raise ConfigError(
+                f"audio.sample_rate: {self.sample_rate}; {self.params.weights} is for {expected}"
+            )
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """`encode`, at the config's precision."""
@@ -137,11 +159,16 @@ class ModelExtractor(RowExtractor[M]):
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. If such blocks are nested, the inner one decides.
 
-    TF32 is switched for the whole process, and looked up when a kernel is launched, so where it must be switched, only
-    one thread launches at a time. In a run it stays off: an extractor that rounds is not run beside others."""
-    with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST), ExitStack() as stack:
+    TF32 is switched for the whole process, and looked up when a kernel is launched, so
+    where it must be switched, only one thread launches at a time. In a run it stays off:
+    an extractor that rounds is not run beside others."""
+    with (
+        torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST),
+        ExitStack() as stack,
+    ):
         if device.type == "cuda":
-            stack.enter_context(_switching_tf32)  # so these are not the switches of another thread's block
+            # so these are not the switches of another thread's block
+            stack.enter_context(_switching_tf32)
             before = get_tf32()
             if precision == "tf32" or any(before):
                 stack.callback(set_tf32, before)

@@ -16,7 +16,8 @@ from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
 _EPSILON = 1e-5
-"""What `layer_norm`, by which bundles normalise waveforms, adds to the variance before the root."""
+"""What `layer_norm`, by which bundles normalise waveforms, adds to the variance before
+the root."""
 
 _URL = "https://download.pytorch.org/torchaudio/models/"
 
@@ -25,11 +26,12 @@ class TorchaudioSSLParams(HiddenStatesParams):
     """The parameters of `torchaudio`."""
 
     bundle: str
-    """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M, WAVLM_LARGE … It decides how the
-    model is built, and whether waveforms are normalised to zero mean and unit variance."""
+    """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M,
+    WAVLM_LARGE … It decides how the model is built, and whether waveforms are normalised
+    to zero mean and unit variance."""
     weights: LocalPath = ""
-    """A file with the bundle's weights. Default: the file that torchaudio has downloaded into torch hub's cache.
-    featcache does not download it."""
+    """A file with the bundle's weights. Default: the file that torchaudio has downloaded
+    into torch hub's cache. featcache does not download it."""
     revision: None = None
     """Not used: `bundle` names the weights."""
 
@@ -37,9 +39,10 @@ class TorchaudioSSLParams(HiddenStatesParams):
 class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
     """Hidden states of a wav2vec 2.0, HuBERT or WavLM of `torchaudio.pipelines`.
 
-    Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second. Up to rounding, layer N is
-    what the model's `extract_features` gives for the clip alone at N - 1, whatever clips are batched together. Features
-    are stored as float32 unless the config says otherwise; see `SSL` about float16."""
+    Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second.
+    Up to rounding, layer N is what the model's `extract_features` gives for the clip
+    alone at N - 1, whatever clips are batched together. Features are stored as float32
+    unless the config says otherwise; see `SSL` about float16."""
 
     Params = TorchaudioSSLParams
     revision = 1
@@ -48,7 +51,9 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
         super().__init__(params, sample_rate, device)
         bundle = _bundle(params.bundle)
         if sample_rate != bundle.sample_rate:
-            raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}")
+            raise ConfigError(
+                f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}"
+            )
         encoder = TorchaudioWav2Vec2(_load(bundle, _locate(params), device))
         epsilon = _EPSILON if bundle._normalize_waveform else None
         self._set_encoder(encoder, bundle._params["encoder_embed_dim"], params.bundle, epsilon)
@@ -60,7 +65,8 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
 
 
 class TorchaudioWav2Vec2(Wav2Vec2):
-    """torchaudio's `Wav2Vec2Model`, in eval mode, to be run on rows. In a WavLM, the attention is replaced."""
+    """torchaudio's `Wav2Vec2Model`, in eval mode, to be run on rows. In a WavLM, the
+    attention is replaced."""
 
     def __init__(self, model: Any) -> None:
         from torchaudio.models.wav2vec2.wavlm_attention import WavLMSelfAttention
@@ -68,36 +74,58 @@ class TorchaudioWav2Vec2(Wav2Vec2):
         transformer = model.encoder.transformer
         for layer in transformer.layers:
             if isinstance(layer.attention, WavLMSelfAttention):
-                layer.attention = TorchaudioWavLMAttention(layer.attention, layer.attention.attention.out_proj)
+                layer.attention = TorchaudioWavLMAttention(
+                    layer.attention, layer.attention.attention.out_proj
+                )
         norm_is_last = not transformer.layer_norm_first
-        self._set_modules(model.feature_extractor, model.encoder.feature_projection, transformer, norm_is_last)
+        self._set_modules(
+            model.feature_extractor, model.encoder.feature_projection, transformer, norm_is_last
+        )
 
     def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
-        return super()._transformed(hidden_RFD, mask.expand(-1, -1, mask.shape[-1], -1))  # as torchaudio requires
+        # as torchaudio requires
+        return super()._transformed(hidden_RFD, mask.expand(-1, -1, mask.shape[-1], -1))
 
 
 class TorchaudioWavLMAttention(WavLMAttention):
     """WavLM's attention in place of torchaudio's `WavLMSelfAttention`."""
 
     def forward(self, *inputs: Any, **options: Any) -> tuple[Any, ...]:
-        """The output `[R, F, D]`, and the bias `[H, F, F]` for the next layers; see the base class."""
+        """The output `[R, F, D]`, and the bias `[H, F, F]` for the next layers; see the
+        base class."""
         attended, _, bias = super().forward(*inputs, **options)
         return attended, bias
 
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         joined = self._replaced.attention
-        return functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias).chunk(3, dim=-1)
+        return functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias).chunk(
+            3, dim=-1
+        )
 
 
 def _bundle(name: str) -> Any:
-    """A bundle of torchaudio. Its private fields are read, since its public `get_model` downloads and unpickles."""
+    """A bundle of torchaudio. Its private fields are read, since its public `get_model`
+    downloads and unpickles."""
     try:
         from torchaudio import pipelines
-    except (ImportError, OSError, RuntimeError) as error:  # the latter two: it was built for another torch
-        raise MissingDependencyError("torchaudio", "the extractor torchaudio", extra="torchaudio") from error
-    bundles = {key: value for key, value in vars(pipelines).items() if isinstance(value, pipelines.Wav2Vec2Bundle)}
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # the latter two: it was built for another torch
+        raise MissingDependencyError(
+            "torchaudio", "the extractor torchaudio", extra="torchaudio"
+        ) from error
+    bundles = {
+        key: value
+        for key, value in vars(pipelines).items()
+        if isinstance(value, pipelines.Wav2Vec2Bundle)
+    }
     if name not in bundles:
-        raise ConfigError(f"params.bundle: torchaudio has no {name!r}; it has {listing(sorted(bundles), at_most=40)}")
+        raise ConfigError(
+            f"params.bundle: torchaudio has no {name!r}; it has "
+            f"{listing(sorted(bundles), at_most=40)}"
+        )
     return bundles[name]
 
 
@@ -106,27 +134,38 @@ def _locate(params: TorchaudioSSLParams) -> weights.Located:
     if params.weights:
         located = weights.locate(params.weights, None)
         if located.file is None:
-            raise ConfigError(f"params.weights: {params.weights}: name the file with the bundle's weights")
+            raise ConfigError(
+                f"params.weights: {params.weights}: name the file with the bundle's weights"
+            )
         return located
     path = _bundle(params.bundle)._path
     file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
     if not file.is_file():
         url = path if path.startswith("https:") else _URL + path
-        raise ConfigError(f"params.weights: the weights of {params.bundle} are missing: download {url} to {file}")
+        raise ConfigError(
+            f"params.weights: the weights of {params.bundle} are missing: download {url} to {file}"
+        )
     return weights.locate(str(file), None)
 
 
 def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
-    """The bundle's model, without the output layer of models that were fine-tuned to recognise speech."""
+    """The bundle's model, without the output layer of models that were fine-tuned to
+    recognise speech."""
     from torchaudio import models
 
     builder = {"Wav2Vec2": models.wav2vec2_model, "WavLM": models.wavlm_model}[bundle._model_type]
     model = builder(**{**bundle._params, "aux_num_out": None})
-    tensors = {name: tensor for name, tensor in weights.state_dict(located).items() if not name.startswith("aux.")}
+    tensors = {
+        name: tensor
+        for name, tensor in weights.state_dict(located).items()
+        if not name.startswith("aux.")
+    }
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         faults = [line.strip() for line in str(error).splitlines()]
-        raise ConfigError(f"params.weights: {located.file}: not the bundle's weights: {faults[-1]}") from error
+        raise ConfigError(
+            f"params.weights: {located.file}: not the bundle's weights: {faults[-1]}"
+        ) from error
     weights.fold_weight_norm(model)
     return model.float().eval().requires_grad_(False).to(device)

@@ -1,8 +1,9 @@
 """`units`: for each frame of other features, the index of the nearest of k centroids.
 
-The centroids come from `featcache fit-kmeans`, together with the config of the features that they were fitted to. Units
-are computed from audio, by that config's extractor, or from a version of those features. Both give the same codes:
-computed frames are rounded to the dtype that the version stores, or quantised in the same way."""
+The centroids come from `featcache fit-kmeans`, together with the config of the features
+that they were fitted to. Units are computed from audio, by that config's extractor, or
+from a version of those features. Both give the same codes: computed frames are rounded to
+the dtype that the version stores, or quantised in the same way."""
 
 from __future__ import annotations
 
@@ -45,18 +46,22 @@ class UnitsParams(Params):
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "features"})
 
     weights: LocalPath
-    """The file written by `featcache fit-kmeans`, with the centroids and the config of the features that they were
-    fitted to. A relative path is relative to the config file."""
+    """The file written by `featcache fit-kmeans`, with the centroids and the config of
+    the features that they were fitted to. A relative path is relative to the config
+    file."""
     features: dict[str, LocalPath] = Field(default_factory=dict)
-    """The location of the weights of those features, if it has changed since the centroids were fitted: `weights` and
-    `revision`, as in their config. The content must be the same."""
+    """The location of the weights of those features, if it has changed since the
+    centroids were fitted: `weights` and `revision`, as in their config. The content must
+    be the same."""
 
 
 class Units(RowExtractor[UnitsParams]):
-    """The nearest centroid of each frame, by squared Euclidean distance in float32; of equals, the lowest.
+    """The nearest centroid of each frame, by squared Euclidean distance in float32; of
+    equals, the lowest.
 
-    Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded and batched. Units are refused
-    if that extractor or its weights have changed since the centroids were fitted."""
+    Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded
+    and batched. Units are refused if that extractor or its weights have changed since the
+    centroids were fitted."""
 
     Params = UnitsParams
     revision = 1
@@ -79,7 +84,9 @@ class Units(RowExtractor[UnitsParams]):
         self.max_seconds, self.tf32 = source.max_seconds, source.tf32
         k = len(codebook.centroids)
         units = f"number of the nearest of {k} centroids of {self._source_name}"
-        self.spec = replace(source.spec, item_shape=(1,), dtype="int64", units=units, codebook_sizes=(k,), side=())
+        self.spec = replace(
+            source.spec, item_shape=(1,), dtype="int64", units=units, codebook_sizes=(k,), side=()
+        )
 
     @classmethod
     def stored_dtype(cls, params: UnitsParams) -> str:
@@ -93,7 +100,10 @@ class Units(RowExtractor[UnitsParams]):
     def check_audio(self, audio: Mapping[str, Any]) -> None:
         for key, value in audio.items():
             if key not in SELECTING_KEYS and value != self._source_audio[key]:
-                theirs = f"these units are of {self._source_name}, whose audio.{key} is {self._source_audio[key]}"
+                theirs = (
+                    f"these units are of {self._source_name}, whose audio.{key} is "
+                    f"{self._source_audio[key]}"
+                )
                 raise ConfigError(f"audio.{key}: {value}; {theirs}")
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
@@ -113,11 +123,18 @@ class Units(RowExtractor[UnitsParams]):
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows. TOO_LONG: it would be cut, but the features are quantised over a whole clip."""
+        """How a clip is cut into rows. TOO_LONG: it would be cut, but the features are
+        quantised over a whole clip."""
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
-            what = f"{self._source_name} is quantised over a whole clip, and this one is in {len(pieces)} chunks"
-            raise AudioError(Reason.TOO_LONG, f"{what}: extract {self._source_name} first, and make units with --from")
+            what = (
+                f"{self._source_name} is quantised over a whole clip, and this one is in "
+                f"{len(pieces)} chunks"
+            )
+            raise AudioError(
+                Reason.TOO_LONG,
+                f"{what}: extract {self._source_name} first, and make units with --from",
+            )
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
@@ -135,21 +152,25 @@ class Units(RowExtractor[UnitsParams]):
             return self.encode(waveforms, num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes of rows' features, which must be finite in the dtype that the version stores (NON_FINITE_FEATURES)."""
+        """Codes of rows' features, which must be finite in the dtype that the version
+        stores (NON_FINITE_FEATURES)."""
         x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
         x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
         outside_RF = ~is_inside(num_samples.new_tensor(num_frames), x_RFD.shape[1])
         x_RFD = x_RFD.masked_fill(outside_RF[..., None], 0)
         if not x_RFD.isfinite().all():
-            raise AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {self._dtype}")
+            raise AudioError(
+                Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {self._dtype}"
+            )
         with computing("fp32", waveforms.device):
             codes = self.from_features(x_RFD.flatten(0, 1))
         return Rows(codes.view(*x_RFD.shape[:2], 1))
 
 
 def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
-    """Features as read from a version that stores them quantised; zero after each row's frames."""
+    """Features as read from a version that stores them quantised; zero after each row's
+    frames."""
     values_RFD = torch.zeros_like(x_RFD, dtype=torch.float32)
     for row, count in enumerate(num_frames):
         levels, parameters = quantize(x_RFD[row, :count], [count])
@@ -158,7 +179,8 @@ def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor
 
 
 class _RowsOfClips(RowExtractor[Params]):
-    """Makes an extractor that takes clips into one that takes rows: it gets each row's own samples."""
+    """Makes an extractor that takes clips into one that takes rows: it gets each row's
+    own samples."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
         self._extractor = extractor
@@ -169,15 +191,21 @@ class _RowsOfClips(RowExtractor[Params]):
         return self._extractor.num_frames(num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        clips = [Clip("", row[:count]) for row, count in zip(waveforms, num_samples.tolist(), strict=True)]
-        return Rows(torch.nn.utils.rnn.pad_sequence(self._extractor.extract(clips), batch_first=True))
+        clips = [
+            Clip("", row[:count])
+            for row, count in zip(waveforms, num_samples.tolist(), strict=True)
+        ]
+        return Rows(
+            torch.nn.utils.rnn.pad_sequence(self._extractor.extract(clips), batch_first=True)
+        )
 
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     """The resolved config of the features, with the present location of their weights.
 
-    It is refused if it makes other features than those that the centroids were fitted to; or names an extractor that is
-    not registered, since it comes from the cache that they were fitted to."""
+    It is refused if it makes other features than those that the centroids were fitted to;
+    or names an extractor that is not registered, since it comes from the cache that they
+    were fitted to."""
     config, what = codebook.config, f"params.weights: {params.weights}"
     extractor = config["extractor"]
     try:
@@ -187,22 +215,34 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     where = find(extractor).Params.locations
     if others := sorted({*params.features} - where):
         can = f"only {listing(sorted(where))} can" if where else "nothing can"
-        raise ConfigError(f"params.features: {listing(others)}: {can} be given here; the rest is in {params.weights}")
+        raise ConfigError(
+            f"params.features: {listing(others)}: {can} be given here; the rest is in "
+            f"{params.weights}"
+        )
     config = {**config, "params": config["params"] | params.features}
     if config["params"].get("dither"):
         raise ConfigError(f"{what}: its features have dither, which differs with each id")
     try:
         found = fingerprint(config)
     except ConfigError as error:
-        raise ConfigError(f"{error} (params.features can say where the features' weights are now)") from error
+        raise ConfigError(
+            f"{error} (params.features can say where the features' weights are now)"
+        ) from error
     except ValidationError as error:
         fault = error.errors()[0]
         refused = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        raise ConfigError(f"{what}: {extractor} does not accept the config of its features: {refused}") from error
+        raise ConfigError(
+            f"{what}: {extractor} does not accept the config of its features: {refused}"
+        ) from error
     if found != codebook.fingerprint:
-        both = f"its features, {config['name']}-{codebook.fingerprint[:12]}, would be {found[:12]} here"
+        both = (
+            f"its features, {config['name']}-{codebook.fingerprint[:12]}, would be "
+            f"{found[:12]} here"
+        )
         why = f"the extractor {extractor}, or its weights, have changed"
-        raise ConfigError(f"{what}: {both}: {why}; params.features can say where the right weights are")
+        raise ConfigError(
+            f"{what}: {both}: {why}; params.features can say where the right weights are"
+        )
     return config
 
 
@@ -217,12 +257,15 @@ class Codebook:
     fingerprint: str
     """The version's fingerprint."""
     dtype: str
-    """The numpy name of the dtype that the version stores. Frames are rounded to it before they are compared."""
+    """The numpy name of the dtype that the version stores. Frames are rounded to it
+    before they are compared."""
     fitted: dict[str, str]
-    """How the centroids were fitted: `seed`, `frames`, `inertia` and others, as text for people."""
+    """How the centroids were fitted: `seed`, `frames`, `inertia` and others, as text for
+    people."""
 
     def digest(self) -> str:
-        """SHA-256, in hex, of what decides a frame's unit: the centroids, and the version that they were fitted to."""
+        """SHA-256, in hex, of what decides a frame's unit: the centroids, and the version
+        that they were fitted to."""
         digest = hashlib.sha256(f"{self.fingerprint} {list(self.centroids.shape)} ".encode())
         digest.update(self.centroids.numpy().astype("<f4").tobytes())
         return digest.hexdigest()
@@ -230,50 +273,73 @@ class Codebook:
     def to_bytes(self) -> bytes:
         """The codebook as a safetensors file: `centroids`, and the rest in its metadata.
 
-        The file is written here, in the few lines that the format needs, because the library puts metadata in a random
-        order. Here, equal codebooks are equal files."""
+        The file is written here, in the few lines that the format needs, because the
+        library puts metadata in a random order. Here, equal codebooks are equal files."""
         k, dimensions = self.centroids.shape
         metadata = {**self.fitted, "format": FORMAT, "k": str(k), "dimensions": str(dimensions)}
-        metadata |= {"name": str(self.config["name"]), "fingerprint": self.fingerprint, "dtype": self.dtype}
+        metadata |= {
+            "name": str(self.config["name"]),
+            "fingerprint": self.fingerprint,
+            "dtype": self.dtype,
+        }
         metadata["config"] = json.dumps(self.config, ensure_ascii=False)
         data = self.centroids.numpy().astype("<f4").tobytes()
         centroids = {"dtype": "F32", "shape": [k, dimensions], "data_offsets": [0, len(data)]}
-        header = json.dumps({"__metadata__": metadata, "centroids": centroids}, sort_keys=True).encode()
+        header = json.dumps(
+            {"__metadata__": metadata, "centroids": centroids}, sort_keys=True
+        ).encode()
         header += b" " * (-len(header) % 8)
         return struct.pack("<Q", len(header)) + header + data
 
 
 def read_codebook(path: str | Path) -> Codebook:
-    """Read the file that `featcache fit-kmeans` wrote; a ConfigError if there is none, or it did not write it."""
+    """Read the file that `featcache fit-kmeans` wrote; a ConfigError if there is none, or
+    it did not write it."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise MissingDependencyError("safetensors", "the extractor units", extra="models") from error
+        raise MissingDependencyError(
+            "safetensors", "the extractor units", extra="models"
+        ) from error
     try:
-        if Path(path).exists() and not Path(path).is_file():  # a pipe would wait for its writer
+        # a pipe would wait for its writer
+        if Path(path).exists() and not Path(path).is_file():
             raise ConfigError(f"params.weights: {path}: not a file")
         with safe_open(str(path), framework="pt") as file:
             fitted = dict(file.metadata() or {})
             if fitted.pop("format", None) != FORMAT:
-                raise ConfigError(f"params.weights: {path}: not a file written by `featcache fit-kmeans`")
+                raise ConfigError(
+                    f"params.weights: {path}: not a file written by `featcache fit-kmeans`"
+                )
             centroids = file.get_tensor("centroids")
-        is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
+        is_matrix = (
+            centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
+        )
         if not (is_matrix and centroids.isfinite().all()):
-            raise ValueError(f"centroids are {centroids.dtype} {list(centroids.shape)}, not finite float32 [k, D]")
+            raise ValueError(
+                f"centroids are {centroids.dtype} {list(centroids.shape)}, not finite "
+                "float32 [k, D]"
+            )
         config = json.loads(fitted.pop("config"))
         return Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:
-        raise ConfigError(f"params.weights: {path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(
+            f"params.weights: {path}: cannot be read: {error.strerror or error}"
+        ) from error
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
-        raise ConfigError(f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}") from error
+        raise ConfigError(
+            f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}"
+        ) from error
 
 
 class Nearest:
-    """Finds each frame's nearest centroid, by squared Euclidean distance in float32; of equals, the lowest.
+    """Finds each frame's nearest centroid, by squared Euclidean distance in float32; of
+    equals, the lowest.
 
-    Frames are compared in blocks of one shape, so a frame's code does not depend on those around it (see
-    `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted from
-    both: far from zero, float32 has few digits left for the differences. Centroids are float32 `[k, D]`."""
+    Frames are compared in blocks of one shape, so a frame's code does not depend on those
+    around it (see `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`,
+    after the centroids' mean was subtracted from both: far from zero, float32 has few
+    digits left for the differences. Centroids are float32 `[k, D]`."""
 
     def __init__(self, centroids: torch.Tensor, device: torch.device) -> None:
         exact = centroids.to(device, torch.float64)
@@ -285,10 +351,13 @@ class Nearest:
         self._rows = BLOCK_ROWS[device.type]
 
     def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes, int64 `[N]`, and the squared distances, float32 `[N]`, of frames, float `[N, D]`."""
+        """The codes, int64 `[N]`, and the squared distances, float32 `[N]`, of frames,
+        float `[N, D]`."""
         codes, distances = [], []
         for frames in torch.split(features, self._rows):
-            block = torch.nn.functional.pad(frames.float() - self._middle, (0, 0, 0, self._rows - len(frames)))
+            block = torch.nn.functional.pad(
+                frames.float() - self._middle, (0, 0, 0, self._rows - len(frames))
+            )
             nearest = torch.addmm(self._squares, block, self._minus_2_centroids).min(1)
             codes.append(nearest.indices[: len(frames)])
             distances.append((nearest.values + block.square().sum(1))[: len(frames)])

@@ -1,19 +1,22 @@
 """wav2vec 2.0, HuBERT and WavLM over padded rows, each row as if it were alone.
 
-The three share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT"; Chen et al. 2022, "WavLM"):
-convolutions without padding over the waveform, a projection, a wide convolution that encodes positions, a transformer.
-What follows a row's last sample could change the row in four places, and is kept out of each:
+The three share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT";
+Chen et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection,
+a wide convolution that encodes positions, a transformer. What follows a row's last sample
+could change the row in four places, and is kept out of each:
 
-* the group norm over time after the first convolution of "base" models: its mean and variance are taken over the row's
-  own steps. (An attention mask does not help here: naive padding changes every frame of the row.)
+* the group norm over time after the first convolution of "base" models: its mean and
+  variance are taken over the row's own steps. (An attention mask does not help here:
+  naive padding changes every frame of the row.)
 * the projection, which maps padding to something else: this is set to zero again;
-* the positional convolution, which reaches half its width beyond the end: it finds zeros there, as it does for a row
-  alone;
+* the positional convolution, which reaches half its width beyond the end: it finds zeros
+  there, as it does for a row alone;
 * attention: what follows the end has a weight of exactly zero.
 
-The models' own modules are called one by one, together with the rows' lengths. No module keeps anything of a call, so
-threads can share it, and nothing waits for a GPU. All rows get the attention mask, even without padding: kernels
-without a mask round differently, and a row's bits must not depend on whether its neighbours are shorter.
+The models' own modules are called one by one, together with the rows' lengths. No module
+keeps anything of a call, so threads can share it, and nothing waits for a GPU. All rows
+get the attention mask, even without padding: kernels without a mask round differently,
+and a row's bits must not depend on whether its neighbours are shorter.
 """
 
 from __future__ import annotations
@@ -29,25 +32,31 @@ from featcache.extractors.hidden_states import Encoder
 from featcache.extractors.ragged import Length, is_inside, own_padding, receptive_field, steps_after
 
 _VECTOR = 32
-"""The most numbers that a CPU's vectorised functions take at a time. In all published models, the number of channels is
-a multiple of it, so nothing is left over elsewhere."""
+"""The most numbers that a CPU's vectorised functions take at a time. In all published
+models, the number of channels is a multiple of it, so nothing is left over elsewhere."""
 
 _BLOCK = 8
-"""The steps that one product of a `WideConvolution` computes: of 4, 8 and 16, it is the fastest on an H100."""
+"""The steps that one product of a `WideConvolution` computes: of 4, 8 and 16, it is the
+fastest on an H100."""
 
 
 class Wav2Vec2(Encoder):
-    """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, to be run on rows (with the shapes of
-    `RowExtractor`). In a WavLM, the attention is replaced (see `WavLMAttention`)."""
+    """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, to be
+    run on rows (with the shapes of `RowExtractor`). In a WavLM, the attention is replaced
+    (see `WavLMAttention`)."""
 
     def __init__(self, model: Any) -> None:
         if model.config.model_type == "wavlm":
             for layer in model.encoder.layers:
                 layer.attention = WavLMAttention(layer.attention, layer.attention.out_proj)
         norm_is_last = model.config.do_stable_layer_norm
-        self._set_modules(model.feature_extractor, model.feature_projection, model.encoder, norm_is_last)
+        self._set_modules(
+            model.feature_extractor, model.feature_projection, model.encoder, norm_is_last
+        )
 
-    def _set_modules(self, feature_extractor: Any, projection: Any, transformer: Any, norm_is_last: bool) -> None:
+    def _set_modules(
+        self, feature_extractor: Any, projection: Any, transformer: Any, norm_is_last: bool
+    ) -> None:
         """Take a model's modules, in which those of torchaudio have the same names."""
         self._convolutions = list(feature_extractor.conv_layers)
         _, self.hop = receptive_field(layer.conv for layer in self._convolutions)
@@ -62,12 +71,16 @@ class Wav2Vec2(Encoder):
     def num_frames(self, num_samples: Length) -> Length:
         return steps_after(num_samples, [layer.conv for layer in self._convolutions])
 
-    def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
+    def hidden_states(
+        self, waveforms: torch.Tensor, num_samples: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
         """Run the model on waveforms that are normalised as it wants them.
 
-        Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm")."""
+        Its output is the last layer's, through a final layer norm if the model has one
+        ("stable layer norm")."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
-        hidden_RFD = first_of(self._projection(steps_RCF.transpose(1, 2)))  # beside it may be the normed input
+        # beside it may be the normed input
+        hidden_RFD = first_of(self._projection(steps_RCF.transpose(1, 2)))
         inside_RF = is_inside(num_frames, hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
         hidden_RFD = hidden_RFD + self._positioned(hidden_RFD, inside_RF)
@@ -78,8 +91,11 @@ class Wav2Vec2(Encoder):
             yield hidden_RFD
         yield self._layer_norm(hidden_RFD) if self._norm_is_last else hidden_RFD
 
-    def _convolved(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output of the convolutions, `[R, C, F]`, and the number of each row's own frames, int64 `[R]`."""
+    def _convolved(
+        self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output of the convolutions, `[R, C, F]`, and the number of each row's own
+        frames, int64 `[R]`."""
         steps_RCT, num_steps = waveforms_RP[:, None], num_samples
         for layer in self._convolutions:
             steps_RCT, num_steps = layer.conv(steps_RCT), steps_after(num_steps, [layer.conv])
@@ -87,53 +103,69 @@ class Wav2Vec2(Encoder):
             if isinstance(norm, nn.GroupNorm):
                 steps_RCT = group_norm(norm, steps_RCT, num_steps)
             elif norm is not None:
-                steps_RCT = nn.LayerNorm.forward(norm, steps_RCT.mT).mT  # torchaudio's own class would transpose again
+                # torchaudio's own class would transpose again
+                steps_RCT = nn.LayerNorm.forward(norm, steps_RCT.mT).mT
             steps_RCT = _activation(layer)(steps_RCT)
         return steps_RCT, num_steps
 
     def _positioned(self, hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
-        """What the positional convolution adds to `[R, F, D]`. `inside_RF` is true for the rows' own frames."""
+        """What the positional convolution adds to `[R, F, D]`. `inside_RF` is true for
+        the rows' own frames."""
         channels_RDF = hidden_RFD.transpose(1, 2)
-        if getattr(self._positions, "batch_norm", None) is not None:  # it maps the zeros to something else
-            channels_RDF = self._positions.batch_norm(channels_RDF).masked_fill(~inside_RF[:, None], 0)
-        convolved_RDF = self._positions.conv(channels_RDF)[..., : hidden_RFD.shape[1]]  # an even width adds a frame
+        # it maps the zeros to something else
+        if getattr(self._positions, "batch_norm", None) is not None:
+            channels_RDF = self._positions.batch_norm(channels_RDF).masked_fill(
+                ~inside_RF[:, None], 0
+            )
+        # an even width adds a frame
+        convolved_RDF = self._positions.conv(channels_RDF)[..., : hidden_RFD.shape[1]]
         return _activation(self._positions)(convolved_RDF).transpose(1, 2)
 
     def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What each layer gives. `mask`, `[R, 1, 1, F]`, is added to the logarithms of attention weights."""
+        """What each layer gives. `mask`, `[R, 1, 1, F]`, is added to the logarithms of
+        attention weights."""
         options: dict[str, Any] = {}
         for layer in self.layers:
             outputs = layer(hidden_RFD, attention_mask=mask, **options)
             hidden_RFD = first_of(outputs)
-            if isinstance(outputs, tuple) and len(outputs) > 1:  # WavLM's first layer computes the distances' bias
+            # WavLM's first layer computes the distances' bias
+            if isinstance(outputs, tuple) and len(outputs) > 1:
                 options["position_bias"] = outputs[1]
             yield hidden_RFD
 
 
 def _activation(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation of a module; torchaudio's have no attribute for it, since all have the same."""
-    activation: Callable[[torch.Tensor], torch.Tensor] = getattr(module, "activation", functional.gelu)
+    """The activation of a module; torchaudio's have no attribute for it, since all have
+    the same."""
+    activation: Callable[[torch.Tensor], torch.Tensor] = getattr(
+        module, "activation", functional.gelu
+    )
     return activation
 
 
 def first_of(outputs: Any) -> torch.Tensor:
-    """The first of a module's outputs, which in some versions is the only one, and no tuple."""
+    """The first of a module's outputs, which in some versions is the only one, and no
+    tuple."""
     output: torch.Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
     return output
 
 
 def attention_mask(hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
-    """What is added to the logarithms of attention weights, `[R, 1, 1, F]`: minus infinity where a row has no frame."""
-    return hidden_RFD.new_zeros(inside_RF.shape).masked_fill_(~inside_RF, -torch.inf)[:, None, None, :]
+    """What is added to the logarithms of attention weights, `[R, 1, 1, F]`: minus
+    infinity where a row has no frame."""
+    return hidden_RFD.new_zeros(inside_RF.shape).masked_fill_(~inside_RF, -torch.inf)[
+        :, None, None, :
+    ]
 
 
 class WideConvolution(nn.Module):
-    """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels: on a GPU in place of `conv`,
-    which has stride 1, a bias, and zeros around the row.
+    """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels:
+    on a GPU in place of `conv`, which has stride 1, a bias, and zeros around the row.
 
-    It is one product of matrices for each group: windows, each wide enough for `_BLOCK` steps of the output, by the
-    weights, which stand there once for each of these steps. cuDNN's repeatable kernels take 2 to 3 × as long on an
-    H100, and for batches of rows below 4 s 50 to 95 ×, with tens of GiB of memory."""
+    It is one product of matrices for each group: windows, each wide enough for `_BLOCK`
+    steps of the output, by the weights, which stand there once for each of these steps.
+    cuDNN's repeatable kernels take 2 to 3 × as long on an H100, and for batches of rows
+    below 4 s 50 to 95 ×, with tens of GiB of memory."""
 
     def __init__(self, conv: nn.Conv1d) -> None:
         super().__init__()
@@ -154,7 +186,9 @@ class WideConvolution(nn.Module):
         steps = x_RCT.shape[2] + 2 * self._padding - (self._width - _BLOCK)
         blocks = -(-steps // _BLOCK)
         padded_RCT = functional.pad(x_RCT, (self._padding, self._padding + blocks * _BLOCK - steps))
-        windows_RGINW = padded_RCT.view(rows, groups, -1, padded_RCT.shape[2]).unfold(3, self._width, _BLOCK)
+        windows_RGINW = padded_RCT.view(rows, groups, -1, padded_RCT.shape[2]).unfold(
+            3, self._width, _BLOCK
+        )
         windows = windows_RGINW.permute(1, 0, 3, 2, 4).reshape(groups, rows * blocks, -1)
         products_GRNOB = torch.bmm(windows, self._weight).view(groups, rows, blocks, -1, _BLOCK)
         y_RCT = products_GRNOB.permute(1, 0, 3, 2, 4).reshape(rows, -1, blocks * _BLOCK)
@@ -162,10 +196,12 @@ class WideConvolution(nn.Module):
 
 
 class WavLMAttention(nn.Module):
-    """WavLM's attention, with a gated bias for the distance of two frames, in place of transformers' `WavLMAttention`,
-    by the formulas of section 3.1 of the WavLM paper, with the weights of the module that it replaces.
+    """WavLM's attention, with a gated bias for the distance of two frames, in place of
+    transformers' `WavLMAttention`, by the formulas of section 3.1 of the WavLM paper,
+    with the weights of the module that it replaces.
 
-    transformers' attention warns in every layer with a mask, and computes all attention weights' mean to discard it."""
+    transformers' attention warns in every layer with a mask, and computes all attention
+    weights' mean to discard it."""
 
     def __init__(self, attention: Any, out_projection: nn.Module) -> None:
         super().__init__()
@@ -179,13 +215,19 @@ class WavLMAttention(nn.Module):
         position_bias: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """The output `[R, F, D]`, None in place of the attention weights, and the bias `[H, F, F]` for the next layers.
+        """The output `[R, F, D]`, None in place of the attention weights, and the bias
+        `[H, F, F]` for the next layers.
 
-        The mask, `[R, 1, 1, F]`, is zero for a row's own frames and minus infinity for others. The bias is None in the
-        first layer, and otherwise what that layer returned. What else transformers passes is not used."""
+        The mask, `[R, 1, 1, F]`, is zero for a row's own frames and minus infinity for
+        others. The bias is None in the first layer, and otherwise what that layer
+        returned. What else transformers passes is not used."""
         query, key, value = map(self._heads, self._projected(hidden_states))
         num_frames = hidden_states.shape[1]
-        bias = self._replaced.compute_bias(num_frames, num_frames) if position_bias is None else position_bias
+        bias = (
+            self._replaced.compute_bias(num_frames, num_frames)
+            if position_bias is None
+            else position_bias
+        )
         mask = (self._gates(hidden_states) * bias + attention_mask).to(query.dtype)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self._out_projection(attended.transpose(1, 2).flatten(2)), None, bias
@@ -198,13 +240,20 @@ class WavLMAttention(nn.Module):
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         """`[R, F, D]` split into heads, `[R, H, F, D / H]`."""
         rows, frames, _ = states.shape
-        return states.view(rows, frames, self._replaced.num_heads, self._replaced.head_dim).transpose(1, 2)
+        return states.view(
+            rows, frames, self._replaced.num_heads, self._replaced.head_dim
+        ).transpose(1, 2)
 
     def _gates(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The factors of the bias for each frame, `[R, H, F, 1]`."""
-        scores = self._replaced.gru_rel_pos_linear(self._heads(hidden_states)).unflatten(-1, (2, 4)).sum(-1)
-        # Torch computes what remains of a tensor after its last full vector, here the last frames of the last row, by
-        # another function. So enough frames are added to fill the last vector.
+        scores = (
+            self._replaced.gru_rel_pos_linear(self._heads(hidden_states))
+            .unflatten(-1, (2, 4))
+            .sum(-1)
+        )
+        # Torch computes what remains of a tensor after its last full vector, here the
+        # last frames of the last row, by another function. So enough frames are added to
+        # fill the last vector.
         frames = scores.shape[2]
         gates = functional.pad(scores, (0, 0, 0, -frames % _VECTOR)).sigmoid()[:, :, :frames]
         gate_a, gate_b = gates.chunk(2, dim=-1)
@@ -212,20 +261,27 @@ class WavLMAttention(nn.Module):
         return gated
 
 
-def group_norm(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor) -> torch.Tensor:
-    """A group norm over time of `[R, C, T]`, with the statistics of each row's own steps, `num_steps` `[R]`.
+def group_norm(
+    norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor
+) -> torch.Tensor:
+    """A group norm over time of `[R, C, T]`, with the statistics of each row's own steps,
+    `num_steps` `[R]`.
 
-    It is computed in float32, even under autocast. `steps_RCT` may be overwritten; what follows a row's end is
-    meaningless. `ragged.group_norm` is the same norm, and rounds differently."""
+    It is computed in float32, even under autocast. `steps_RCT` may be overwritten; what
+    follows a row's end is meaningless. `ragged.group_norm` is the same norm, and rounds
+    differently."""
     steps_RCT = steps_RCT.float()
-    if steps_RCT.device.type == "cpu":  # four times as fast as the other way, and exactly the bits of the row alone
+    # four times as fast as the other way, and exactly the bits of the row alone
+    if steps_RCT.device.type == "cpu":
         for row_CT, length in zip(steps_RCT, num_steps.tolist(), strict=True):
             row_CT[:, :length] = norm(row_CT[None, :, :length])
         return steps_RCT
     return group_norm_on_device(norm, steps_RCT, num_steps)
 
 
-def group_norm_on_device(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor) -> torch.Tensor:
+def group_norm_on_device(
+    norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor
+) -> torch.Tensor:
     """`group_norm` of float32 in a few kernels, without waiting for the lengths."""
     rows, _, length = steps_RCT.shape
     grouped = steps_RCT.view(rows, norm.num_groups, -1, length)

@@ -1,8 +1,10 @@
-"""Zarr groups: a sealed document in their attributes, a table, and more arrays, each of one chunk.
+"""Zarr groups: a sealed document in their attributes, a table, and more arrays, each of
+one chunk.
 
-zarr-python writes them, at once and from memory; they are read without it, since a chunk is the array's bytes and their
-CRC-32C. The document has the size and the checksum of every other file: so what was flipped, cut off or exchanged is
-told from what was written. A group's name is the hash of what is in it, and it never changes."""
+zarr-python writes them, at once and from memory; they are read without it, since a chunk
+is the array's bytes and their CRC-32C. The document has the size and the checksum of
+every other file: so what was flipped, cut off or exchanged is told from what was written.
+A group's name is the hash of what is in it, and it never changes."""
 
 from __future__ import annotations
 
@@ -43,12 +45,13 @@ ColumnDtype = Annotated[str, msgspec.Meta(pattern=r"^(u?int|float)64\Z")]
 
 
 class Table:
-    """What is known of each item, besides its features: a matrix of 64-bit numbers, and the text of ids and paths.
-    `table["row_hash"]` is a column of it, `[items]`.
+    """What is known of each item, besides its features: a matrix of 64-bit numbers, and
+    the text of ids and paths. `table["row_hash"]` is a column of it, `[items]`.
 
-    A column is a row of the matrix. It has one entry more than there are items: columns whose names end in `_offset`
-    say where each item's part of something begins, and the entry behind the last item's says where that one ends. In
-    all others, it is 0. A shard has such a table of its items, and an index has one of all items that count; both are
+    A column is a row of the matrix. It has one entry more than there are items: columns
+    whose names end in `_offset` say where each item's part of something begins, and the
+    entry behind the last item's says where that one ends. In all others, it is 0. A shard
+    has such a table of its items, and an index has one of all items that count; both are
     read from mapped memory, and nothing is parsed.
 
     Args:
@@ -57,7 +60,12 @@ class Table:
         columns: The names of the columns, and the dtypes of 64 bits that they are of.
     """
 
-    def __init__(self, matrix: NDArray[np.uint64], text: NDArray[np.uint8], columns: Iterable[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        matrix: NDArray[np.uint64],
+        text: NDArray[np.uint8],
+        columns: Iterable[tuple[str, str]],
+    ) -> None:
         self.matrix = matrix
         self.text = text
         self.columns = [*columns]
@@ -65,8 +73,11 @@ class Table:
         self._rows: dict[str, NDArray[Any]] = {name: row.view(dtype) for row, (name, dtype) in rows}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], dtypes: Mapping[str, str], text: NDArray[np.uint8]) -> Table:
-        """A table of these columns, in the order of `dtypes`: `[items + 1]` of offsets, else `[items]`."""
+    def of(
+        cls, values: Mapping[str, Any], dtypes: Mapping[str, str], text: NDArray[np.uint8]
+    ) -> Table:
+        """A table of these columns, in the order of `dtypes`: `[items + 1]` of offsets,
+        else `[items]`."""
         items = max((len(values[name]) - name.endswith("_offset") for name in dtypes), default=0)
         matrix = np.zeros((len(dtypes), items + 1), np.uint64)
         for row, (name, dtype) in zip(matrix, dtypes.items(), strict=True):
@@ -81,7 +92,8 @@ class Table:
         return column
 
     def offsets(self, of: str) -> NDArray[np.int64]:
-        """Where the parts of the items begin, int64 `[items + 1]`: of `frame`, `id`, `path`, `side_<name>`."""
+        """Where the parts of the items begin, int64 `[items + 1]`: of `frame`, `id`,
+        `path`, `side_<name>`."""
         return self._rows[f"{of}_offset"].view(np.int64)
 
     @property
@@ -97,7 +109,9 @@ class Table:
 
 def rise(offsets: NDArray[np.int64], first: int, last: int, at_least: int = 0) -> bool:
     """Whether offsets go from `first` to `last`, in steps of `at_least` so many."""
-    return bool(offsets[0] == first and offsets[-1] == last and (np.diff(offsets) >= at_least).all())
+    return bool(
+        offsets[0] == first and offsets[-1] == last and (np.diff(offsets) >= at_least).all()
+    )
 
 
 class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -109,7 +123,8 @@ class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
     columns: Annotated[list[tuple[ColumnName, ColumnDtype]], msgspec.Meta(max_length=128)]
     """The columns of the table, and their dtypes."""
     files: Annotated[dict[FilePath, tuple[Count, Count]], msgspec.Meta(max_length=256)]
-    """The size of each other file, and a CRC-32C: of a chunk, of the array's bytes; else of the file's."""
+    """The size of each other file, and a CRC-32C: of a chunk, of the array's bytes; else
+    of the file's."""
     items: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     text: Count
     """The bytes of text."""
@@ -131,12 +146,14 @@ def _is_chunk(path: str) -> bool:
 
 
 def checksum_of(path: str, data: Any) -> int:
-    """The CRC-32C of a file, as the document of its group has it: of a chunk, that which it ends with."""
+    """The CRC-32C of a file, as the document of its group has it: of a chunk, that which
+    it ends with."""
     return int.from_bytes(data[-CHECKSUM_BYTES:], "little") if _is_chunk(path) else crc32c(data)
 
 
 class Group(Generic[_I]):
-    """A group that is there. Opening it reads its document; everything else is read when it is asked for.
+    """A group that is there. Opening it reads its document; everything else is read when
+    it is asked for.
 
     Args:
         store: The store of the version.
@@ -145,10 +162,12 @@ class Group(Generic[_I]):
         kind: What its document must be.
         columns: The columns that its table must have; it may have more.
 
-    Raises FileNotFoundError if it is not there; StoreError if it cannot be read now; and from everything that reads,
-    DamagedError if it is not what was written."""
+    Raises FileNotFoundError if it is not there; StoreError if it cannot be read now; and
+    from everything that reads, DamagedError if it is not what was written."""
 
-    def __init__(self, store: Store, key: str, fingerprint: str, kind: type[_I], columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, store: Store, key: str, fingerprint: str, kind: type[_I], columns: Mapping[str, str]
+    ) -> None:
         self.store = store
         self.key = key
         self._table: Table | None = None
@@ -171,20 +190,27 @@ class Group(Generic[_I]):
     @property
     def table(self) -> Table:
         """Its table, mapped; all bytes of it have been compared with their checksums."""
-        # No `cached_property`: Python 3.11's has a lock for all groups, and a child forked while it is held hangs.
+        # No `cached_property`: Python 3.11's has a lock for all groups, and a child
+        # forked while it is held hangs.
         if self._table is None:
             info = self.info
             matrix = self.map("items", (len(info.columns), info.items + 1), "uint64", check=True)
-            self._table = Table(matrix, self.map("text", (info.text,), "uint8", check=True), info.columns)
+            self._table = Table(
+                matrix, self.map("text", (info.text,), "uint8", check=True), info.columns
+            )
         return self._table
 
     def unmap_table(self) -> None:
-        """Let go of the table: a process can map so many files, and no more (`vm.max_map_count`)."""
+        """Let go of the table: a process can map so many files, and no more
+        (`vm.max_map_count`)."""
         self._table = None
 
-    def map(self, name: str, shape: tuple[int, ...], dtype: str, *, check: bool = False) -> NDArray[Any]:
-        """An array of it, mapped and read-only. Its file has the size that follows, and ends in the checksum that the
-        document has; with `check`, all of its bytes have been compared with that."""
+    def map(
+        self, name: str, shape: tuple[int, ...], dtype: str, *, check: bool = False
+    ) -> NDArray[Any]:
+        """An array of it, mapped and read-only. Its file has the size that follows, and
+        ends in the checksum that the document has; with `check`, all of its bytes have
+        been compared with that."""
         path, num_bytes = self._chunk(name, shape, dtype)
         if not num_bytes:
             return np.frombuffer(b"", dtype).reshape(shape)
@@ -195,7 +221,9 @@ class Group(Generic[_I]):
             crc = crc32c(block, crc)
 
         with self._missing_is_damage(path):
-            mapped = self.store.map(f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES, passed if check else None)
+            mapped = self.store.map(
+                f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES, passed if check else None
+            )
         self._require(path, mapped.size, checksum_of(path, mapped))
         if check and crc != _CHUNK_CRC32C:
             raise self._damaged(path, WRONG_CHECKSUM)
@@ -221,21 +249,31 @@ class Group(Generic[_I]):
         return DamagedError(f"{self}/{path}: damaged: {what}", self.store.location)
 
     def checked_blocks(self, path: str, copy: Path | None = None) -> Iterator[memoryview]:
-        """All bytes of one of its files, or of a copy, in blocks, each valid until the next; the last may end in a
-        chunk's own checksum. Raises DamagedError if they are not what was written, maybe known only after the last."""
+        """All bytes of one of its files, or of a copy, in blocks, each valid until the
+        next; the last may end in a chunk's own checksum. Raises DamagedError if they are
+        not what was written, maybe known only after the last."""
         num_bytes, checksum = self.info.files[path]
-        store, key = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
+        store, key = (
+            (self.store, f"{self.key}/{path}")
+            if copy is None
+            else (open_store(copy.parent), copy.name)
+        )
         crc, end = 0, b""
         with self._missing_is_damage(path):
             for block in store.blocks(key, num_bytes):
                 crc, end = crc32c(block, crc), (end + block[-CHECKSUM_BYTES:])[-CHECKSUM_BYTES:]
                 yield block
-        is_right = (crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum) if _is_chunk(path) else crc == checksum
+        is_right = (
+            (crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum)
+            if _is_chunk(path)
+            else crc == checksum
+        )
         if not is_right:
             raise self._damaged(path, WRONG_CHECKSUM)
 
     def file_fault(self, path: str) -> str:
-        """Reads every byte of one of its files: what is wrong with it; empty if it is what was written."""
+        """Reads every byte of one of its files: what is wrong with it; empty if it is
+        what was written."""
         try:
             for _ in self.checked_blocks(path):
                 pass
@@ -245,7 +283,8 @@ class Group(Generic[_I]):
 
 
 def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
-    """What a group's sealed `zarr.json` says, as `kind` declares. Raises DamagedError if it is not what was written."""
+    """What a group's sealed `zarr.json` says, as `kind` declares. Raises DamagedError if
+    it is not what was written."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 

@@ -1,4 +1,5 @@
-"""A shard: the features of some items, and what is known of each. It never changes, and its name says what is in it."""
+"""A shard: the features of some items, and what is known of each. It never changes, and
+its name says what is in it."""
 
 from __future__ import annotations
 
@@ -16,22 +17,38 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, listing
 from featcache.format.documents import Count, Hash, Positive
-from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Group, GroupInfo, checksum_of, digest_of, rise
+from featcache.format.group import (
+    CHECKSUM_BYTES,
+    NAME_DIGITS,
+    Group,
+    GroupInfo,
+    checksum_of,
+    digest_of,
+    rise,
+)
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.storage.base import MARK, Opened, Store
 from featcache.strings import are_distinct
 
 COLUMNS = {
-    **dict.fromkeys(["frame_offset", "id_offset", "path_offset", "id_hash", "row_hash", "generation"], "uint64"),
+    **dict.fromkeys(
+        ["frame_offset", "id_offset", "path_offset", "id_hash", "row_hash", "generation"], "uint64"
+    ),
     **dict.fromkeys(["item_crc32c", "num_samples", "sample_rate", "source_size"], "uint64"),
     **{"source_mtime_ns": "int64", "source_hash": "uint64", "decoder": "uint64"},
     **{"start": "float64", "duration": "float64", "channel": "int64"},
 }
-"""The columns of a shard's table, in their order, and their dtypes; docs/format.md says what they hold."""
+"""The columns of a shard's table, in their order, and their dtypes; docs/format.md says
+what they hold."""
 
 ITEM_COLUMNS = {
-    **{"generation": "generation", "num_samples": "num_samples", "sample_rate": "sample_rate", "size": "source_size"},
+    **{
+        "generation": "generation",
+        "num_samples": "num_samples",
+        "sample_rate": "sample_rate",
+        "size": "source_size",
+    },
     **{"mtime_ns": "source_mtime_ns", "content_hash": "source_hash", "by_ffmpeg": "decoder"},
 }
 """What an `Item` knows besides its row, and the columns that have it."""
@@ -70,7 +87,8 @@ class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     frames: Positive
     seconds: Annotated[float, msgspec.Meta(ge=0)]
     row: Count
-    """The manifest row of its first item: shards are in the order of these, then of their names."""
+    """The manifest row of its first item: shards are in the order of these, then of their
+    names."""
     manifest: Hash
     """The name of the wanted set that it was made for."""
     made_by: dict[str, str | int | float | bool | None]
@@ -92,8 +110,9 @@ class SideArray:
 
 
 class Frames:
-    """The frames of a shard, read from where they lie and not mapped, as an `Opened` is, and with the same errors: what
-    the disk refuses is no SIGBUS. Safe to use from several threads.
+    """The frames of a shard, read from where they lie and not mapped, as an `Opened` is,
+    and with the same errors: what the disk refuses is no SIGBUS. Safe to use from several
+    threads.
 
     Args:
         file: The file, which begins with their bytes.
@@ -102,7 +121,9 @@ class Frames:
         version: The place of the version, which messages name as what is to be repaired.
     """
 
-    def __init__(self, file: Opened, shape: tuple[int, ...], dtype: Any, where: str, version: object) -> None:
+    def __init__(
+        self, file: Opened, shape: tuple[int, ...], dtype: Any, where: str, version: object
+    ) -> None:
         self._file = file
         self.shape = shape
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -119,7 +140,8 @@ class Frames:
             self._file.read_into(out.reshape(-1).view(np.uint8).data, first * self._frame_bytes)
 
     def read_ranges(self, firsts: Sequence[int], counts: Sequence[int]) -> list[NDArray[Any]]:
-        """Several stretches of frames, `counts` of each from `firsts` on, read side by side; read-only."""
+        """Several stretches of frames, `counts` of each from `firsts` on, read side by
+        side; read-only."""
         self.require_within(firsts, counts)
         starts = [first * self._frame_bytes for first in firsts]
         sizes = [count * self._frame_bytes for count in counts]
@@ -166,7 +188,8 @@ class Shard(Group[ShardInfo]):
         return self.map(*self._features)
 
     def open_features(self) -> Frames:
-        """The same, to be read from where they lie; their file's size and checksum are those that follow, likewise."""
+        """The same, to be read from where they lie; their file's size and checksum are
+        those that follow, likewise."""
         path, num_bytes = self._chunk(*self._features)
         with self._missing_is_damage(path):
             file = self.store.open(f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES)
@@ -175,7 +198,9 @@ class Shard(Group[ShardInfo]):
         return self._frames_in(file)
 
     def _frames_in(self, file: Opened) -> Frames:
-        return Frames(file, *self._features[1:], f"{self}/{self.features_path}", self.store.location)
+        return Frames(
+            file, *self._features[1:], f"{self}/{self.features_path}", self.store.location
+        )
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
         """The file of the same, or a copy of it; see `checked_blocks`."""
@@ -187,23 +212,31 @@ class Shard(Group[ShardInfo]):
         return str(self.info.made_by.get("run", ""))
 
     def side(self, name: str, *, check: bool = False) -> SideArray:
-        """One of the version's side arrays; its entries are mapped, and with `check` compared with their checksum."""
+        """One of the version's side arrays; its entries are mapped, and with `check`
+        compared with their checksum."""
         (spec,) = (side for side in self.spec.side if side.name == name)
         offsets = self.table.offsets(f"side_{name}")
         last = int(offsets[-1])
         if not rise(offsets, 0, last):
             raise self._damaged("items/c/0/0", f"the offsets of {name} do not rise")
-        return SideArray(self.map(f"side_{name}", (last, *spec.item_shape), spec.dtype, check=check), offsets)
+        return SideArray(
+            self.map(f"side_{name}", (last, *spec.item_shape), spec.dtype, check=check), offsets
+        )
 
     @property
     def quantization(self) -> NDArray[np.float32]:
-        """The scale and offset of each item with quantised features, float32 `[items, 2, *item_shape]`; mapped."""
+        """The scale and offset of each item with quantised features, float32 `[items, 2,
+        *item_shape]`; mapped."""
         return self.side(QUANTIZATION).entries
 
     @property
     def num_bytes(self) -> int:
         """The stored bytes of features and of side arrays' entries."""
-        chunks = [path for path in self.info.files if path.startswith(("features/c/", "side_")) and "/c/" in path]
+        chunks = [
+            path
+            for path in self.info.files
+            if path.startswith(("features/c/", "side_")) and "/c/" in path
+        ]
         return sum(self.info.files[path][0] - CHECKSUM_BYTES for path in chunks)
 
     def items(self, numbers: Iterable[int] | None = None) -> Iterator[Item]:
@@ -226,8 +259,9 @@ class Shard(Group[ShardInfo]):
             raise self._damaged("items/c/0/0", fault)
 
     def faults(self) -> list[str]:
-        """What is wrong with the table, whatever its checksums say: so that nothing it says leads out of the shard, and
-        nobody takes an item for that of another row. It is looked for once: whoever maps the table compares its bytes.
+        """What is wrong with the table, whatever its checksums say: so that nothing it
+        says leads out of the shard, and nobody takes an item for that of another row. It
+        is looked for once: whoever maps the table compares its bytes.
         """
         if self._faults is None:
             self._faults = [*self._find_faults()]
@@ -239,7 +273,11 @@ class Shard(Group[ShardInfo]):
             yield "there are no items"
             return
         ids_end = int(table.offsets("id")[-1])
-        ends = {"frame": (0, frames, 1), "id": (0, ids_end, 1), "path": (ids_end, table.text.size, 0)}
+        ends = {
+            "frame": (0, frames, 1),
+            "id": (0, ids_end, 1),
+            "path": (ids_end, table.text.size, 0),
+        }
         arrays = [self._features]
         for side in self.spec.side:
             last = int(table.offsets(f"side_{side.name}")[-1])
@@ -255,8 +293,12 @@ class Shard(Group[ShardInfo]):
         ids, paths = table.ids, table.paths
         if not (ids.are_utf8() and paths.are_utf8()):
             yield "ids or paths are not UTF-8"
-        rows = SegmentColumns(paths, table["start"], table["duration"], table["channel"].astype(np.int32))
-        if not np.array_equal(ids.hashes(), table["id_hash"]) or not np.array_equal(rows.hashes(), table["row_hash"]):
+        rows = SegmentColumns(
+            paths, table["start"], table["duration"], table["channel"].astype(np.int32)
+        )
+        if not np.array_equal(ids.hashes(), table["id_hash"]) or not np.array_equal(
+            rows.hashes(), table["row_hash"]
+        ):
             yield "the hashes of some rows are not theirs"
         if not are_distinct(table["id_hash"]):
             yield "an id is there twice"
@@ -264,8 +306,9 @@ class Shard(Group[ShardInfo]):
             yield "its name does not follow from what is in it"
 
     def sound_items(self, numbers: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Those of some items whose features are what was written, once the table has been checked: their numbers, and
-        features `[frames, *item_shape]`. Items beyond the end of the file, or on a bad sector, are not among them."""
+        """Those of some items whose features are what was written, once the table has
+        been checked: their numbers, and features `[frames, *item_shape]`. Items beyond
+        the end of the file, or on a bad sector, are not among them."""
         checksums, offsets = self.table["item_crc32c"], self.table.offsets("frame")
         counts = np.diff(offsets)
         try:
@@ -276,7 +319,11 @@ class Shard(Group[ShardInfo]):
             some = numbers[first : first + _READ_AT_ONCE]
             stretches = _read(frames, offsets[some].tolist(), counts[some].tolist())
             for number, features in zip(some, stretches, strict=True):
-                if features is not None and crc32c(features) == checksums[number] and all_finite(features):
+                if (
+                    features is not None
+                    and crc32c(features) == checksums[number]
+                    and all_finite(features)
+                ):
                     yield number, features
 
 
@@ -287,17 +334,26 @@ def _read(frames: Frames, firsts: list[int], counts: list[int]) -> list[NDArray[
     except DamagedError:
         if len(firsts) == 1:
             return [None]
-        return [some for first, count in zip(firsts, counts, strict=True) for some in _read(frames, [first], [count])]
+        return [
+            some
+            for first, count in zip(firsts, counts, strict=True)
+            for some in _read(frames, [first], [count])
+        ]
 
 
-def dequantize_array(levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None) -> _Floats:
-    """The values of features that are stored as uint8, with numpy alone; `featcache.quantize` says what the levels are.
+def dequantize_array(
+    levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None
+) -> _Floats:
+    """The values of features that are stored as uint8, with numpy alone;
+    `featcache.quantize` says what the levels are.
 
     Args:
         levels: The stored levels, uint8 `[frames, *item_shape]`.
-        scale: The scale, float32 `[*item_shape]`; or that of each frame, `[frames, *item_shape]`.
+        scale: The scale, float32 `[*item_shape]`; or that of each frame, `[frames,
+            *item_shape]`.
         offset: The offset, of the same shape as `scale`.
-        out: A contiguous float32 array of the levels' shape to write to, instead of a new one.
+        out: A contiguous float32 array of the levels' shape to write to, instead of a new
+            one.
     """
     values = np.empty(levels.shape, np.float32) if out is None else out
     values[...] = levels
@@ -309,10 +365,13 @@ def dequantize_array(levels: NDArray[np.uint8], scale: _Floats, offset: _Floats,
 def _with_frames(function: np.ufunc, frames: _Floats, parameter: _Floats) -> None:
     """Replace each frame by `function(frame, parameter)`.
 
-    When numpy broadcasts an array over many rows, it copies the array into its buffer again for every 8,192 values,
-    unless the array fills more than half the buffer. So for long items, the parameter is repeated once here and then
-    applied to many frames at a time: a quarter less time for 12 s of 80 dimensions."""
-    if parameter.ndim < frames.ndim and len(frames) >= 6 * (count := _REPEATED // parameter.size + 1):
+    When numpy broadcasts an array over many rows, it copies the array into its buffer
+    again for every 8,192 values, unless the array fills more than half the buffer. So for
+    long items, the parameter is repeated once here and then applied to many frames at a
+    time: a quarter less time for 12 s of 80 dimensions."""
+    if parameter.ndim < frames.ndim and len(frames) >= 6 * (
+        count := _REPEATED // parameter.size + 1
+    ):
         repeated = np.empty((count, *parameter.shape), np.float32)
         repeated[...] = parameter
         in_blocks = len(frames) // count * count

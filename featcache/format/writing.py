@@ -1,4 +1,5 @@
-"""What is written of a version: groups, which zarr-python makes in memory, and shards, put together batch by batch."""
+"""What is written of a version: groups, which zarr-python makes in memory, and shards,
+put together batch by batch."""
 
 from __future__ import annotations
 
@@ -27,10 +28,13 @@ GroupFiles: TypeAlias = tuple[str, dict[str, Buffer]]
 NO_SIDE: Arrays = MappingProxyType({})
 
 _DIMENSIONS = {"items": ["column", "item"], "text": ["byte"], "features": ["frame"]}
-"""The names of arrays' first dimensions, for xarray: those of one name have one length, and no array has that name."""
+"""The names of arrays' first dimensions, for xarray: those of one name have one length,
+and no array has that name."""
 
 
-def group_files(document: Mapping[str, Any], table: Table, arrays: Arrays, no_code: int, where: object) -> GroupFiles:
+def group_files(
+    document: Mapping[str, Any], table: Table, arrays: Arrays, no_code: int, where: object
+) -> GroupFiles:
     """The files of a group, by their paths in it, and its digest.
 
     Args:
@@ -44,7 +48,13 @@ def group_files(document: Mapping[str, Any], table: Table, arrays: Arrays, no_co
     files = {path: data for path, data in stored.items() if path != MARK}
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
     digest = digest_of(sizes, table)
-    own = {"columns": table.columns, "items": len(table), "text": table.text.size, "digest": digest, "files": sizes}
+    own = {
+        "columns": table.columns,
+        "items": len(table),
+        "text": table.text.size,
+        "digest": digest,
+        "files": sizes,
+    }
     return digest, {**files, MARK: seal_group({**document, **own}, where)}
 
 
@@ -75,7 +85,8 @@ def _zarr_group(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dic
             chunks=tuple(max(1, size) for size in values.shape),
             compressors=Crc32cCodec(),
             fill_value=np.nan if values.dtype.kind == "f" else no_value,
-            dimension_names=dimensions + [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)],
+            dimension_names=dimensions
+            + [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)],
             config={"write_empty_chunks": True},
         )
     return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
@@ -102,22 +113,30 @@ class ShardBuilder:
         """Add an item.
 
         Args:
-            features: Its frames, at least one: `[frames, *item_shape]` of the stored dtype, C-contiguous; kept, not
-                copied.
+            features: Its frames, at least one: `[frames, *item_shape]` of the stored
+                dtype, C-contiguous; kept, not copied.
             side: Its entries of every side array of the version; likewise.
 
-        Raises ExtractorError if it is not what the version holds. Nothing has been added then."""
-        _refuse_other_arrays("features", "are", features, self._spec.stored_dtype, self._spec.item_shape)
+        Raises ExtractorError if it is not what the version holds. Nothing has been added
+        then."""
+        _refuse_other_arrays(
+            "features", "are", features, self._spec.stored_dtype, self._spec.item_shape
+        )
         names = {spec.name for spec in self._spec.side}
         if side.keys() != names:
             given, own = (listing(sorted(names)) or "none" for names in (side, names))
             raise ExtractorError(f"side arrays are {given}; this version's are {own}")
         for spec in self._spec.side:
-            _refuse_other_arrays(f"side array {spec.name}", "is", side[spec.name], spec.dtype, spec.item_shape)
+            _refuse_other_arrays(
+                f"side array {spec.name}", "is", side[spec.name], spec.dtype, spec.item_shape
+            )
         self._clips.append(_Clip(item, features, side, crc32c(features)))
 
-    def files(self, *, fingerprint: str, row: int, manifest: str, made_by: dict[str, Any], where: object) -> GroupFiles:
-        """The name and the files of the shard, to be published as `shards/<name>`. What was added is let go of.
+    def files(
+        self, *, fingerprint: str, row: int, manifest: str, made_by: dict[str, Any], where: object
+    ) -> GroupFiles:
+        """The name and the files of the shard, to be published as `shards/<name>`. What
+        was added is let go of.
 
         Args:
             row, manifest, made_by: See `ShardInfo`.
@@ -126,10 +145,16 @@ class ShardBuilder:
         table = self._table()
         arrays = {"features": np.concatenate([clip.features for clip in self._clips])}
         for side in self._spec.side:
-            arrays[f"side_{side.name}"] = np.concatenate([clip.side[side.name] for clip in self._clips])
+            arrays[f"side_{side.name}"] = np.concatenate(
+                [clip.side[side.name] for clip in self._clips]
+            )
         self._clips.clear()
         seconds = round(int(table["num_samples"].sum()) / self._spec.sample_rate, 6)
-        contents = {"fingerprint": fingerprint, "frames": len(arrays["features"]), "seconds": seconds}
+        contents = {
+            "fingerprint": fingerprint,
+            "frames": len(arrays["features"]),
+            "seconds": seconds,
+        }
         document = {**contents, "row": row, "manifest": manifest, "made_by": made_by}
         digest, files = group_files(document, table, arrays, _no_code(self._spec), where)
         return digest[:NAME_DIGITS], files
@@ -145,24 +170,40 @@ class ShardBuilder:
             "id_hash": ids.hashes(),
             "row_hash": rows.hashes(),
             "item_crc32c": [clip.checksum for clip in self._clips],
-            **{column: [getattr(item, name) for item in items] for name, column in ITEM_COLUMNS.items()},
+            **{
+                column: [getattr(item, name) for item in items]
+                for name, column in ITEM_COLUMNS.items()
+            },
             **{"start": rows.start, "duration": rows.duration, "channel": rows.channel},
         }
         for side in self._spec.side:
-            columns[f"side_{side.name}_offset"] = np.cumsum([0, *(len(clip.side[side.name]) for clip in self._clips)])
-        return Table.of(columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob]))
+            columns[f"side_{side.name}_offset"] = np.cumsum(
+                [0, *(len(clip.side[side.name]) for clip in self._clips)]
+            )
+        return Table.of(
+            columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob])
+        )
 
 
-def _refuse_other_arrays(what: str, is_: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]) -> None:
+def _refuse_other_arrays(
+    what: str, is_: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]
+) -> None:
     """Refuse an array that the version does not hold; messages begin with `what` it `is_`."""
     given, own = [*array.shape], [len(array) if array.ndim else 1, *item_shape]
     if (array.dtype, given) != (np.dtype(dtype), own):
-        raise ExtractorError(f"{what} {is_} {array.dtype} {given}; this version's {is_} {dtype} {own}")
+        raise ExtractorError(
+            f"{what} {is_} {array.dtype} {given}; this version's {is_} {dtype} {own}"
+        )
 
 
 def _no_code(spec: FeatureSpec) -> int:
-    """The largest value of the dtype of codes if it is none, else 0: what cannot be taken for data."""
+    """The largest value of the dtype of codes if it is none, else 0: what cannot be taken
+    for data."""
     dtype = np.dtype(spec.stored_dtype)
-    if dtype.kind == "f" or not spec.codebook_sizes or max(spec.codebook_sizes) > np.iinfo(dtype).max:
+    if (
+        dtype.kind == "f"
+        or not spec.codebook_sizes
+        or max(spec.codebook_sizes) > np.iinfo(dtype).max
+    ):
         return 0
     return int(np.iinfo(dtype).max)

@@ -1,1 +1,2 @@
-"""Reading features: opened versions, datasets over them, and their batches. Tensors need torch; arrays, numpy alone."""
+"""Reading features: opened versions, datasets over them, and their batches. Tensors need
+torch; arrays, numpy alone."""

@@ -1,4 +1,5 @@
-"""An opened version: utterances by id or by position, singly without a copy, or many padded into one tensor."""
+"""An opened version: utterances by id or by position, singly without a copy, or many
+padded into one tensor."""
 
 from __future__ import annotations
 
@@ -15,10 +16,23 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, MissingDependencyError, MissingItemError, StoreError, hours, megabytes
+from featcache.errors import (
+    ArgumentError,
+    MissingDependencyError,
+    MissingItemError,
+    StoreError,
+    hours,
+    megabytes,
+)
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
-from featcache.loader.spans import Spans, check_codebooks, check_padding, frames_between, positions_in
+from featcache.loader.spans import (
+    Spans,
+    check_codebooks,
+    check_padding,
+    frames_between,
+    positions_in,
+)
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 from featcache.version.index import Index, open_index
@@ -31,7 +45,8 @@ if TYPE_CHECKING:
     from featcache.version.ledger import Failure
 
 _LARGEST_KEPT = 256 << 20
-"""Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
+"""Bytes of a batch beyond which its memory is given back: such batches are not those of
+training."""
 
 _SLACK = 1.25
 """How much more memory is taken than a batch needs, since batches differ in length."""
@@ -48,10 +63,11 @@ Memory: TypeAlias = "Callable[[int], memoryview | torch.Tensor]"
 class Cache:
     """The utterances of a version, as they were when it was opened.
 
-    A cache is read as a mapping of ids to arrays, in the order of `ids`: `cache["utt-1"]`, `"utt-1" in cache`, `get`,
-    `keys`, `values`, `items`, and a loop over ids. `cache[3]` is an array by its position. Nothing is read before it is
-    accessed. Open the cache again to see shards that a run has added since. A cache pickled into another process has
-    exactly the same utterances in the same order.
+    A cache is read as a mapping of ids to arrays, in the order of `ids`:
+    `cache["utt-1"]`, `"utt-1" in cache`, `get`, `keys`, `values`, `items`, and a loop
+    over ids. `cache[3]` is an array by its position. Nothing is read before it is
+    accessed. Open the cache again to see shards that a run has added since. A cache
+    pickled into another process has exactly the same utterances in the same order.
 
     Args:
         version: The version to read.
@@ -64,7 +80,12 @@ class Cache:
     """
 
     def __init__(
-        self, version: Version, *, check: bool = False, index: Index | None = None, tiers: Tiers | None = None
+        self,
+        version: Version,
+        *,
+        check: bool = False,
+        index: Index | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.version, self.check, self._tiers = version, check, tiers
         self.index = open_index(version) if index is None else index
@@ -89,7 +110,9 @@ class Cache:
         spec, num_frames = self.spec, int(self.lengths.sum())
         num_bytes = num_frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))
-        of_each = f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz"
+        of_each = (
+            f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz"
+        )
         time = f"{hours(num_frames / spec.frame_rate)} of frames"
         return [f"{len(self):,} utterances", time, megabytes(num_bytes), of_each]
 
@@ -117,7 +140,9 @@ class Cache:
         """Each id with its array, likewise."""
         return zip(self.ids, self.values(), strict=True)
 
-    def get(self, key: str | SupportsIndex, default: _Default | None = None) -> NDArray[Any] | _Default | None:
+    def get(
+        self, key: str | SupportsIndex, default: _Default | None = None
+    ) -> NDArray[Any] | _Default | None:
         """The array of an utterance, as `cache[key]`; the default if there is none."""
         try:
             return self.item(key)
@@ -136,7 +161,8 @@ class Cache:
 
     @property
     def ids(self) -> Strings:
-        """The utterances' ids, in the cache's order: that of the manifest they were extracted from."""
+        """The utterances' ids, in the cache's order: that of the manifest they were
+        extracted from."""
         return self.index.ids
 
     @cached_property
@@ -147,8 +173,8 @@ class Cache:
         return lengths
 
     def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        """The positions of utterances; int64 `[ids]`. Raises MissingItemError if ids are missing: names up to ten, and
-        says how many failed in extraction."""
+        """The positions of utterances; int64 `[ids]`. Raises MissingItemError if ids are
+        missing: names up to ten, and says how many failed in extraction."""
         if isinstance(ids, str):
             raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
         try:
@@ -170,11 +196,13 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> NDArray[Any]:
-        """The features of one utterance by its id or position, as `cache[key]`; or a part of them, as in `batch`.
+        """The features of one utterance by its id or position, as `cache[key]`; or a part
+        of them, as in `batch`.
 
         Returns:
-            `[frames, *item_shape]`, read-only and memory-mapped; a new array with `check`, or if values are computed of
-            quantised features. Dtypes and errors are as in `batch`.
+            `[frames, *item_shape]`, read-only and memory-mapped; a new array with
+            `check`, or if values are computed of quantised features. Dtypes and errors
+            are as in `batch`.
         """
         position = self.position(key)
         frames = self._shards.utterance(position)
@@ -203,24 +231,31 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The features of several utterances, or of a part of each, padded at their ends to the longest.
+        """The features of several utterances, or of a part of each, padded at their ends
+        to the longest.
 
         Args:
-            keys: Ids or positions, in any order; they may repeat. Without keys, the batch is empty.
-            start: Where the parts begin, in seconds: one number, or one for each key; at the beginning by default.
+            keys: Ids or positions, in any order; they may repeat. Without keys, the batch
+                is empty.
+            start: Where the parts begin, in seconds: one number, or one for each key; at
+                the beginning by default.
             duration: The length of the parts, likewise; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
-            out: A contiguous CPU tensor of the batch's dtype and any shape that is large enough, to be overwritten.
-            raw: Return quantised features as stored: levels, uint8, padded with 0, for `featcache.dequantize`.
-            check: Whether to compare each utterance with its checksum; by default as the cache was opened.
+            out: A contiguous CPU tensor of the batch's dtype and any shape that is large
+                enough, to be overwritten.
+            raw: Return quantised features as stored: levels, uint8, padded with 0, for
+                `featcache.dequantize`.
+            check: Whether to compare each utterance with its checksum; by default as the
+                cache was opened.
 
         Returns:
-            The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype; and the
-            number of frames of each utterance, int64 `[batch]`.
+            The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of
+            the stored dtype; and the number of frames of each utterance, int64 `[batch]`.
 
         Raises:
-            MissingItemError: Ids are missing; names up to ten, and says how many failed in extraction, or why one did.
+            MissingItemError: Ids are missing; names up to ten, and says how many failed
+                in extraction, or why one did.
             IndexError: There is no such position.
             ArgumentError: There are no such parts, or `out` or a key is invalid.
             DamagedError: A shard is damaged, or `check` found a wrong checksum.
@@ -229,13 +264,19 @@ class Cache:
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
         if raw and self.spec.is_quantized and padding_value != 0:
-            raise ArgumentError(f"padding_value is {padding_value}: levels are padded with 0; give it to dequantize")
+            raise ArgumentError(
+                f"padding_value is {padding_value}: levels are padded with 0; give it to dequantize"
+            )
         positions = self._positions(keys)
         firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:
-            firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
+            firsts, counts = frames_between(
+                counts, self.spec.frame_rate, 0 if start is None else start, duration
+            )
         spans = Spans(positions, firsts, counts)
-        features = self.gather(spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check)
+        features = self.gather(
+            spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
+        )
         return features, tensor_of(counts)
 
     def gather(
@@ -248,15 +289,18 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """The features that `batch` returns, of frames that are there. Only `out` is checked: it may be memory, too;
-        by default that of the cache's own buffers."""
+        """The features that `batch` returns, of frames that are there. Only `out` is
+        checked: it may be memory, too; by default that of the cache's own buffers."""
         as_values = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
         read = spans
         if is_checked:  # all of each utterance has one checksum
-            read = Spans(spans.positions, np.zeros_like(spans.firsts), self.index.num_frames[spans.positions])
+            read = Spans(
+                spans.positions, np.zeros_like(spans.firsts), self.index.num_frames[spans.positions]
+            )
         frames_of = self._shards.frames(read)
-        # Memory is asked for once the reader has found the frames there, in files of their size.
+        # Memory is asked for once the reader has found the frames there, in files of
+        # their size.
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
         dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
@@ -278,10 +322,15 @@ class Cache:
                 row[len(frames) :] = padding_value
         return padded
 
-    def _checked(self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-        """The frames of a batch, read and checked one utterance after the other, each while it is in the processor's
-        cache: each is valid until the next one. It is read into its row, where that takes all of it as it is stored."""
-        room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.version.dtype)
+    def _checked(
+        self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
+    ) -> Iterator[NDArray[Any]]:
+        """The frames of a batch, read and checked one utterance after the other, each
+        while it is in the processor's cache: each is valid until the next one. It is read
+        into its row, where that takes all of it as it is stored."""
+        room = np.empty(
+            (max(map(len, whole), default=0), *self.spec.item_shape), self.version.dtype
+        )
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
         for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
@@ -289,12 +338,15 @@ class Cache:
             yield self._shards.load_checked(position, frames, out)[first : first + count]
 
     def quantization(self, keys: Keys) -> torch.Tensor:
-        """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.
+        """Scale and offset of each utterance and dimension, for `featcache.dequantize`:
+        value = offset + scale * level.
 
-        Returns float32 `[keys, 2, *item_shape]`. Raises StoreError if the features are not quantised, see
-        `spec.is_quantized`; other errors as in `batch`."""
+        Returns float32 `[keys, 2, *item_shape]`. Raises StoreError if the features are
+        not quantised, see `spec.is_quantized`; other errors as in `batch`."""
         if not self.spec.is_quantized:
-            raise StoreError(f"{self.version.path}: its features are not quantised: `batch` returns their values")
+            raise StoreError(
+                f"{self.version.path}: its features are not quantised: `batch` returns their values"
+            )
         return tensor_of(self.scales_and_offsets(self._positions(keys)))
 
     def scales_and_offsets(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -303,17 +355,20 @@ class Cache:
         return np.array(parameters, np.float32).reshape(-1, 2, *self.spec.item_shape)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
-        """An utterance's entries of one of the side arrays that `spec.side` lists, such as scales: read-only,
-        `[entries, *item_shape]`, maybe empty. With `check`, the shard's whole array is compared with its checksum.
-        Raises StoreError if there is no such side array; other errors as in `batch`."""
+        """An utterance's entries of one of the side arrays that `spec.side` lists, such
+        as scales: read-only, `[entries, *item_shape]`, maybe empty. With `check`, the
+        shard's whole array is compared with its checksum. Raises StoreError if there is
+        no such side array; other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard by its number in the index, as stored: `[count, *item_shape]`, read-only, unchecked."""
+        """Frames of a shard by its number in the index, as stored: `[count,
+        *item_shape]`, read-only, unchecked."""
         return self._shards.range(shard, first, count)
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
-        """The error for ids that are not here, of `num_wanted` in all; it says whether, and why, they failed."""
+        """The error for ids that are not here, of `num_wanted` in all; it says whether,
+        and why, they failed."""
         from featcache.version.join import missing_error
 
         return missing_error(self.version, self.index, self._failures, ids, num_wanted)
@@ -325,7 +380,8 @@ class Cache:
         return standing_failures(self.version, self.index)
 
     def position(self, key: str | SupportsIndex) -> int:
-        """The position of one utterance by its id or position, from 0; errors as in `batch`."""
+        """The position of one utterance by its id or position, from 0; errors as in
+        `batch`."""
         if isinstance(key, str):
             if (position := self.index.find_one(key)) < 0:
                 raise self.missing_error([key], 1)
@@ -333,32 +389,41 @@ class Cache:
         try:
             position = operator.index(key)
         except TypeError:
-            raise ArgumentError(f"{key!r}: give an id, or a position; batch takes several") from None
+            raise ArgumentError(
+                f"{key!r}: give an id, or a position; batch takes several"
+            ) from None
         if not -len(self) <= position < len(self):
             raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
-        if isinstance(keys, str) or not isinstance(keys, Iterable) or not getattr(keys, "ndim", 1):  # an array of one
+        # an array of one
+        if isinstance(keys, str) or not isinstance(keys, Iterable) or not getattr(keys, "ndim", 1):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
         keys = keys if isinstance(keys, Sized) else [*keys]
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
-        return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
+        return positions_in(
+            "keys", keys, len(self), str(self.version.path), "all ids, or all positions"
+        )
 
 
 class Buffers:
-    """Memory for batches, which it takes back when they are gone. Safe to use from several threads.
+    """Memory for batches, which it takes back when they are gone. Safe to use from
+    several threads.
 
-    New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time,
-    and a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory. Training drops
-    each batch for the next one, so it is enough to keep the memory of two that nobody has any more (`kept`)."""
+    New memory costs more than copying a batch into it: the kernel clears every page that
+    is touched for the first time, and a batch of speech is larger than what `malloc`
+    keeps. So batches take turns in the same memory. Training drops each batch for the
+    next one, so it is enough to keep the memory of two that nobody has any more
+    (`kept`)."""
 
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes of any content. They are free again when nobody has them any more, nor an array in them."""
+        """So many bytes of any content. They are free again when nobody has them any
+        more, nor an array in them."""
         if num_bytes > _LARGEST_KEPT:
             return np.empty(num_bytes, np.uint8).data
         try:
@@ -366,14 +431,17 @@ class Buffers:
         except IndexError:
             memory = np.empty(0, np.uint8)
         if len(memory) < num_bytes:
-            memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
+            # numpy's memory is in huge pages, torch's is not
+            memory = np.empty(int(num_bytes * _SLACK), np.uint8)
         held = memory[:num_bytes]
         weakref.finalize(held, self._free.append, memory).atexit = False
-        return held.data  # which arrays hold, where of an array they would hold what it is a view of
+        # which arrays hold, where of an array they would hold what it is a view of
+        return held.data
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor in the memory of an array, which it holds; MissingDependencyError without torch."""
+    """A tensor in the memory of an array, which it holds; MissingDependencyError without
+    torch."""
     try:
         import torch
     except ImportError as error:
@@ -381,30 +449,42 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def tensor_in(out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """A tensor of any content: the beginning of `out`, or one in memory that it gives. Raises ArgumentError if `out` is
-    not a contiguous tensor in CPU memory, of this dtype and large enough."""
+def tensor_in(
+    out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> torch.Tensor:
+    """A tensor of any content: the beginning of `out`, or one in memory that it gives.
+    Raises ArgumentError if `out` is not a contiguous tensor in CPU memory, of this dtype
+    and large enough."""
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
         memory = out(needed * dtype.itemsize)
-        if isinstance(memory, memoryview):  # by numpy: each operation of torch gives the interpreter's lock away
+        # by numpy: each operation of torch gives the interpreter's lock away
+        if isinstance(memory, memoryview):
             return tensor_of(np.frombuffer(memory, dtype).reshape(shape))
         return memory.view(wanted.dtype).view(shape)
     if not isinstance(out, type(wanted)):
         raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
     if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):
-        raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted.dtype}, contiguous, in CPU memory")
+        raise ArgumentError(
+            f"out is {out.dtype} on {out.device}: it must be {wanted.dtype}, contiguous, in "
+            "CPU memory"
+        )
     if out.numel() < needed:
-        raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
+        raise ArgumentError(
+            f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}"
+        )
     return out.view(-1)[:needed].view(shape)
 
 
 def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
-    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with
+    a value beyond their ends."""
     padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
     pieces = []
     for array in arrays:
         pieces.append(array)
-        if len(array) < len(padding):  # of windows and of alike utterances, none: empty pieces would take longer
+        # of windows and of alike utterances, none: empty pieces would take longer
+        if len(array) < len(padding):
             pieces.append(padding[len(array) :])
-    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
+    # one call: a loop over rows takes longer
+    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))

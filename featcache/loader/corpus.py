@@ -1,6 +1,8 @@
-"""An opened corpus: the versions of its parts as one sequence. A position counts through all parts, by their names.
+"""An opened corpus: the versions of its parts as one sequence. A position counts through
+all parts, by their names.
 
-The parts' indexes are mapped when the corpus is opened, and stay apart: a position is looked up in its part's index."""
+The parts' indexes are mapped when the corpus is opened, and stay apart: a position is
+looked up in its part's index."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from featcache.loader.local_copies import Tiers
 
 _FEW = 4096
-"""Of so many positions, each is looked up by itself; for more, the columns of all parts are joined for a moment."""
+"""Of so many positions, each is looked up by itself; for more, the columns of all parts
+are joined for a moment."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,17 @@ class _Part:
 
 
 class Corpus(Cache):
-    """The utterances of a corpus: those of all its parts, one part after the other, as they were when it was opened.
+    """The utterances of a corpus: those of all its parts, one part after the other, as
+    they were when it was opened.
 
-    It is used as a `Cache` is. An utterance also has a position within its part: `corpus["train-07", 3]` is the fourth
-    one of that part, and `corpus["train-07", "utt-1"]` the one of that id. An id alone is that of the first part that
-    has it. `corpus.part("train-07")` is a `Cache`.
+    It is used as a `Cache` is. An utterance also has a position within its part:
+    `corpus["train-07", 3]` is the fourth one of that part, and `corpus["train-07",
+    "utt-1"]` the one of that id. An id alone is that of the first part that has it.
+    `corpus.part("train-07")` is a `Cache`.
 
-    `lengths` is made at the first look, 8 bytes for each utterance; all else stays mapped, and is shared by processes.
-    A corpus pickled into another process has the same utterances in the same order.
+    `lengths` is made at the first look, 8 bytes for each utterance; all else stays
+    mapped, and is shared by processes. A corpus pickled into another process has the same
+    utterances in the same order.
 
     Args:
         path: The folder of the corpus, or its URL.
@@ -62,7 +68,13 @@ class Corpus(Cache):
         check, tiers: As for `Cache`.
     """
 
-    def __init__(self, path: Location, parts: Sequence[_Part], check: bool = False, tiers: Tiers | None = None) -> None:
+    def __init__(
+        self,
+        path: Location,
+        parts: Sequence[_Part],
+        check: bool = False,
+        tiers: Tiers | None = None,
+    ) -> None:
         self._path, self._joined = path, _JoinedIndex(parts)
         first = parts[0].version
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
@@ -81,7 +93,8 @@ class Corpus(Cache):
         return [part.name for part in self._joined.parts]
 
     def part(self, name: str) -> Cache:
-        """The version of one part, by the part's name. Raises StoreError if there is no such part."""
+        """The version of one part, by the part's name. Raises StoreError if there is no
+        such part."""
         part = self.part_of(name)
         return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
 
@@ -98,7 +111,9 @@ class Corpus(Cache):
     def part_of(self, name: str) -> _Part:
         """The part of a name, as it was opened; a StoreError if there is none."""
         if name not in self._joined.by_name:
-            raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}")
+            raise StoreError(
+                f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}"
+            )
         return self._joined.by_name[name]
 
     def position(self, key: Any) -> int:
@@ -110,15 +125,22 @@ class Corpus(Cache):
         return self.part_of(key[0]).start + self.part(key[0]).position(key[1])
 
 
-def _reopen(path: Location, parts: list[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None) -> Corpus:
-    opened = [_Part(name, version, open_index(replace(version, shards=shards))) for name, version, shards in parts]
+def _reopen(
+    path: Location, parts: list[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None
+) -> Corpus:
+    opened = [
+        _Part(name, version, open_index(replace(version, shards=shards)))
+        for name, version, shards in parts
+    ]
     return Corpus(path, opened, check=check, tiers=tiers)
 
 
 class _VersionOfParts(Version):
-    """The versions of all parts as one, whose shards are called after their parts: `train-07/<shard>`.
+    """The versions of all parts as one, whose shards are called after their parts:
+    `train-07/<shard>`.
 
-    There is no folder at its path, which is for messages, and for the name of its local copies."""
+    There is no folder at its path, which is for messages, and for the name of its local
+    copies."""
 
     def shard(self, name: str) -> Shard:
         part, _, shard = name.rpartition("/")
@@ -127,13 +149,18 @@ class _VersionOfParts(Version):
 
 
 class _JoinedIndex:
-    """The indexes of all parts as one: where utterances are; see `featcache.version.index.Index`."""
+    """The indexes of all parts as one: where utterances are; see
+    `featcache.version.index.Index`."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         indexes = [part.index for part in parts]
         self.starts = np.cumsum([0, *map(len, indexes)])
-        """The position of each part's first utterance, and the end of the last, int64 `[parts + 1]`."""
-        self.parts = [replace(part, start=start) for part, start in zip(parts, self.starts.tolist(), strict=False)]
+        """The position of each part's first utterance, and the end of the last, int64
+        `[parts + 1]`."""
+        self.parts = [
+            replace(part, start=start)
+            for part, start in zip(parts, self.starts.tolist(), strict=False)
+        ]
         self.by_name = {part.name: part for part in self.parts}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
         self.ids = _JoinedIds(self)
@@ -152,11 +179,14 @@ class _JoinedIndex:
         return zip(numbers.tolist(), (positions - self.starts[numbers]).tolist(), strict=True)
 
     def find(self, ids: Strings | _JoinedIds) -> NDArray[np.int64]:
-        """The position of each id, int64 `[n]`, in the first part that has it; -1 for those that are nowhere.
+        """The position of each id, int64 `[n]`, in the first part that has it; -1 for
+        those that are nowhere.
 
         The ids of another corpus are looked for in the parts of the same names."""
         if isinstance(ids, _JoinedIds):
-            return np.concatenate([self._find_in(part.name, part.index.ids) for part in ids.joined.parts])
+            return np.concatenate(
+                [self._find_in(part.name, part.index.ids) for part in ids.joined.parts]
+            )
         positions = np.full(len(ids), -1, np.int64)
         for name in self.by_name:
             missing = np.flatnonzero(positions < 0)
@@ -173,7 +203,8 @@ class _JoinedIndex:
         return -1
 
     def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
-        """The position of each id in a part; -1 if that lacks it, or there is no such part."""
+        """The position of each id in a part; -1 if that lacks it, or there is no such
+        part."""
         if (part := self.by_name.get(name)) is None:
             return np.full(len(ids), -1, np.int64)
         inside = part.index.find(ids)
@@ -181,9 +212,12 @@ class _JoinedIndex:
 
 
 class _JoinedColumn:
-    """A column over all parts, as an array: only what is asked for is read. Each part's numbers may get an offset."""
+    """A column over all parts, as an array: only what is asked for is read. Each part's
+    numbers may get an offset."""
 
-    def __init__(self, index: _JoinedIndex, columns: list[NDArray[np.int64]], added: Sequence[int] = ()) -> None:
+    def __init__(
+        self, index: _JoinedIndex, columns: list[NDArray[np.int64]], added: Sequence[int] = ()
+    ) -> None:
         self._index, self._columns = index, columns
         self._added = added or [0] * len(columns)
 
@@ -214,7 +248,9 @@ class _JoinedIds(Sequence[str]):
         return len(self.joined)
 
     def __getitem__(self, at: Any) -> Any:
-        positions = np.arange(len(self))[at] if isinstance(at, slice) else np.array([range(len(self))[at]])
+        positions = (
+            np.arange(len(self))[at] if isinstance(at, slice) else np.array([range(len(self))[at]])
+        )
         texts = self.texts(positions)
         return texts if isinstance(at, slice) else texts[0]
 
@@ -227,22 +263,30 @@ class _JoinedIds(Sequence[str]):
 
     def texts(self, positions: NDArray[Any]) -> list[str]:
         """The ids at some positions."""
-        return [self.joined.parts[number].index.ids[inside] for number, inside in self.joined.places(positions)]
+        return [
+            self.joined.parts[number].index.ids[inside]
+            for number, inside in self.joined.places(positions)
+        ]
 
     def take(self, positions: NDArray[Any]) -> Strings:
         """The ids at some positions, in flat arrays."""
         return Strings.of(self.texts(positions))
 
 
-def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | None, strict: bool) -> list[_Part]:
-    """Open the version that the parts of a corpus hold: of this name (its own or its folder's), or made by the config
-    of this name and fingerprint. Parts that lack it are left out, which is said. Raises StoreError if there is no such
-    version, or there are several; with `strict`, also if something is unfinished."""
+def open_parts(
+    corpus: Location, name: str | None, config: tuple[str, str] | None, strict: bool
+) -> list[_Part]:
+    """Open the version that the parts of a corpus hold: of this name (its own or its
+    folder's), or made by the config of this name and fingerprint. Parts that lack it are
+    left out, which is said. Raises StoreError if there is no such version, or there are
+    several; with `strict`, also if something is unfinished."""
     known = {part.name: part for part in read_parts(corpus)}
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
     names = dict(zip(known, folders, strict=True))
-    in_first = {folder: corpus / part / folder for part in reversed(names) for folder in names[part]}
+    in_first = {
+        folder: corpus / part / folder for part in reversed(names) for folder in names[part]
+    }
     first = _select(corpus, in_first, name, config)
     folder = first.path.name
     lacking = [part for part, folders in names.items() if folder not in folders]
@@ -256,10 +300,16 @@ def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | Non
         path, before = corpus / part / folder, known[part].versions.get(folder)
         version = Version.open(path)
         if version.info.fingerprint != first.info.fingerprint:
-            raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
+            raise StoreError(
+                f"{path}: has another fingerprint than the version of the same name in other parts"
+            )
         index = open_index(version)
-        still_holds = before is not None and not strict and index_name(version, index.shards) == before.index
-        unfinished = [] if still_holds else [f"{path}: {run}" for run in find_lacking(version, index)]
+        still_holds = (
+            before is not None and not strict and index_name(version, index.shards) == before.index
+        )
+        unfinished = (
+            [] if still_holds else [f"{path}: {run}" for run in find_lacking(version, index)]
+        )
         return _Part(part, version, index), unfinished
 
     opened = in_parallel(open_part, [part for part in known if part not in lacking], threads)
@@ -270,12 +320,17 @@ def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | Non
     return [part for part, _ in opened]
 
 
-def _select(corpus: Location, paths: dict[str, Location], name: str | None, config: tuple[str, str] | None) -> Version:
-    """The version of that name, or of that config, among those that the parts hold, which lie at `paths`, by the names
-    of their folders. StoreError if there is none, or there are several."""
+def _select(
+    corpus: Location, paths: dict[str, Location], name: str | None, config: tuple[str, str] | None
+) -> Version:
+    """The version of that name, or of that config, among those that the parts hold, which
+    lie at `paths`, by the names of their folders. StoreError if there is none, or there
+    are several."""
     fingerprint = None if config is None else config[1]
     versions = [*map(Version.open, paths.values())]
-    named = [version for version in versions if name in (None, version.path.name, version.info.name)]
+    named = [
+        version for version in versions if name in (None, version.path.name, version.info.name)
+    ]
     fitting = [version for version in named if fingerprint in (None, version.info.fingerprint)]
     if len(fitting) == 1:
         return fitting[0]
@@ -283,6 +338,10 @@ def _select(corpus: Location, paths: dict[str, Location], name: str | None, conf
         raise StoreError(f"{corpus}: no part holds a version yet: `featcache extract` creates them")
     if fitting:
         names = listing(version.path.name for version in fitting)
-        raise StoreError(f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one")
+        raise StoreError(
+            f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one"
+        )
     wanted = f"called {name!r}" if config is None else f"{config[0]}-{config[1][:12]}"
-    raise StoreError(f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(paths))}")
+    raise StoreError(
+        f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(paths))}"
+    )

@@ -1,10 +1,12 @@
-"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch.
+"""Batches made ahead of training: gathered by threads, copied to the device while it
+works on the previous batch.
 
-**Ahead of batches**, shards of an object store are fetched while training works on those before. A sampler that takes
-the utterances of a few shards at a time knows what comes next. While the batches of one window are made, the shards of
-the next ones are copied to the local disk or into memory, in the order in which they are read, as far as there is room
-for them beside what is still needed. A copy is held until the last batch of these windows that reads it has been made;
-then it may make room for others at once."""
+**Ahead of batches**, shards of an object store are fetched while training works on those
+before. A sampler that takes the utterances of a few shards at a time knows what comes
+next. While the batches of one window are made, the shards of the next ones are copied to
+the local disk or into memory, in the order in which they are read, as far as there is
+room for them beside what is still needed. A copy is held until the last batch of these
+windows that reads it has been made; then it may make room for others at once."""
 
 from __future__ import annotations
 
@@ -51,34 +53,43 @@ _MOST_WINDOWS = 4
 
 
 class DataLoader:
-    """The batches of a dataset, in a sampler's order, on a device; each is a dictionary, see `FeatureDataset`.
+    """The batches of a dataset, in a sampler's order, on a device; each is a dictionary,
+    see `FeatureDataset`.
 
-    There is nothing to decode, so there are no worker processes: threads gather each batch straight into a reused,
-    padded buffer. For a GPU, buffers are page-locked, and copied on a stream of their own. Features, lengths and
-    numeric columns are tensors on the device. On the CPU, a batch's memory is reused once no tensor refers to it.
+    There is nothing to decode, so there are no worker processes: threads gather each
+    batch straight into a reused, padded buffer. For a GPU, buffers are page-locked, and
+    copied on a stream of their own. Features, lengths and numeric columns are tensors on
+    the device. On the CPU, a batch's memory is reused once no tensor refers to it.
 
-    `DataLoader(dataset, batch_size=32)` makes a `BucketBatchSampler` of its own, with everything that it offers: the
-    same batches on every machine, ranks, and exact resume. Its batches are in another order than the dataset, also
-    without shuffling: the longest utterances first. A pass after a whole one is of the next epoch, if `set_epoch` is
-    not called in between.
+    `DataLoader(dataset, batch_size=32)` makes a `BucketBatchSampler` of its own, with
+    everything that it offers: the same batches on every machine, ranks, and exact resume.
+    Its batches are in another order than the dataset, also without shuffling: the longest
+    utterances first. A pass after a whole one is of the next epoch, if `set_epoch` is not
+    called in between.
 
-    Random crops follow the sampler's epoch. The loader can be iterated over repeatedly. Simultaneous iterations do not
-    affect each other, but `state_dict` and `waited` are those of the latest.
+    Random crops follow the sampler's epoch. The loader can be iterated over repeatedly.
+    Simultaneous iterations do not affect each other, but `state_dict` and `waited` are
+    those of the latest.
 
     Args:
-        dataset: The dataset to read; or a `torch.utils.data.Subset` of one, also of a subset, as `random_split` makes.
-        batch_sampler: Yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
-            `torch.utils.data.BatchSampler`, or a list of lists.
+        dataset: The dataset to read; or a `torch.utils.data.Subset` of one, also of a
+            subset, as `random_split` makes.
+        batch_sampler: Yields a list of positions in the dataset for each batch: a
+            `BucketBatchSampler`, a `torch.utils.data.BatchSampler`, or a list of lists.
         device: The device for the batches.
-        prefetch: How many batches to prepare while training works on one; by default 2, or 8 if their bytes are asked
-            of an object store. There each has a thread; else there is at most one per core.
-        dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. Of several
-            versions, a dictionary by name, or one for all that it fits: a float dtype leaves codes as they are.
-        transform: Called with each batch as training would get it, on the device and after `dtype`; what it returns is
-            what training gets. The loader's threads call it, up to `prefetch` at once and ahead of training; on a GPU,
-            on the stream of the copies. The batch is its own: it may write to the tensors.
-        batching: Instead of `batch_sampler`, `max_frames` or `batch_size` or both, and `shuffle` (by default true),
-            `seed`, `drop_last`, `rank`, `world_size` and `shards_in_memory`: arguments of `BucketBatchSampler`.
+        prefetch: How many batches to prepare while training works on one; by default 2,
+            or 8 if their bytes are asked of an object store. There each has a thread;
+            else there is at most one per core.
+        dtype: Converts features to this dtype, on the device; by default, they keep their
+            stored dtype. Of several versions, a dictionary by name, or one for all that
+            it fits: a float dtype leaves codes as they are.
+        transform: Called with each batch as training would get it, on the device and
+            after `dtype`; what it returns is what training gets. The loader's threads
+            call it, up to `prefetch` at once and ahead of training; on a GPU, on the
+            stream of the copies. The batch is its own: it may write to the tensors.
+        batching: Instead of `batch_sampler`, `max_frames` or `batch_size` or both, and
+            `shuffle` (by default true), `seed`, `drop_last`, `rank`, `world_size` and
+            `shards_in_memory`: arguments of `BucketBatchSampler`.
 
     Attributes:
         dataset: The dataset, or that of the subset's utterances: `FeatureDataset.subset`.
@@ -86,7 +97,8 @@ class DataLoader:
         device, prefetch, transform: As given.
 
     Raises:
-        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit it or each other.
+        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit
+            it or each other.
     """
 
     def __init__(
@@ -101,15 +113,25 @@ class DataLoader:
         **batching: Unpack[Batching],
     ) -> None:
         if not isinstance(batch_sampler, Iterable | None):
-            raise ArgumentError(f"batch_sampler is {batch_sampler!r}: give lists of positions; batch_size= limits rows")
+            raise ArgumentError(
+                f"batch_sampler is {batch_sampler!r}: give lists of positions; batch_size= "
+                "limits rows"
+            )
         if unknown := [name for name in batching if name not in Batching.__annotations__]:
-            takes = f"{listing(Batching.__annotations__)}; threads make the batches, and transform= changes them"
+            takes = (
+                f"{listing(Batching.__annotations__)}; threads make the batches, and "
+                "transform= changes them"
+            )
             raise ArgumentError(f"featcache.DataLoader has no {listing(unknown)}: it takes {takes}")
         if batch_sampler is not None and batching:
-            raise ArgumentError(f"batch_sampler makes the batches already: leave it out, or {listing(batching)}")
+            raise ArgumentError(
+                f"batch_sampler makes the batches already: leave it out, or {listing(batching)}"
+            )
         self.dataset = _whole(dataset)
         self._makes_batches = batch_sampler is None
-        self.batch_sampler: Any = _own_sampler(self.dataset, batching) if batch_sampler is None else batch_sampler
+        self.batch_sampler: Any = (
+            _own_sampler(self.dataset, batching) if batch_sampler is None else batch_sampler
+        )
         if not (transform is None or callable(transform)):
             raise ArgumentError(f"transform is {transform!r}: give a function of a batch")
         self.transform = transform
@@ -147,57 +169,76 @@ class DataLoader:
 
     @property
     def waited(self) -> float:
-        """Seconds that the training loop has waited for batches in the current or latest iteration."""
+        """Seconds that the training loop has waited for batches in the current or latest
+        iteration."""
         return self._latest.waited
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, for new batches and new random crops. An iteration in progress keeps its epoch."""
+        """Set the epoch, for new batches and new random crops. An iteration in progress
+        keeps its epoch."""
         self._latest.finished = None
         if (sampler := self._with("set_epoch")) is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of training in the epoch: after the batches that it has received, not after those made ahead.
-        Raises ArgumentError if the sampler keeps no state."""
+        """The state of training in the epoch: after the batches that it has received, not
+        after those made ahead. Raises ArgumentError if the sampler keeps no state."""
         sampler = self._stateful()
         # as the sampler counts: it may be in another pass by now
         return {"sampler": sampler.state_dict(consumed=min(sampler.given, self._latest.received))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration yield what was left when the state was taken; see `BucketBatchSampler`. Raises
-        ArgumentError if it is not such a state, or the sampler keeps none."""
+        """Let the next iteration yield what was left when the state was taken; see
+        `BucketBatchSampler`. Raises ArgumentError if it is not such a state, or the
+        sampler keeps none."""
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:
-            raise ArgumentError("this is not the state of a DataLoader: give what its state_dict returned") from error
+            raise ArgumentError(
+                "this is not the state of a DataLoader: give what its state_dict returned"
+            ) from error
         self._stateful().load_state_dict(inner)
         self._latest.finished = None
 
     def _with(self, name: str) -> Any:
-        """The sampler, or the one that it makes batches of, if it has an attribute; a `BatchSampler` has no epochs."""
+        """The sampler, or the one that it makes batches of, if it has an attribute; a
+        `BatchSampler` has no epochs."""
         samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
     @cached_property
     def _transfer(self) -> Transfer:
         transfer = _CudaTransfer if self.device.type == "cuda" else Transfer
-        return transfer(self.device, self.prefetch + 2)  # training holds one batch while it asks for the next
+        # training holds one batch while it asks for the next
+        return transfer(self.device, self.prefetch + 2)
 
     def _stateful(self) -> Any:
         if not hasattr(self.batch_sampler, "load_state_dict"):
             name = type(self.batch_sampler).__name__
-            raise ArgumentError(f"the sampler, a {name}, keeps no state: featcache.BucketBatchSampler does")
+            raise ArgumentError(
+                f"the sampler, a {name}, keeps no state: featcache.BucketBatchSampler does"
+            )
         return self.batch_sampler
 
-    def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
+    def _batches(
+        self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress
+    ) -> Iterator[dict[str, Any]]:
         started, process = perf_counter(), os.getpid()
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
         are_fetched = any(shards.places for _, shards in _remote(self.dataset))
-        shards = ShardsAhead(self.dataset) if are_fetched and getattr(batches, "has_windows", False) else None
+        shards = (
+            ShardsAhead(self.dataset)
+            if are_fetched and getattr(batches, "has_windows", False)
+            else None
+        )
         rows_of = map(_rows_of, batches)
-        given = zip(rows_of, repeat(nullcontext())) if shards is None else shards.windows(rows_of, batches)
+        given = (
+            zip(rows_of, repeat(nullcontext()))
+            if shards is None
+            else shards.windows(rows_of, batches)
+        )
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:
@@ -214,12 +255,16 @@ class DataLoader:
                     made = ahead.popleft().result()
                     ask(1)
                     progress.received += 1
-                    mark, batch = made.pop(), made.pop()  # nobody but training holds its memory
+                    # nobody but training holds its memory
+                    mark, batch = made.pop(), made.pop()
                     self._transfer.make_ready(mark, batch)
                     progress.waited += perf_counter() - started
                     yield batch
                     if os.getpid() != process:
-                        raise FeatcacheError("an iteration cannot continue in a forked process: begin a new one there")
+                        raise FeatcacheError(
+                            "an iteration cannot continue in a forked process: begin a new "
+                            "one there"
+                        )
                     started = perf_counter()
                     del batch
                 progress.finished = epoch
@@ -230,7 +275,8 @@ class DataLoader:
                     shards.close()
 
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
-        """Gather a batch and send it on its way: the batch as training gets it, and the mark of its arrival."""
+        """Gather a batch and send it on its way: the batch as training gets it, and the
+        mark of its arrival."""
 
         def gather(ranges: FrameRanges) -> torch.Tensor:
             return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
@@ -248,7 +294,10 @@ def _whole(dataset: Any) -> FeatureDataset:
     if isinstance(dataset, Subset):
         return _whole(dataset.dataset).subset(dataset.indices)
     if not isinstance(dataset, FeatureDataset):
-        wanted = "featcache.DataLoader takes a FeatureDataset, or a Subset of one; torch.utils.data's takes any"
+        wanted = (
+            "featcache.DataLoader takes a FeatureDataset, or a Subset of one; "
+            "torch.utils.data's takes any"
+        )
         raise ArgumentError(f"dataset is a {type(dataset).__name__}: {wanted}")
     return dataset
 
@@ -256,17 +305,22 @@ def _whole(dataset: Any) -> FeatureDataset:
 def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSampler:
     """The sampler of a loader to which none is given."""
     if not {"max_frames", "batch_size"} & batching.keys():
-        raise ArgumentError("nothing says what the batches are: give batch_size= or max_frames=, or a batch_sampler")
+        raise ArgumentError(
+            "nothing says what the batches are: give batch_size= or max_frames=, or a batch_sampler"
+        )
     shards = dataset.shards if batching.get("shards_in_memory") is not None else None
     return BucketBatchSampler(dataset.lengths, shards=shards, **batching)
 
 
 def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[str, torch.dtype]:
-    """The dtypes to convert the versions' features to, by name. One dtype for all is for those that it fits. Raises
-    ArgumentError if it is not a dtype, or features cannot be converted to it without loss."""
+    """The dtypes to convert the versions' features to, by name. One dtype for all is for
+    those that it fits. Raises ArgumentError if it is not a dtype, or features cannot be
+    converted to it without loss."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
     given = [version for version in dataset.versions if version.name in dtypes]
-    faults = {version.name: fault for version in given if (fault := _fault(dtypes[version.name], version))}
+    faults = {
+        version.name: fault for version in given if (fault := _fault(dtypes[version.name], version))
+    }
     if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
         raise ArgumentError(next(iter(faults.values())))
     return {name: wanted for name, wanted in dtypes.items() if name not in faults}
@@ -282,13 +336,24 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
         what = f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
         return None if dtype.is_floating_point else what
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        return f"dtype is {dtype}, and these features are {spec.units}: give one of integers, such as torch.int64"
-    largest = max(max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max, version.padding_value)
+        return (
+            f"dtype is {dtype}, and these features are {spec.units}: give one of integers, "
+            "such as torch.int64"
+        )
+    largest = max(
+        max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max,
+        version.padding_value,
+    )
     limits = torch.iinfo(dtype)
     if version.padding_value < limits.min:
-        return f"dtype is {dtype}, which begins at {limits.min:,}, and padding_value is {version.padding_value:,}"
+        return (
+            f"dtype is {dtype}, which begins at {limits.min:,}, and padding_value is "
+            f"{version.padding_value:,}"
+        )
     if largest > limits.max:
-        return f"dtype is {dtype}, which ends at {limits.max:,}: these features go up to {largest:,}"
+        return (
+            f"dtype is {dtype}, which ends at {limits.max:,}: these features go up to {largest:,}"
+        )
     return None
 
 
@@ -297,7 +362,8 @@ class _Progress:
     """The state of an iteration."""
 
     received: int = 0
-    """The number of batches that training has received, of those that the sampler has given."""
+    """The number of batches that training has received, of those that the sampler has
+    given."""
     waited: float = 0.0
     """The seconds that training has waited."""
     finished: int | None = None
@@ -309,12 +375,16 @@ def _rows_of(batch: Iterable[int]) -> list[int]:
     try:
         return [*batch]
     except TypeError:
-        wanted = "featcache.DataLoader needs lists of positions, which torch.utils.data.BatchSampler makes"
+        wanted = (
+            "featcache.DataLoader needs lists of positions, which "
+            "torch.utils.data.BatchSampler makes"
+        )
         raise ArgumentError(f"the sampler gives {batch!r}: {wanted}") from None
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
-    """The versions that are in an object store; of those without places for copies, batches ask it for their bytes."""
+    """The versions that are in an object store; of those without places for copies,
+    batches ask it for their bytes."""
     versions = ((version, version.cache._shards) for version in dataset.versions)
     return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
 
@@ -324,26 +394,36 @@ _Key: TypeAlias = tuple[ObjectShards, int]
 
 
 class ShardsAhead:
-    """The shards that the batches of one iteration will read. Safe to use from several threads.
+    """The shards that the batches of one iteration will read. Safe to use from several
+    threads.
 
-    A batch waits for its shards, unless it is the first of those that have not been made: so whatever there is room
-    for, there is one that goes on. What cannot be fetched is no error here, but where it is read."""
+    A batch waits for its shards, unless it is the first of those that have not been made:
+    so whatever there is room for, there is one that goes on. What cannot be fetched is no
+    error here, but where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
-        self._versions = [(version, shards) for version, shards in _remote(dataset) if shards.places]
+        self._versions = [
+            (version, shards) for version, shards in _remote(dataset) if shards.places
+        ]
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
         self._is_closed = False
-        self._batches: deque[int] = deque()  # the numbers of those that have not been made, in their order
-        # What these read, in the order in which it is fetched: the number of the last one that reads each shard.
+        # the numbers of those that have not been made, in their order
+        self._batches: deque[int] = deque()
+        # What these read, in the order in which it is fetched: the number of the last one
+        # that reads each shard.
         self._last: dict[_Key, int] = {}
         self._begun: set[_Key] = set()
-        self._held: dict[_Key, Callable[[], None] | None] = {}  # what lets go of those that are there, if they are
+        # what lets go of those that are there, if they are
+        self._held: dict[_Key, Callable[[], None] | None] = {}
 
-    def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[tuple[list[int], Reading]]:
-        """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
-        there is room; each with the context to make it in. `sampler`, which gives them, has the `window` of the latest.
+    def windows(
+        self, batches: Iterator[list[int]], sampler: Any
+    ) -> Iterator[tuple[list[int], Reading]]:
+        """The batches, of which windows are taken ahead: at least one, and as many as
+        keep all threads fetching while there is room; each with the context to make it
+        in. `sampler`, which gives them, has the `window` of the latest.
 
         The context raises CancelledError if all was closed meanwhile."""
         upcoming: deque[list[tuple[int, list[int]]]] = deque()
@@ -351,12 +431,15 @@ class ShardsAhead:
             upcoming.append([*group])
             are_begun = self._expect(upcoming[-1])
             if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
-                yield from ((rows, self._reading(number, rows)) for number, rows in upcoming.popleft())
+                yield from (
+                    (rows, self._reading(number, rows)) for number, rows in upcoming.popleft()
+                )
         for rest in upcoming:
             yield from ((rows, self._reading(number, rows)) for number, rows in rest)
 
     def _expect(self, window: list[tuple[int, list[int]]]) -> bool:
-        """Fetch what a window's batches read, as soon as there is room; whether all that is expected has begun."""
+        """Fetch what a window's batches read, as soon as there is room; whether all that
+        is expected has begun."""
         last = {key: number for number, rows in window for key in self._wanted(rows)}
         with self._changed:
             self._batches += [number for number, _ in window]
@@ -367,8 +450,13 @@ class ShardsAhead:
     def _wanted(self, rows: list[int]) -> dict[_Key, None]:
         """The shards that are copied to read some rows, in the order of these."""
         at = np.array(rows, np.int64)
-        numbers = ((shards, shards.index.shard[version.positions_of(at)]) for version, shards in self._versions)
-        return dict.fromkeys((shards, number) for shards, each in numbers for number in each.tolist())
+        numbers = (
+            (shards, shards.index.shard[version.positions_of(at)])
+            for version, shards in self._versions
+        )
+        return dict.fromkeys(
+            (shards, number) for shards, each in numbers for number in each.tolist()
+        )
 
     @contextmanager
     def _reading(self, number: int, rows: list[int]) -> Iterator[None]:
@@ -388,7 +476,8 @@ class ShardsAhead:
     # A default, since at the interpreter's exit the module's own names may be gone.
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Fetch nothing more, and hold nothing."""
-        if is_ending() or os.getpid() != self._process:  # a forked child has neither the threads nor the locks
+        # a forked child has neither the threads nor the locks
+        if is_ending() or os.getpid() != self._process:
             return
         with self._changed:
             self._is_closed = True
@@ -397,7 +486,8 @@ class ShardsAhead:
         self._threads.shutdown(wait=False)
 
     def _may_read(self, number: int, wanted: Iterable[_Key]) -> bool:
-        """Whether a batch's shards are there; for the first one, those that there is room for."""
+        """Whether a batch's shards are there; for the first one, those that there is room
+        for."""
         missing = [key for key in wanted if key not in self._held]
         if not self._begun.isdisjoint(missing):
             return False
@@ -409,11 +499,16 @@ class ShardsAhead:
         if key is None or (room := key[0].room) == math.inf:
             return key
         begun = [other for other in self._begun if other[0].where == key[0].where]
-        return key if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room else None
+        return (
+            key
+            if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room
+            else None
+        )
 
     def _go_on(self) -> None:
-        """Let go of what nobody reads any more; only then begin, in their order, what there are threads and room for,
-        and no more, since the interpreter does not end before what has been begun. Wake who waits for that."""
+        """Let go of what nobody reads any more; only then begin, in their order, what
+        there are threads and room for, and no more, since the interpreter does not end
+        before what has been begun. Wake who waits for that."""
         first = self._batches[0] if self._batches else math.inf
         for read in [key for key, last in self._last.items() if last < first]:
             if read in self._held or read not in self._begun:  # else it goes once it is there
@@ -421,11 +516,15 @@ class ShardsAhead:
                 self._begun.discard(read)
                 if let_go := self._held.pop(read, None):
                     let_go()
-        while (key := self._next()) is not None and len(self._begun) - len(self._held) < _SHARDS_AT_ONCE:
+        while (key := self._next()) is not None and len(self._begun) - len(
+            self._held
+        ) < _SHARDS_AT_ONCE:
             self._begun.add(key)
             try:
                 self._threads.submit(self._fetch, key)
-            except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads it fetches it
+            except (
+                RuntimeError
+            ):  # the interpreter is ending, or there are no more threads: who reads it fetches it
                 self._held[key] = None
         self._changed.notify_all()
 
@@ -440,8 +539,9 @@ class ShardsAhead:
 
 
 class Transfer:
-    """Brings batches, of which there are so many at a time, to CPU memory; to a device that is not CUDA, torch copies
-    them, and waits. That to a GPU returns tensors that may still be on their way. Safe to use from several threads."""
+    """Brings batches, of which there are so many at a time, to CPU memory; to a device
+    that is not CUDA, torch copies them, and waits. That to a GPU returns tensors that may
+    still be on their way. Safe to use from several threads."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = device
@@ -449,13 +549,16 @@ class Transfer:
         self._converted = Buffers(kept=num_batches)
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather the padded frames of a batch, and have them copied to the device and converted there."""
+        """Gather the padded frames of a batch, and have them copied to the device and
+        converted there."""
         gathered = ranges.gather(self._gathered.take)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
         if dtype is None or dtype == gathered.dtype:
             return gathered
-        converted = torch.from_numpy(np.asarray(self._converted.take(gathered.numel() * dtype.itemsize)))
+        converted = torch.from_numpy(
+            np.asarray(self._converted.take(gathered.numel() * dtype.itemsize))
+        )
         return converted.view(dtype).view(gathered.shape).copy_(gathered)
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -463,7 +566,8 @@ class Transfer:
         return tensor.to(self._device)
 
     def begin(self) -> None:
-        """Have the work on batches wait for what the caller's stream has been given before."""
+        """Have the work on batches wait for what the caller's stream has been given
+        before."""
 
     def working(self) -> AbstractContextManager[Any]:
         """The context to work on batches in, before the mark."""
@@ -479,8 +583,9 @@ class Transfer:
 class _CudaTransfer(Transfer):
     """Batches on a GPU, copied from page-locked memory on a stream of their own.
 
-    The allocator must not give a batch's memory to others while the training's stream still works on it, although it
-    was taken on the copies' stream: hence `record_stream`."""
+    The allocator must not give a batch's memory to others while the training's stream
+    still works on it, although it was taken on the copies' stream: hence
+    `record_stream`."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = on_this_device(device)
@@ -491,7 +596,8 @@ class _CudaTransfer(Transfer):
             self._free.put(PinnedMemory())
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        raw = ranges.version.cache.spec.is_quantized  # a quarter of the bytes are copied, and become values on the GPU
+        # a quarter of the bytes are copied, and become values on the GPU
+        raw = ranges.version.cache.spec.is_quantized
         pinned = self._free.get()
         try:
             stored = ranges.gather(pinned.take, raw)
@@ -506,7 +612,8 @@ class _CudaTransfer(Transfer):
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.working():
-            # From memory that is not page-locked, the copy would first wait for all others on the stream.
+            # From memory that is not page-locked, the copy would first wait for all
+            # others on the stream.
             return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def begin(self) -> None:
@@ -537,9 +644,18 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(each)
 
 
-def dequantized(levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move) -> torch.Tensor:
-    """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move` copies to that."""
+def dequantized(
+    levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move
+) -> torch.Tensor:
+    """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move`
+    copies to that."""
     quantization = move(ranges.version.cache.quantization(ranges.positions))
     lengths = move(torch.from_numpy(ranges.counts))
     values_dtype = torch.float32 if dtype is None else dtype
-    return dequantize(levels, quantization, values_dtype, lengths=lengths, padding_value=ranges.version.padding_value)
+    return dequantize(
+        levels,
+        quantization,
+        values_dtype,
+        lengths=lengths,
+        padding_value=ranges.version.padding_value,
+    )

@@ -1,4 +1,5 @@
-"""A torch dataset: the features of one version or of several, joined with the columns of a manifest."""
+"""A torch dataset: the features of one version or of several, joined with the columns of
+a manifest."""
 
 from __future__ import annotations
 
@@ -19,10 +20,23 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, naming, require_int
+from featcache.errors import (
+    MOST_COUNTED,
+    ArgumentError,
+    FeatcacheWarning,
+    listing,
+    naming,
+    require_int,
+)
 from featcache.loader.cache import Cache, Memory
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
-from featcache.loader.utterances import DatasetVersion, Selection, find_utterances, take, versions_of
+from featcache.loader.utterances import (
+    DatasetVersion,
+    Selection,
+    find_utterances,
+    take,
+    versions_of,
+)
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -32,7 +46,10 @@ _Value = TypeVar("_Value")
 Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Brings a tensor to a device."""
 
-_SLOW = "a worker process takes longer to pass a batch on than to read it: featcache.DataLoader is about 10× as fast"
+_SLOW = (
+    "a worker process takes longer to pass a batch on than to read it: "
+    "featcache.DataLoader is about 10× as fast"
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +59,13 @@ class FrameRanges(Spans):
     version: DatasetVersion
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
-        """The padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised ones as levels, padded with 0."""
+        """The padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised ones
+        as levels, padded with 0."""
         version = self.version
         padding_value = 0 if raw else version.padding_value
-        return version.cache.gather(self, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw)
+        return version.cache.gather(
+            self, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw
+        )
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -55,8 +75,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     * `id`;
     * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy;
-    * each of the manifest's columns: text, or numbers if all values of the column are; `start` and `duration` in
-      seconds, NaN if not given, and `channel`, -1 if not given.
+    * each of the manifest's columns: text, or numbers if all values of the column are;
+      `start` and `duration` in seconds, NaN if not given, and `channel`, -1 if not given.
 
     A batch, made by `collate`, is a dictionary too:
 
@@ -65,49 +85,63 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `lengths`: int64 `[batch]`, in frames;
     * the columns: lists of text, or float64 or int64 tensors `[batch]`.
 
-    With several versions, `features` and `lengths` are dictionaries with the versions' names as keys. With
-    `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
-    the padded tensor; `featcache.DataLoader` does this ahead of time.
+    With several versions, `features` and `lengths` are dictionaries with the versions'
+    names as keys. With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)`
+    a batch is gathered in one call, straight into the padded tensor;
+    `featcache.DataLoader` does this ahead of time.
 
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
-        manifest: A manifest in any of its formats, with an `id` for each utterance, in the dataset's order; or a data
-            frame of pandas or Polars, a table of Arrow, or a list of dictionaries. Rows with a path are compared with
-            what was extracted. Without one, the dataset has the (first) cache's utterances. For a corpus, the paths of
-            the manifests of its parts, as a pattern or a folder, or that of one part.
-        padding_value: The value of frames beyond an utterance's end; one for all versions, or a dictionary.
+        manifest: A manifest in any of its formats, with an `id` for each utterance, in
+            the dataset's order; or a data frame of pandas or Polars, a table of Arrow, or
+            a list of dictionaries. Rows with a path are compared with what was extracted.
+            Without one, the dataset has the (first) cache's utterances. For a corpus, the
+            paths of the manifests of its parts, as a pattern or a folder, or that of one
+            part.
+        padding_value: The value of frames beyond an utterance's end; one for all
+            versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
-        codebooks: Read only this many codebooks, from the first on; with several versions, a dictionary.
+        codebooks: Read only this many codebooks, from the first on; with several
+            versions, a dictionary.
 
     Keyword Args:
-        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them. Or
-            by a function that gets each row as a dictionary, `id` and all columns, and says whether to take it.
-        skip_missing: Leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
-        on_changed: What to do about rows whose features are of another path, start, duration or channel under the same
-            id, or of an older file while extracting the new one failed: "error", the default, refuses them, "warn"
-            takes the features and gives a `FeatcacheWarning`, "use" takes them.
-        copies: By default, include all copies that the versions' configs make of each utterance, with the columns
-            `speed` and, if there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
-        columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
-            `{"speaker": str, "digit": int}`.
-        classes: The name of a column of labels, or several: they become numbers from 0, in the labels' order as text,
-            and the attribute `classes` has the labels. A mapping gives the labels of each, as that attribute of the
-            training data does for others: `classes=train.classes`.
+        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of
+            values matches any of them. Or by a function that gets each row as a
+            dictionary, `id` and all columns, and says whether to take it.
+        skip_missing: Leave out utterances missing from the cache instead of raising an
+            error; `skipped` lists them.
+        on_changed: What to do about rows whose features are of another path, start,
+            duration or channel under the same id, or of an older file while extracting
+            the new one failed: "error", the default, refuses them, "warn" takes the
+            features and gives a `FeatcacheWarning`, "use" takes them.
+        copies: By default, include all copies that the versions' configs make of each
+            utterance, with the columns `speed` and, if there is noise, `snr` (dB; NaN for
+            clean copies). If false, only the ids in the manifest.
+        columns: Names of the manifest's columns to keep; by default all. A mapping also
+            sets their types: `{"speaker": str, "digit": int}`.
+        classes: The name of a column of labels, or several: they become numbers from 0,
+            in the labels' order as text, and the attribute `classes` has the labels. A
+            mapping gives the labels of each, as that attribute of the training data does
+            for others: `classes=train.classes`.
 
     Attributes:
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
         columns: The columns `[utterances]`, by name.
-        classes: The labels of `classes`, a list for each column: a number stands for the label at that position.
-        skipped, dropped: The ids left out because a version lacks them, or because they are shorter than the crop.
+        classes: The labels of `classes`, a list for each column: a number stands for the
+            label at that position.
+        skipped, dropped: The ids left out because a version lacks them, or because they
+            are shorter than the crop.
 
     Raises:
-        MissingItemError: The cache lacks utterances of the manifest; names up to ten, and says how many failed.
-        ManifestError: The manifest cannot be read or has errors; or a column is missing, has another type than
-            `columns` says, labels that `classes` has not, or a name that items and batches use themselves; or rows are
-            refused, see `on_changed`.
-        ArgumentError: Other arguments do not fit; or utterances are shorter than a crop with `short="error"`.
+        MissingItemError: The cache lacks utterances of the manifest; names up to ten, and
+            says how many failed.
+        ManifestError: The manifest cannot be read or has errors; or a column is missing,
+            has another type than `columns` says, labels that `classes` has not, or a name
+            that items and batches use themselves; or rows are refused, see `on_changed`.
+        ArgumentError: Other arguments do not fit; or utterances are shorter than a crop
+            with `short="error"`.
     """
 
     @naming(find_utterances.__kwdefaults__ or {})
@@ -151,15 +185,21 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         try:
             rows = self._rows([operator.index(row)])
         except TypeError:
-            raise ArgumentError(f"{row!r}: give the position of an utterance; batch takes several") from None
+            raise ArgumentError(
+                f"{row!r}: give the position of an utterance; batch takes several"
+            ) from None
         at = int(rows[0])
         features = self.named([each.gather()[0] for each in self.frame_ranges(rows, self.epoch)])
         values = {name: column[at] for name, column in self.columns.items()}
-        columns = {name: value if isinstance(value, str) else value.item() for name, value in values.items()}
+        columns = {
+            name: value if isinstance(value, str) else value.item()
+            for name, value in values.items()
+        }
         return {"id": self.ids[at], "features": features, **columns}
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
-        """The items of several rows; torch's DataLoader calls this, and hands what it returns to its `collate_fn`."""
+        """The items of several rows; torch's DataLoader calls this, and hands what it
+        returns to its `collate_fn`."""
         return Items.of(self, rows)
 
     @property
@@ -169,18 +209,21 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`."""
+        """The number of frames of each utterance in the first version, after cropping;
+        int64 `[utterances]`."""
         lengths = self.versions[0].values_of(self.versions[0].cache.lengths)
         return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
-        """The dataset of some rows, in their order: of a fold, for example. Its epoch is set by itself.
+        """The dataset of some rows, in their order: of a fold, for example. Its epoch is
+        set by itself.
 
-        It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like this one, with `ids`,
-        `lengths`, `columns` and `collate`.
+        It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like
+        this one, with `ids`, `lengths`, `columns` and `collate`.
 
         Args:
-            rows: Positions in the dataset, which may repeat; negative ones count from the end.
+            rows: Positions in the dataset, which may repeat; negative ones count from the
+                end.
 
         Raises:
             IndexError: There is no such row.
@@ -196,7 +239,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     @property
     def shards(self) -> NDArray[np.int64]:
-        """The number of the shard that has each utterance in the first version, from 0; int64 `[utterances]`."""
+        """The number of the shard that has each utterance in the first version, from 0;
+        int64 `[utterances]`."""
         return self.versions[0].values_of(np.asarray(self.versions[0].cache.index.shard))
 
     @property
@@ -207,33 +251,44 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, also for the workers of torch's DataLoader.
 
-        `featcache.DataLoader` calls this itself. With torch's DataLoader, also in Lightning, you must call it."""
+        `featcache.DataLoader` calls this itself. With torch's DataLoader, also in
+        Lightning, you must call it."""
         self._epoch.fill_(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty.
+        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the
+        batch is empty.
 
-        In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the items are as they were read:
-        passing them on takes longer than reading them."""
-        if isinstance(items, Items) and "data" not in vars(items):  # nobody has looked, and changed something
+        In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the
+        items are as they were read: passing them on takes longer than reading them."""
+        # nobody has looked, and changed something
+        if isinstance(items, Items) and "data" not in vars(items):
             if (worker := get_worker_info()) is not None and worker.id == 0:
                 warnings.warn(_SLOW, FeatcacheWarning, stacklevel=2)
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])
-        rest = [{name: value for name, value in item.items() if name not in ("id", "features")} for item in items]
+        rest = [
+            {name: value for name, value in item.items() if name not in ("id", "features")}
+            for item in items
+        ]
         features, lengths = [], []
         has_one = isinstance(self.cache, Cache)
         for version in self.versions:
-            frames = [item["features"] if has_one else item["features"][version.name] for item in items]
-            features.append(pad_sequence(frames, batch_first=True, padding_value=version.padding_value))
+            frames = [
+                item["features"] if has_one else item["features"][version.name] for item in items
+            ]
+            features.append(
+                pad_sequence(frames, batch_first=True, padding_value=version.padding_value)
+            )
             lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
         ids = [item["id"] for item in items]
         batch = {"ids": ids, "features": self.named(features), "lengths": self.named(lengths)}
         return {**batch, **default_collate(rest)}
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
+        """The batch of the given rows, gathered straight into padded tensors. Without
+        rows, the batch is empty."""
         return self.batch_in(self.epoch, rows)
 
     def batch_in(
@@ -243,11 +298,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
         move: Move = lambda tensor: tensor,
     ) -> dict[str, Any]:
-        """The batch of rows in an epoch: `gather` makes the padded frames, and `move` takes all other tensors there."""
+        """The batch of rows in an epoch: `gather` makes the padded frames, and `move`
+        takes all other tensors there."""
         at = self._rows(rows)
         versions = self.frame_ranges(at, epoch)
         columns = {
-            name: column.texts(at) if isinstance(column, Strings) else move(torch.from_numpy(column[at]))
+            name: column.texts(at)
+            if isinstance(column, Strings)
+            else move(torch.from_numpy(column[at]))
             for name, column in self.columns.items()
         }
         lengths = self.named([move(torch.from_numpy(ranges.counts)) for ranges in versions])
@@ -255,41 +313,58 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return {"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns}
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
-        """One value for each version, as items and batches have them: by name, if the versions were given by name."""
-        return values[0] if isinstance(self.cache, Cache) else dict(zip(self.names, values, strict=True))
+        """One value for each version, as items and batches have them: by name, if the
+        versions were given by name."""
+        return (
+            values[0]
+            if isinstance(self.cache, Cache)
+            else dict(zip(self.names, values, strict=True))
+        )
 
     def frame_ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
         """The frames that a batch of some rows holds of each version in an epoch."""
         positions = [version.positions_of(rows) for version in self.versions]
-        lengths = [version.cache.index.num_frames[at] for version, at in zip(self.versions, positions, strict=True)]
+        lengths = [
+            version.cache.index.num_frames[at]
+            for version, at in zip(self.versions, positions, strict=True)
+        ]
         firsts = [np.zeros_like(rows)] * len(lengths)
         if self._windows is not None:
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
-        return [FrameRanges(*each) for each in zip(positions, firsts, lengths, self.versions, strict=True)]
+        return [
+            FrameRanges(*each)
+            for each in zip(positions, firsts, lengths, self.versions, strict=True)
+        ]
 
     def _rows(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if there is no such row."""
-        return positions_in("rows", rows, len(self), "the dataset", "a list of positions in the dataset")
+        """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if
+        there is no such row."""
+        return positions_in(
+            "rows", rows, len(self), "the dataset", "a list of positions in the dataset"
+        )
 
 
 def _epoch_in_memory(epoch: int, is_shared: bool) -> torch.Tensor:
     """The number of an epoch; shared with workers if it matters to them."""
     number = torch.tensor(epoch, dtype=torch.int64, device="cpu")
     if is_shared:
-        with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
+        # without shared memory, workers that live on stay in the epoch they began in
+        with suppress(RuntimeError):
             number.share_memory_()  # type: ignore[no-untyped-call]
     return number
 
 
 class Items(UserList[dict[str, Any]]):
-    """Items of a dataset, read when somebody looks into the list; `collate` does not, and gathers them instead."""
+    """Items of a dataset, read when somebody looks into the list; `collate` does not, and
+    gathers them instead."""
 
     dataset: FeatureDataset
     rows: Sequence[int]
 
     @classmethod
     def of(cls, dataset: FeatureDataset, rows: Sequence[int]) -> Self:
-        """The items of some rows, not read yet. (Slices and sums of lists are made of items that were read.)"""
+        """The items of some rows, not read yet. (Slices and sums of lists are made of
+        items that were read.)"""
         items = cls.__new__(cls)
         items.dataset, items.rows = dataset, rows
         return items

@@ -1,16 +1,20 @@
-"""Copies of shards nearer than the cache, on a local disk, in memory, or both (memory is filled from the disk); and
-shards that are read from such copies, or asked of an object store.
+"""Copies of shards nearer than the cache, on a local disk, in memory, or both (memory is
+filled from the disk); and shards that are read from such copies, or asked of an object
+store.
 
-**Of a cache in a folder**, copies are made in the background, and a shard is read from its copy once that is complete.
-One thread in each process makes them for all its caches, one after another, in the order in which shards were first
-read. It ends when there is nothing to do. What is read changes only where it is read: the thread puts a finished copy
+**Of a cache in a folder**, copies are made in the background, and a shard is read from
+its copy once that is complete. One thread in each process makes them for all its caches,
+one after another, in the order in which shards were first read. It ends when there is
+nothing to do. What is read changes only where it is read: the thread puts a finished copy
 into a list, and `Shards` collects it before its next read.
 
-**Of a cache in an object store**, a shard is copied whole before anything of it is read. So each byte is fetched once,
-however many processes of the machine read it, in any order, while the copy stays. Without room, copies go that nobody
-holds (see `ShardsAhead`) and nobody has read for a while, and those of which the processes together have read as many
-frames as there are: of an epoch that takes shards one after the other, those that it is done with. If all are in use,
-ranges are read from the store instead: to copy a shard again and again for single utterances would fetch far more.
+**Of a cache in an object store**, a shard is copied whole before anything of it is read.
+So each byte is fetched once, however many processes of the machine read it, in any order,
+while the copy stays. Without room, copies go that nobody holds (see `ShardsAhead`) and
+nobody has read for a while, and those of which the processes together have read as many
+frames as there are: of an epoch that takes shards one after the other, those that it is
+done with. If all are in use, ranges are read from the store instead: to copy a shard
+again and again for single utterances would fetch far more.
 
 Threads and their locks do not survive a fork: a child begins anew when it reads."""
 
@@ -35,7 +39,14 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
+from featcache.errors import (
+    ArgumentError,
+    DamagedError,
+    FeatcacheWarning,
+    StoreError,
+    is_number,
+    refuse_url,
+)
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
 from featcache.loader.places import CopyRefused, Disk, LocalCopy, Place, changing, memory
@@ -46,19 +57,23 @@ from featcache.version.index import Index
 from featcache.version.version import Version
 
 _IDLE_SECONDS = 60.0
-"""How long nobody has read a copy of a shard in an object store that may make room for another."""
+"""How long nobody has read a copy of a shard in an object store that may make room for
+another."""
 
 _WAIT_SECONDS = 0.5
 """How long to wait if other processes are copying all that is wanted."""
 
 _POLL_SECONDS = 0.05
-"""How long to wait for a shard that another process is copying, and that is to be read now."""
+"""How long to wait for a shard that another process is copying, and that is to be read
+now."""
 
 _COPIES_AT_ONCE = 8
-"""Shards that a process fetches side by side: each takes some blocks of memory, and a batch may need dozens."""
+"""Shards that a process fetches side by side: each takes some blocks of memory, and a
+batch may need dozens."""
 
 _MOST_HELD = 128
-"""Copies that a process holds at a time: each takes a file descriptor. Others stay as long as they are in use."""
+"""Copies that a process holds at a time: each takes a file descriptor. Others stay as
+long as they are in use."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kmgt])(i?))?b?", re.ASCII)
 
@@ -77,7 +92,8 @@ class Copying(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Tiers:
-    """What a cache keeps nearer, and how much of it, in bytes: the arguments of `featcache.open`, checked."""
+    """What a cache keeps nearer, and how much of it, in bytes: the arguments of
+    `featcache.open`, checked."""
 
     ram: int | None = None
     copy_to: Path | None = None
@@ -85,21 +101,31 @@ class Tiers:
 
     @classmethod
     def parse(
-        cls, ram: str | float | None = None, copy_to: str | Path | None = None, copy_limit: str | float | None = None
+        cls,
+        ram: str | float | None = None,
+        copy_to: str | Path | None = None,
+        copy_limit: str | float | None = None,
     ) -> Tiers:
-        """The tiers. An ArgumentError refuses an invalid size or folder, or a limit without a folder."""
+        """The tiers. An ArgumentError refuses an invalid size or folder, or a limit
+        without a folder."""
         if copy_limit is not None and copy_to is None:
-            raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
+            raise ArgumentError(
+                f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to="
+            )
         # Empty is a variable that is not set, and would be the working directory.
         if copy_to == "" or not isinstance(copy_to, (str, os.PathLike, NoneType)):
             raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
         if copy_to is not None:
             refuse_url("copy_to", copy_to)
         num_bytes = None if ram is None else parse_size("ram", ram)
-        if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf(
+            "SC_PHYS_PAGES"
+        ):
             raise ArgumentError(f"ram is {num_bytes:,} bytes: more than this machine has")
         folder = None if copy_to is None else Path(copy_to).expanduser().absolute()
-        return cls(num_bytes, folder, None if copy_limit is None else parse_size("copy_limit", copy_limit))
+        return cls(
+            num_bytes, folder, None if copy_limit is None else parse_size("copy_limit", copy_limit)
+        )
 
     def places(self, version: Version) -> Iterator[Place]:
         """The places of a version's copies, the nearest one first."""
@@ -111,16 +137,21 @@ class Tiers:
 
 
 def parse_size(name: str, value: str | float) -> int:
-    """The size in bytes that the argument of that name gives: a positive number; or text, a number and kB, MB, GB, TB
-    (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower case, with or without the B. Raises
-    ArgumentError if it is neither, or less than a byte."""
+    """The size in bytes that the argument of that name gives: a positive number; or text,
+    a number and kB, MB, GB, TB (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024),
+    in upper or lower case, with or without the B. Raises ArgumentError if it is neither,
+    or less than a byte."""
     num_bytes = math.nan if isinstance(value, str) else value
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip().lower())):
         num_bytes = float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
     if not is_number(num_bytes) or not math.isfinite(num_bytes):
-        raise ArgumentError(f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes')
+        raise ArgumentError(
+            f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes'
+        )
     if num_bytes < 1:
-        raise ArgumentError(f"{name} is {value!r}: it must be at least one byte; leave it out for none")
+        raise ArgumentError(
+            f"{name} is {value!r}: it must be at least one byte; leave it out for none"
+        )
     return int(num_bytes)
 
 
@@ -131,9 +162,12 @@ def _features_in(copy: LocalCopy, chunk: Frames) -> NDArray[Any]:
 
 
 class CopiedShards(Shards):
-    """The shards of a version that are read from copies, in places of which the nearest is the first."""
+    """The shards of a version that are read from copies, in places of which the nearest
+    is the first."""
 
-    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+    def __init__(
+        self, version: Version, index: Index, check: bool, places: Sequence[Place]
+    ) -> None:
         super().__init__(version, index, check=check)
         self.places = places
         self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
@@ -146,8 +180,9 @@ class CopiedShards(Shards):
         return ", ".join(place.where for place in self.places)
 
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
-        """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there. A
-        StoreError says that the features cannot be read, or are not what was written."""
+        """The nearest copy of a shard, whose features these are; where a nearer place has
+        none, it is made there. A StoreError says that the features cannot be read, or are
+        not what was written."""
         copy: LocalCopy | None = None
         nearer: list[Place] = []
         name = self.index.shards[number].rpartition("/")[2]  # without the part of a corpus
@@ -168,7 +203,8 @@ class CopiedShards(Shards):
         return copy or CopyRefused.FULL
 
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
-        """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
+        """The file of a shard's features, or the copy of it, in blocks; it is checked on
+        the way."""
         with nullcontext() if copy is None else _blaming_the_copy():
             yield from self.version.shard(self.index.shards[number]).feature_blocks(copy)
 
@@ -179,7 +215,9 @@ class CopiedShards(Shards):
             yield
         except OSError as error:
             self._used_up.add(place)
-            self._warn_of_the_end(error, f"{error.filename or place.where}: {error.strerror}", place.where)
+            self._warn_of_the_end(
+                error, f"{error.filename or place.where}: {error.strerror}", place.where
+            )
 
     def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
         rest = f"no more shards are copied to {where}; the others are read from {self.version.path}"
@@ -188,13 +226,23 @@ class CopiedShards(Shards):
     def _warn_of_no_room(self, chunk: Frames, what_is: str) -> None:
         for place in self.places:
             if place not in self._used_up:
-                unless = "raised" if place.limit is not None else "given: without one, a tenth of the disk stays free"
-                what = f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use"
-                rest = f"{what_is} read from {self.version.path}, unless {place.setting} is {unless}"
+                unless = (
+                    "raised"
+                    if place.limit is not None
+                    else "given: without one, a tenth of the disk stays free"
+                )
+                what = (
+                    f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes "
+                    "besides what is in use"
+                )
+                rest = (
+                    f"{what_is} read from {self.version.path}, unless {place.setting} is {unless}"
+                )
                 self._warn(CopyRefused, f"{what}: {rest}")
 
     def _warn(self, kind: type, message: str) -> None:
-        """Have the next read warn, once of each kind of trouble: in a thread, it would be lost."""
+        """Have the next read warn, once of each kind of trouble: in a thread, it would be
+        lost."""
         with changing:
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
@@ -208,11 +256,15 @@ class CopiedShards(Shards):
 
 
 class FolderShards(CopiedShards):
-    """A version's shards in a folder, copied in the background once read, and then read from the complete copies."""
+    """A version's shards in a folder, copied in the background once read, and then read
+    from the complete copies."""
 
-    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+    def __init__(
+        self, version: Version, index: Index, check: bool, places: Sequence[Place]
+    ) -> None:
         super().__init__(version, index, check, places)
-        self._wanted: dict[int, None] = {}  # the numbers of shards to be copied, in the order they were asked for
+        # the numbers of shards to be copied, in the order they were asked for
+        self._wanted: dict[int, None] = {}
         self._finished: list[tuple[int, LocalCopy, NDArray[Any]]] = []
         with changing:
             _in_folders.add(self)
@@ -222,14 +274,17 @@ class FolderShards(CopiedShards):
         """Whether there are shards still to be copied in the background."""
         return bool(self._wanted)
 
-    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+    def _slices(
+        self, shards: list[int], firsts: list[int], counts: list[int]
+    ) -> list[NDArray[Any]]:
         if self._finished or self._warnings or (self._wanted and _thread is None):
             self._collect()
         return super()._slices(shards, firsts, counts)
 
     def _collect(self) -> None:
-        """Take what the thread has copied since the last time: it changes nothing itself of what is read. Warn of what
-        went wrong; in a forked child, go on with what its parent had asked for."""
+        """Take what the thread has copied since the last time: it changes nothing itself
+        of what is read. Warn of what went wrong; in a forked child, go on with what its
+        parent had asked for."""
         with changing:
             for number, copy, features in self._finished:
                 self._features[number], self._copied[number] = features, copy
@@ -247,7 +302,8 @@ class FolderShards(CopiedShards):
         return features
 
     def copy_next(self) -> bool:
-        """Copy one of the wanted shards; False if others are copying all of them just now. For the thread."""
+        """Copy one of the wanted shards; False if others are copying all of them just
+        now. For the thread."""
         for number in list(self._wanted):
             copy: LocalCopy | CopyRefused | None = None
             try:
@@ -282,20 +338,26 @@ class FolderShards(CopiedShards):
         copy = self._copied.get(number)
         if copy is not None and copy.path is not None:
             with suppress(FileNotFoundError):  # the folder may go at any time
-                opened, features = Directory(copy.path.parent).open(copy.path.name, None), self._features[number]
+                opened, features = (
+                    Directory(copy.path.parent).open(copy.path.name, None),
+                    self._features[number],
+                )
                 return Frames(opened, features.shape, features.dtype, str(copy.path), None)
             self._copied.pop(number, None)
         return super()._open_file(number)
 
 
 class ObjectShards(CopiedShards):
-    """The shards of a version in an object store, which are copied whole before they are read; if there are no places
-    for copies, ranges of them are read.
+    """The shards of a version in an object store, which are copied whole before they are
+    read; if there are no places for copies, ranges of them are read.
 
-    What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
-    Nothing of features is kept in memory. Raises ArgumentError if there is room for less than a shard."""
+    What a batch takes of a shard is asked for at once, neighbours in one request, and of
+    all its shards side by side. Nothing of features is kept in memory. Raises
+    ArgumentError if there is room for less than a shard."""
 
-    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+    def __init__(
+        self, version: Version, index: Index, check: bool, places: Sequence[Place]
+    ) -> None:
         super().__init__(version, index, check, places)
         self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
         self.begin_anew()
@@ -312,28 +374,35 @@ class ObjectShards(CopiedShards):
         self._copied: dict[int, LocalCopy] = {}
         self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._fetching = threading.Semaphore(_COPIES_AT_ONCE)
-        self._held: set[int] = set()  # the numbers of shards of which this process says itself when they may go
+        # the numbers of shards of which this process says itself when they may go
+        self._held: set[int] = set()
 
     @property
     def room(self) -> float:
         """The bytes of the largest place; infinite if one has no limit, or there is none."""
-        return max((math.inf if place.limit is None else place.limit for place in self.places), default=math.inf)
+        return max(
+            (math.inf if place.limit is None else place.limit for place in self.places),
+            default=math.inf,
+        )
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The bytes of the features of each shard, as far as the index tells; int64 `[shards]`."""
+        """The bytes of the features of each shard, as far as the index tells; int64
+        `[shards]`."""
         frames = np.zeros(len(self.index.shards), np.int64)
         ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
         return frames * self.version.info.spec.bytes_per_frame
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """The context to read such arrays in: they are in memory, or copied from the store just now."""
+        """The context to read such arrays in: they are in memory, or copied from the
+        store just now."""
         return nullcontext()
 
     def hold(self, number: int) -> Callable[[], None] | None:
-        """Copy a shard, and keep the copy until the function is called that is returned; None if there is no room. A
-        StoreError says that the shard is not what was written, or cannot be fetched."""
+        """Copy a shard, and keep the copy until the function is called that is returned;
+        None if there is no room. A StoreError says that the shard is not what was
+        written, or cannot be fetched."""
         if (copy := self._copy_of(number, self._file(number))) is None:
             return None
         with changing:
@@ -349,7 +418,9 @@ class ObjectShards(CopiedShards):
                 release()
         copy.let_go()
 
-    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+    def _slices(
+        self, shards: list[int], firsts: list[int], counts: list[int]
+    ) -> list[NDArray[Any]]:
         ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, first, count in zip(shards, firsts, counts, strict=True):
             ranges[number].append((first, count))
@@ -373,13 +444,15 @@ class ObjectShards(CopiedShards):
         return [features[first : first + count] for first, count in ranges]
 
     def _copy_of(self, number: int, chunk: Frames) -> LocalCopy | None:
-        """The copy of a shard, which is made now if there is none; None if there is no room for it."""
+        """The copy of a shard, which is made now if there is none; None if there is no
+        room for it."""
         with changing:
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
             if (copy := self._copied.get(number)) is not None and copy.use():
                 return copy
-            with changing:  # of what has been removed, there is room again once it is not mapped any more
+            # of what has been removed, there is room again once it is not mapped any more
+            with changing:
                 self._copied = {at: one for at, one in self._copied.items() if one.exists()}
             while True:
                 with self._fetching:
@@ -410,7 +483,8 @@ def _wake() -> None:
     global _thread
     if _thread is None:
         thread = threading.Thread(target=_work, name="featcache-copies", daemon=True)
-        with suppress(RuntimeError):  # no more threads, or the interpreter is ending: the originals will do
+        # no more threads, or the interpreter is ending: the originals will do
+        with suppress(RuntimeError):
             thread.start()
             _thread = thread
 

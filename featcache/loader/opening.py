@@ -7,7 +7,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, naming
+from featcache.errors import (
+    ArgumentError,
+    FeatcacheWarning,
+    MissingDependencyError,
+    StoreError,
+    naming,
+)
 from featcache.loader.cache import Cache
 from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
@@ -18,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class _Config(Protocol):
-    """The part of `featcache.config.Config` that `open` needs; training may lack the packages to import that."""
+    """The part of `featcache.config.Config` that `open` needs; training may lack the
+    packages to import that."""
 
     @property
     def name(self) -> str: ...
@@ -37,33 +44,43 @@ def open(  # noqa: A001
     strict: bool = False,
     **copying: Unpack[Copying],
 ) -> Cache:
-    """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all its parts as one sequence.
+    """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all
+    its parts as one sequence.
 
     Args:
-        path: The cache, or a version in it, by its folder or its name: "features/fbank80". Or the URL of one:
-            "s3://bucket/features", gs:// or az://, which needs the extra `cloud`; see docs/scale.md.
-        name: The version's name, or its folder's name; not needed if the cache has only one version.
-        config: Open the version with this config's fingerprint: a YAML file or a packaged config's name, which need
-            `featcache[extract]`, or a `Config`.
-        tag: Open the version as it was when `featcache tag` gave it this name, whatever was added or replaced since;
-            of several versions, the one that has this tag. "features/fbank80@paper" does the same.
-        check: Whether to compare every utterance that is read with its checksum. It is then read, and not mapped: a
-            disk that fails gives a DamagedError, and does not end the process by SIGBUS.
-        strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
-            are not in the failure ledger either, that has lost shards, or of which its records do not tell.
-        ram: How much memory to use for copies of shards, which all processes of this machine share: "4GB", "512MiB", or
-            a number of bytes. They are copied while they are read; from an object store, before, so that each byte is
-            fetched once. None by default, since the page cache does the same for folders.
-        copy_to: A folder on a local disk to which shards are copied likewise. With `ram` too, memory comes first.
-        copy_limit: The limit for all copies in that folder together; by default, a tenth of the disk stays free.
+        path: The cache, or a version in it, by its folder or its name:
+            "features/fbank80". Or the URL of one: "s3://bucket/features", gs:// or az://,
+            which needs the extra `cloud`; see docs/scale.md.
+        name: The version's name, or its folder's name; not needed if the cache has only
+            one version.
+        config: Open the version with this config's fingerprint: a YAML file or a packaged
+            config's name, which need `featcache[extract]`, or a `Config`.
+        tag: Open the version as it was when `featcache tag` gave it this name, whatever
+            was added or replaced since; of several versions, the one that has this tag.
+            "features/fbank80@paper" does the same.
+        check: Whether to compare every utterance that is read with its checksum. It is
+            then read, and not mapped: a disk that fails gives a DamagedError, and does
+            not end the process by SIGBUS.
+        strict: Whether to refuse an unfinished version instead of warning: one that lacks
+            utterances of a manifest that are not in the failure ledger either, that has
+            lost shards, or of which its records do not tell.
+        ram: How much memory to use for copies of shards, which all processes of this
+            machine share: "4GB", "512MiB", or a number of bytes. They are copied while
+            they are read; from an object store, before, so that each byte is fetched
+            once. None by default, since the page cache does the same for folders.
+        copy_to: A folder on a local disk to which shards are copied likewise. With `ram`
+            too, memory comes first.
+        copy_limit: The limit for all copies in that folder together; by default, a tenth
+            of the disk stays free.
 
     Raises:
-        StoreError: There is no such version, or there are several; lists them, and the config keys that differ. With
-            `strict`, also if the version is not finished.
+        StoreError: There is no such version, or there are several; lists them, and the
+            config keys that differ. With `strict`, also if the version is not finished.
         DamagedError: The version's metadata is damaged; or a shard of the tag is gone.
-        ConfigError, MissingDependencyError: `config` has errors or cannot be read, or packages for it are missing.
-        ArgumentError: A size is invalid, larger than the machine's memory, or less than a shard in an object store; or
-            a URL is of no object store.
+        ConfigError, MissingDependencyError: `config` has errors or cannot be read, or
+            packages for it are missing.
+        ArgumentError: A size is invalid, larger than the machine's memory, or less than a
+            shard in an object store; or a URL is of no object store.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
@@ -76,7 +93,10 @@ def open(  # noqa: A001
     config = None if config is None else _load(config)
     if (found := corpus_of(location)) is not None:
         if tag is not None:
-            raise ArgumentError(f"tag is {tag!r}: {location} is a corpus: open its parts, which have tags of their own")
+            raise ArgumentError(
+                f"tag is {tag!r}: {location} is a corpus: open its parts, which have tags "
+                "of their own"
+            )
         from featcache.loader.corpus import Corpus, open_parts
 
         corpus, of_path = found
@@ -102,7 +122,10 @@ def open(  # noqa: A001
 def _load(config: str | Path | _Config) -> _Config:
     if not isinstance(config, (str, Path)):
         if not hasattr(config, "fingerprint"):
-            raise ArgumentError(f"config is {config!r}: give a YAML file, the name of a packaged config, or a Config")
+            raise ArgumentError(
+                f"config is {config!r}: give a YAML file, the name of a packaged config, or "
+                "a Config"
+            )
         return config
     try:
         from featcache.config import load_config

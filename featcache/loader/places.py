@@ -1,17 +1,21 @@
-"""Where copies of shards lie: in a folder, on a disk or in /dev/shm, for all processes of the machine; or in memory.
+"""Where copies of shards lie: in a folder, on a disk or in /dev/shm, for all processes of
+the machine; or in memory.
 
     <folder>/featcache/
       lock                        held for a moment by whoever adds or removes something
-      <version>.<place>/          named after the version's folder, and a hash of where that is: two caches of one
-                                  config have nothing in common
+      <version>.<place>/          named after the version's folder, and a hash of where that
+                                  is: two caches of one config have nothing in common
         users                     held, shared, by every process that reads these copies
-        <shard>                   the file of the shard's features, whole; held, shared, by those who will read it soon
-        <shard>.read              how much all processes together have read of it: 8 bytes, changed under its lock
+        <shard>                   the file of the shard's features, whole; held, shared, by
+                                  those who will read it soon
+        <shard>.read              how much all processes together have read of it: 8 bytes,
+                                  changed under its lock
         <shard>.part              one that is being written: held by the process that writes it
 
-A shard's name says what is in it, so a copy stays right for ever. All locks end with their processes: a part that
-nobody holds was left by a process that was killed, and is removed. A link in there is not featcache's: nothing is read,
-written or removed through it.
+A shard's name says what is in it, so a copy stays right for ever. All locks end with
+their processes: a part that nobody holds was left by a process that was killed, and is
+removed. A link in there is not featcache's: nothing is read, written or removed through
+it.
 """
 
 from __future__ import annotations
@@ -52,9 +56,12 @@ _TOUCH_SECONDS = 1.0
 """How often a copy that is in use is marked as such."""
 
 changing = threading.RLock()
-"""Held for a moment by threads that change what a process knows of copies, and while it forks."""
+"""Held for a moment by threads that change what a process knows of copies, and while it
+forks."""
 
-os.register_at_fork(before=changing.acquire, after_in_parent=changing.release, after_in_child=changing.release)
+os.register_at_fork(
+    before=changing.acquire, after_in_parent=changing.release, after_in_child=changing.release
+)
 
 
 class CopyRefused(Enum):
@@ -65,15 +72,20 @@ class CopyRefused(Enum):
 
 
 def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
-    """The place of a version's copies in memory: one that all processes share, unless the machine has less memory for
-    files than `limit`, as in many containers, or somebody else has made a folder of this user's name there."""
+    """The place of a version's copies in memory: one that all processes share, unless the
+    machine has less memory for files than `limit`, as in many containers, or somebody
+    else has made a folder of this user's name there."""
     folder = _SHARED / f"featcache-{os.getuid()}"
     with suppress(OSError):
         shared = os.statvfs(_SHARED)
         if shared.f_blocks * shared.f_frsize >= limit:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            if (
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == os.getuid()
+                and not status.st_mode & 0o022
+            ):
                 return Disk(folder, version, limit, idle_seconds, is_memory=True)
     return _PrivateMemory(limit, idle_seconds)
 
@@ -100,24 +112,33 @@ class _CopyOnDisk:
         return True
 
     def let_go(self) -> None:
-        """Have it be the first to be removed, unless somebody holds it, until it is used again."""
+        """Have it be the first to be removed, unless somebody holds it, until it is used
+        again."""
         self._touched = -_TOUCH_SECONDS
         self._mark((0, 0))
 
     def count(self, num_frames: int, whole: int) -> None:
-        """Count frames that are read. Once all processes have read as many as there are, it is let go of."""
+        """Count frames that are read. Once all processes have read as many as there are,
+        it is let go of."""
         try:
             with Lock(self.path.with_suffix(_READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
                 lock.take(wait=True)
                 num_frames += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
-                os.pwrite(lock.descriptor, (num_frames if num_frames < whole else 0).to_bytes(8, "little"), 0)
-        except OSError:  # another user's, or gone, or the disk is full: it goes when nobody reads it any more
+                os.pwrite(
+                    lock.descriptor,
+                    (num_frames if num_frames < whole else 0).to_bytes(8, "little"),
+                    0,
+                )
+        except (
+            OSError
+        ):  # another user's, or gone, or the disk is full: it goes when nobody reads it any more
             return
         if num_frames >= whole:
             self.let_go()
 
     def hold(self) -> Callable[[], None] | None:
-        """Keep it from being removed until the function is called that is returned; None if it is gone."""
+        """Keep it from being removed until the function is called that is returned; None
+        if it is gone."""
         with locked(self.path.parents[1] / _LOCK), suppress(FileNotFoundError):
             lock = Lock(self.path, os.O_RDONLY | os.O_NOFOLLOW)
             lock.take(wait=True, shared=True)
@@ -125,22 +146,26 @@ class _CopyOnDisk:
         return None
 
     def _mark(self, times: tuple[int, int] | None) -> None:
-        with suppress(OSError):  # another user's, or the disk is read-only by now: it is read all the same
+        # another user's, or the disk is read-only by now: it is read all the same
+        with suppress(OSError):
             os.utime(self.path, times)
 
 
 class Disk:
-    """The copies of a version, by their names, in a folder on a disk of this machine; or in memory, where copies that
-    no process has open do not stay. It is opened at the first look, since it may be slow, or hang.
+    """The copies of a version, by their names, in a folder on a disk of this machine; or
+    in memory, where copies that no process has open do not stay. It is opened at the
+    first look, since it may be slow, or hang.
 
-    While a process, or a child that it has forked, has copies open, none of them is removed but those that are idle.
-    What is beyond the limit, and not in use, is removed at once.
+    While a process, or a child that it has forked, has copies open, none of them is
+    removed but those that are idle. What is beyond the limit, and not in use, is removed
+    at once.
 
     Args:
         folder, version: Where copies lie, and of what.
-        limit: The limit of everything in the folder, in bytes; None for all but a tenth of the disk.
-        idle_seconds: Copies that are in use go too, to make room, which nobody holds and nobody has read for so long;
-            None if none of them may.
+        limit: The limit of everything in the folder, in bytes; None for all but a tenth
+            of the disk.
+        idle_seconds: Copies that are in use go too, to make room, which nobody holds and
+            nobody has read for so long; None if none of them may.
         is_memory: Whether the folder is in memory.
 
     Raises:
@@ -148,14 +173,21 @@ class Disk:
     """
 
     def __init__(
-        self, folder: Path, version: Version, limit: int | None, idle_seconds: float | None, is_memory: bool = False
+        self,
+        folder: Path,
+        version: Version,
+        limit: int | None,
+        idle_seconds: float | None,
+        is_memory: bool = False,
     ) -> None:
         self.where, self.setting = ("memory", "ram") if is_memory else (str(folder), "copy_limit")
         self.limit, self._idle_seconds = limit, idle_seconds
         path = version.path
         place = os.fsencode(path.resolve()) if isinstance(path, Path) else str(path).encode()
         self._root = folder / "featcache"
-        self._home = self._root / f"{version.info.folder_name}.{hashlib.sha256(place).hexdigest()[:8]}"
+        self._home = (
+            self._root / f"{version.info.folder_name}.{hashlib.sha256(place).hexdigest()[:8]}"
+        )
         self._is_memory, self._is_broken = is_memory, False
         self._users: Lock | None = None
 
@@ -171,7 +203,8 @@ class Disk:
             if self._home.is_symlink():
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._home))
             self._home.mkdir(exist_ok=True)
-            # Memory is given back when the process ends, whatever children still have mapped of it.
+            # Memory is given back when the process ends, whatever children still have
+            # mapped of it.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             users = Lock(self._home / "users", flags, is_inherited=not self._is_memory)
             users.take(shared=True)
@@ -180,7 +213,8 @@ class Disk:
             weakref.finalize(self, _end, users, self._root, self._home, os.getpid())
 
     def find(self, name: str, num_bytes: int) -> LocalCopy | None:
-        """The copy of that name and size, which is now the last to be removed; None if there is none."""
+        """The copy of that name and size, which is now the last to be removed; None if
+        there is none."""
         if self._is_broken:
             return None
         try:
@@ -196,8 +230,11 @@ class Disk:
                 return _CopyOnDisk(map_file(file.descriptor, num_bytes), path)
         return None
 
-    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
-        """Make a copy of these blocks, which appears whole or not at all. Raises what they raise."""
+    def make(
+        self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]
+    ) -> CopyRefused | None:
+        """Make a copy of these blocks, which appears whole or not at all. Raises what
+        they raise."""
         self._open()
         part = self._home / f"{name}{_PART}"
         with self._alone():
@@ -209,7 +246,8 @@ class Disk:
             lock.take(wait=True)
             os.truncate(lock.descriptor, num_bytes)  # it counts towards the limit from now on
         try:
-            os.posix_fallocate(lock.descriptor, 0, num_bytes)  # rather than find the disk full at the end
+            # rather than find the disk full at the end
+            os.posix_fallocate(lock.descriptor, 0, num_bytes)
             for block in blocks():
                 while len(block):  # one write may take less than it was given
                     block = block[os.write(lock.descriptor, block) :]
@@ -234,15 +272,18 @@ class Disk:
         return [path for path in named if stat.S_ISDIR(path.lstat().st_mode)]
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Remove copies that nobody uses until there is room; none if that is too few. Raises OSError if the limit
-        would allow it, but the disk has less."""
+        """Remove copies that nobody uses until there is room; none if that is too few.
+        Raises OSError if the limit would allow it, but the disk has less."""
         files = {home: [*_survey(home)] for home in self._homes()}
         disk = os.statvfs(self._root)
         free = disk.f_bavail * disk.f_frsize
         if self.limit is None:
             room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
         else:
-            room = min(free, self.limit - sum(file.num_bytes for copies in files.values() for file in copies))
+            room = min(
+                free,
+                self.limit - sum(file.num_bytes for copies in files.values() for file in copies),
+            )
         idle: list[_File] = []
         for home, copies in files.items():
             if not _is_used(home / "users"):
@@ -269,7 +310,8 @@ class _File:
 
 
 def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
-    """The least recently used of some copies that make so much room; None if all of them are too few."""
+    """The least recently used of some copies that make so much room; None if all of them
+    are too few."""
     oldest_first = sorted(idle, key=lambda copy: copy.used)
     freed = [0, *accumulate(copy.num_bytes for copy in oldest_first)]
     return oldest_first[: bisect_left(freed, num_bytes)] if freed[-1] >= num_bytes else None
@@ -294,7 +336,8 @@ def _remove(home: Path) -> None:
 def _survey(home: Path) -> Iterator[_File]:
     """A version's copies. Parts that killed processes have left are removed."""
     for path in home.iterdir():
-        with suppress(FileNotFoundError):  # whoever discards a part removes it without the lock
+        # whoever discards a part removes it without the lock
+        with suppress(FileNotFoundError):
             status = path.lstat()
             if not (_COPY.fullmatch(path.name) and stat.S_ISREG(status.st_mode)):
                 continue
@@ -305,7 +348,8 @@ def _survey(home: Path) -> Iterator[_File]:
 
 
 def _is_used(path: Path) -> bool:
-    """Whether a process holds the lock of a version's `users`, of a copy or a part. Nobody can take it meanwhile."""
+    """Whether a process holds the lock of a version's `users`, of a copy or a part.
+    Nobody can take it meanwhile."""
     try:
         return is_held(path)
     except FileNotFoundError:
@@ -315,7 +359,8 @@ def _is_used(path: Path) -> bool:
 
 
 class _CopyInMemory:
-    """A copy in this process's own memory, used as one on a disk is, which says what each method does."""
+    """A copy in this process's own memory, used as one on a disk is, which says what each
+    method does."""
 
     path = None
 
@@ -355,7 +400,8 @@ LocalCopy: TypeAlias = _CopyOnDisk | _CopyInMemory
 
 
 class _PrivateMemory:
-    """Copies in the process's own memory, found and made as a `Disk`'s are. A forked child begins with its parent's."""
+    """Copies in the process's own memory, found and made as a `Disk`'s are. A forked
+    child begins with its parent's."""
 
     def __init__(self, limit: int, idle_seconds: float | None) -> None:
         self.where, self.setting, self.limit = "memory", "ram", limit
@@ -368,10 +414,14 @@ class _PrivateMemory:
             copy = self._kept.get(name)
             return copy if copy is not None and copy.use() else None
 
-    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+    def make(
+        self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]
+    ) -> CopyRefused | None:
         with changing:
             before = time.monotonic() - self._idle_seconds
-            idle = [copy for copy in self._kept.values() if not copy.num_holders and copy.used < before]
+            idle = [
+                copy for copy in self._kept.values() if not copy.num_holders and copy.used < before
+            ]
             if (to_remove := _least_recent(idle, num_bytes - self._room)) is None:
                 return CopyRefused.FULL
             for copy in to_remove:

@@ -1,17 +1,21 @@
-"""The batches of an epoch: utterances of similar length together, shuffled, dealt to ranks, resumed in the middle.
+"""The batches of an epoch: utterances of similar length together, shuffled, dealt to
+ranks, resumed in the middle.
 
-The utterances are sorted by their lengths, each stretched at random by up to `SPREAD`, and cut into batches in this
-order. So utterances of similar length share a batch, in new combinations in each epoch. Batches are dealt in rounds,
-one to each rank; since a round is cut from neighbours in the order, its batches are similar in length, and no rank
-waits for another. The rounds come in random order.
+The utterances are sorted by their lengths, each stretched at random by up to `SPREAD`,
+and cut into batches in this order. So utterances of similar length share a batch, in new
+combinations in each epoch. Batches are dealt in rounds, one to each rank; since a round
+is cut from neighbours in the order, its batches are similar in length, and no rank waits
+for another. The rounds come in random order.
 
-With windows, the shards are shuffled and cut into windows of a few, and all this is done for one window after the
-other: an epoch then needs the shards of one window at a time, and each of them once.
+With windows, the shards are shuffled and cut into windows of a few, and all this is done
+for one window after the other: an epoch then needs the shards of one window at a time,
+and each of them once.
 
-`batches_of` is a pure function, and the same on every machine: the random numbers are PCG64's raw ones, seeded by a
-SeedSequence, which numpy has promised not to change (NEP 19; `Generator.permutation` and its like have no such
-promise), and the arithmetic is of integers and of single IEEE operations. What it computes for each utterance, it
-computes in chunks, so that sorting takes the most memory: some 18 bytes for each."""
+`batches_of` is a pure function, and the same on every machine: the random numbers are
+PCG64's raw ones, seeded by a SeedSequence, which numpy has promised not to change (NEP
+19; `Generator.permutation` and its like have no such promise), and the arithmetic is of
+integers and of single IEEE operations. What it computes for each utterance, it computes
+in chunks, so that sorting takes the most memory: some 18 bytes for each."""
 
 from __future__ import annotations
 
@@ -55,41 +59,60 @@ class Batching(TypedDict, total=False):
 
 
 _DEFAULTS = Batching(
-    max_frames=None, batch_size=None, shuffle=True, seed=0, rank=0, world_size=1, drop_last=False, shards_in_memory=None
+    max_frames=None,
+    batch_size=None,
+    shuffle=True,
+    seed=0,
+    rank=0,
+    world_size=1,
+    drop_last=False,
+    shards_in_memory=None,
 )
 
 
 class BucketBatchSampler(Sampler[list[int]]):
-    """Batches of utterances of similar length, as lists of positions; torch's DataLoader takes it as `batch_sampler`.
+    """Batches of utterances of similar length, as lists of positions; torch's DataLoader
+    takes it as `batch_sampler`.
 
-    Every utterance is in exactly one batch of an epoch, over all ranks, and every rank gets the same number of batches:
-    if the number of batches is not divisible by the number of ranks, the batches with the most rows are halved. In each
-    step, the ranks' batches are similar in length. The batches and their order are drawn anew in each epoch, and depend
-    only on the arguments and the epoch, on every machine.
+    Every utterance is in exactly one batch of an epoch, over all ranks, and every rank
+    gets the same number of batches: if the number of batches is not divisible by the
+    number of ranks, the batches with the most rows are halved. In each step, the ranks'
+    batches are similar in length. The batches and their order are drawn anew in each
+    epoch, and depend only on the arguments and the epoch, on every machine.
 
-    If fewer utterances are left than ranks, even with one row per batch, the last batch of some ranks is the empty
-    list, so that no rank waits forever for another. With `drop_last=True` there are no empty batches.
+    If fewer utterances are left than ranks, even with one row per batch, the last batch
+    of some ranks is the empty list, so that no rank waits forever for another. With
+    `drop_last=True` there are no empty batches.
 
     Args:
-        lengths: The length of each utterance, in frames; integers `[utterances]`. int64 is not copied.
-        shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed with `shards_in_memory`.
+        lengths: The length of each utterance, in frames; integers `[utterances]`. int64
+            is not copied.
+        shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed
+            with `shards_in_memory`.
 
     Keyword Args:
-        max_frames: The limit on a batch's frames with padding: rows × longest. An utterance without any counts as one.
-        batch_size: The limit on the rows of a batch. At least one of the two limits must be given.
-        shuffle: By default true. If false, the longest batches come first, in the same order in every epoch.
+        max_frames: The limit on a batch's frames with padding: rows × longest. An
+            utterance without any counts as one.
+        batch_size: The limit on the rows of a batch. At least one of the two limits must
+            be given.
+        shuffle: By default true. If false, the longest batches come first, in the same
+            order in every epoch.
         seed: The seed of the order; not negative, by default 0.
-        rank: The rank whose batches to yield, by default 0. All other arguments must be the same for all ranks.
+        rank: The rank whose batches to yield, by default 0. All other arguments must be
+            the same for all ranks.
         world_size: The number of ranks, by default 1.
-        drop_last: Drop batches that do not make a whole round over the ranks, instead of halving others; with
-            `batch_size` alone, also drop utterances that do not make a whole batch. Which ones are dropped is drawn in
-            each epoch.
-        shards_in_memory: Take the utterances of that many shards at a time, drawn anew in each epoch: for data that is
-            larger than what keeps it near, memory or `copy_limit`. Then an epoch reads each shard once, and utterances
-            of other shards do not share a batch. Rounds over the ranks, and what is dropped, are those of each window.
+        drop_last: Drop batches that do not make a whole round over the ranks, instead of
+            halving others; with `batch_size` alone, also drop utterances that do not make
+            a whole batch. Which ones are dropped is drawn in each epoch.
+        shards_in_memory: Take the utterances of that many shards at a time, drawn anew in
+            each epoch: for data that is larger than what keeps it near, memory or
+            `copy_limit`. Then an epoch reads each shard once, and utterances of other
+            shards do not share a batch. Rounds over the ranks, and what is dropped, are
+            those of each window.
 
     Raises:
-        ArgumentError: The arguments contradict each other, or utterances exceed `max_frames`; also a ValueError.
+        ArgumentError: The arguments contradict each other, or utterances exceed
+            `max_frames`; also a ValueError.
     """
 
     @naming(_DEFAULTS)
@@ -104,7 +127,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.rank = require_int("rank", rules.pop("rank"), 0)
         self.rules = Rules(**rules)
         if self.rank >= (count := self.rules.world_size):
-            raise ArgumentError(f"rank is {self.rank}; with world_size={count} ranks are 0 to {count - 1}")
+            raise ArgumentError(
+                f"rank is {self.rank}; with world_size={count} ranks are 0 to {count - 1}"
+            )
         self.lengths = _checked(lengths, self.rules.max_frames)
         self.shards = _checked_shards(shards, self.rules.shards_in_memory, len(self.lengths))
         self._pass = _Pass(self, 0)
@@ -114,7 +139,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         return len(self._pass.batches) - self._pass.first
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begin with the epoch's first batch; just after `load_state_dict`, with the first that is still to be seen."""
+        """Begin with the epoch's first batch; just after `load_state_dict`, with the
+        first that is still to be seen."""
         last = self._pass
         # torch's DataLoader asks for two iterators where it has workers, and uses the second
         self._pass = _Pass(self, last.epoch) if last.has_begun else replace(last)
@@ -124,11 +150,15 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __repr__(self) -> str:
         rules = ", ".join(f"{name}={value}" for name, value in asdict(self.rules).items())
-        return f"BucketBatchSampler(<{len(self.lengths):,} lengths>, {rules}, rank={self.rank}) in epoch {self.epoch}"
+        return (
+            f"BucketBatchSampler(<{len(self.lengths):,} lengths>, {rules}, "
+            f"rank={self.rank}) in epoch {self.epoch}"
+        )
 
     @property
     def sampler(self) -> BucketBatchSampler:
-        """The sampler itself: Lightning and Fabric call `set_epoch` on a batch sampler's `sampler`."""
+        """The sampler itself: Lightning and Fabric call `set_epoch` on a batch sampler's
+        `sampler`."""
         return self
 
     @property
@@ -137,7 +167,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._pass.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch. Setting the current epoch changes nothing: a loaded state is kept."""
+        """Set the epoch. Setting the current epoch changes nothing: a loaded state is
+        kept."""
         if require_int("epoch", epoch, 0) != self.epoch:
             self._pass = _Pass(self, epoch)
 
@@ -147,19 +178,24 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._pass.done - self._pass.first
 
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
-        """Which utterances of the epoch are left, for all ranks together; small, of plain numbers and text.
+        """Which utterances of the epoch are left, for all ranks together; small, of plain
+        numbers and text.
 
-        All ranks must be at the same step, as in synchronous training: then one saves the state, which all share.
-        Raises ArgumentError if the pass has not yielded `consumed` batches.
+        All ranks must be at the same step, as in synchronous training: then one saves the
+        state, which all share. Raises ArgumentError if the pass has not yielded
+        `consumed` batches.
 
         Args:
-            consumed: How many batches of this pass training has consumed. By default, all that were yielded, which is
-                too many if a DataLoader's workers take batches ahead.
+            consumed: How many batches of this pass training has consumed. By default, all
+                that were yielded, which is too many if a DataLoader's workers take
+                batches ahead.
         """
         now = self._pass
         consumed = self.given if consumed is None else require_int("consumed", consumed, 0)
         if consumed > self.given:
-            raise ArgumentError(f"consumed is {consumed}; this pass has given {self.given} batches to this rank")
+            raise ArgumentError(
+                f"consumed is {consumed}; this pass has given {self.given} batches to this rank"
+            )
         seen = [*now.before, (self.rules, now.first + consumed)]
         parts = [{"rules": asdict(rules), "rounds": rounds} for rules, rounds in seen]
         return {"lengths": self._digest, "epoch": now.epoch, "parts": parts}
@@ -167,17 +203,26 @@ class BucketBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass yield what was left when the state was taken.
 
-        If all arguments except the rank are the same as then, these are exactly the batches that would have followed.
-        Otherwise, as with another `world_size` or a smaller `max_frames`, new batches are made of the remaining
-        utterances. Raises ArgumentError if `state` is not such a sampler's, or is for other utterances."""
+        If all arguments except the rank are the same as then, these are exactly the
+        batches that would have followed. Otherwise, as with another `world_size` or a
+        smaller `max_frames`, new batches are made of the remaining utterances. Raises
+        ArgumentError if `state` is not such a sampler's, or is for other utterances."""
         try:
             digest, epoch = state["lengths"], require_int("epoch", state["epoch"], 0)
-            parts = [(Rules(**part["rules"]), require_int("rounds", part["rounds"], 0)) for part in state["parts"]]
+            parts = [
+                (Rules(**part["rules"]), require_int("rounds", part["rounds"], 0))
+                for part in state["parts"]
+            ]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
-            what = f"the state is for other utterances than these {len(self.lengths):,}, or for other shards"
-            raise ArgumentError(f"{what}: resume with the same dataset, in the same order, or begin the epoch again")
+            what = (
+                f"the state is for other utterances than these {len(self.lengths):,}, or "
+                "for other shards"
+            )
+            raise ArgumentError(
+                f"{what}: resume with the same dataset, in the same order, or begin the epoch again"
+            )
         first = parts.pop()[1] if parts and parts[-1][0] == self.rules else 0
         self._pass = _Pass(self, epoch, parts, first)
 
@@ -196,7 +241,8 @@ class _Pass(Iterator[list[int]]):
     sampler: BucketBatchSampler
     epoch: int
     before: list[tuple[Rules, int]] = field(default_factory=list)
-    """For each part of the epoch that was seen under other rules, these rules and the number of its rounds."""
+    """For each part of the epoch that was seen under other rules, these rules and the
+    number of its rounds."""
     first: int = 0
     """The round to begin with."""
     has_begun: bool = False
@@ -230,8 +276,11 @@ class _Pass(Iterator[list[int]]):
         return self._make(self.sampler.rules, left, self.first)
 
     def _make(self, rules: Rules, positions: Ints | None, num_seen: int) -> Batches:
-        """The epoch's batches of some positions, or of all. A state is refused that has seen more rounds of them."""
-        batches = batches_of(self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards)
+        """The epoch's batches of some positions, or of all. A state is refused that has
+        seen more rounds of them."""
+        batches = batches_of(
+            self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards
+        )
         if num_seen > len(batches):
             raise ArgumentError(_NO_STATE)
         return batches
@@ -243,32 +292,52 @@ def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: i
         raise ArgumentError("lengths is empty: there are no utterances to make batches of")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         what = f"lengths is {array.dtype} {list(array.shape)}"
-        raise ArgumentError(f"{what}: it must be one integer for each utterance, in frames, such as dataset.lengths")
+        raise ArgumentError(
+            f"{what}: it must be one integer for each utterance, in frames, such as dataset.lengths"
+        )
     array = np.ascontiguousarray(array, np.int64)
     if array.min() < 0:
-        raise ArgumentError(f"lengths has {array.min()} at {array.argmin()}: lengths cannot be negative")
+        raise ArgumentError(
+            f"lengths has {array.min()} at {array.argmin()}: lengths cannot be negative"
+        )
     if max_frames is not None and array.max() > max_frames:
         longer = f"{(array > max_frames).sum():,} of {len(array):,} utterances are longer"
         longest = f"the longest has {array.max()} frames, at position {array.argmax()}"
-        raise ArgumentError(f"max_frames is {max_frames}, and {longer}: {longest}; raise it to that, or leave them out")
+        raise ArgumentError(
+            f"max_frames is {max_frames}, and {longer}: {longest}; raise it to that, or "
+            "leave them out"
+        )
     return array
 
 
-def _checked_shards(shards: Sequence[int] | NDArray[Any] | None, most: int | None, count: int) -> NDArray[Any] | None:
+def _checked_shards(
+    shards: Sequence[int] | NDArray[Any] | None, most: int | None, count: int
+) -> NDArray[Any] | None:
     if (shards is None) != (most is None):
-        raise ArgumentError("shards and shards_in_memory go together: give both, shards=dataset.shards, or neither")
+        raise ArgumentError(
+            "shards and shards_in_memory go together: give both, shards=dataset.shards, or neither"
+        )
     if shards is None:
         return None
     array = np.asarray(shards)
-    if array.shape != (count,) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= _MOST_SHARDS:
-        wanted = f"the number of a shard, from 0, for each of the {count:,} utterances, such as dataset.shards"
+    if (
+        array.shape != (count,)
+        or array.dtype.kind not in "iu"
+        or array.min() < 0
+        or array.max() >= _MOST_SHARDS
+    ):
+        wanted = (
+            f"the number of a shard, from 0, for each of the {count:,} utterances, such as "
+            "dataset.shards"
+        )
         raise ArgumentError(f"shards is {array.dtype} {list(array.shape)}: it must be {wanted}")
     return np.ascontiguousarray(array, np.uint32)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How batches are made: the arguments of `BucketBatchSampler` that are the same for all ranks, checked."""
+    """How batches are made: the arguments of `BucketBatchSampler` that are the same for
+    all ranks, checked."""
 
     max_frames: int | None
     batch_size: int | None
@@ -300,7 +369,8 @@ class Batches:
     ends: Ints
     """Where each batch ends in `order`; int64 `[rounds, world_size]`."""
     windows: Ints
-    """The number of the window of shards that each round is of; they rise; int64 `[rounds]`."""
+    """The number of the window of shards that each round is of; they rise; int64
+    `[rounds]`."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -308,7 +378,9 @@ class Batches:
         firsts = np.cumsum([0, *(len(part.order) for part in parts[:-1])])
         return cls(
             np.concatenate([part.order for part in parts]),
-            np.concatenate([part.starts + first for part, first in zip(parts, firsts, strict=True)]),
+            np.concatenate(
+                [part.starts + first for part, first in zip(parts, firsts, strict=True)]
+            ),
             np.concatenate([part.ends + first for part, first in zip(parts, firsts, strict=True)]),
             np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         )
@@ -318,23 +390,34 @@ class Batches:
 
     def batch(self, number: int, rank: int) -> list[int]:
         """The positions of a rank's batch in one round."""
-        positions: list[int] = self.order[self.starts[number, rank] : self.ends[number, rank]].tolist()
+        positions: list[int] = self.order[
+            self.starts[number, rank] : self.ends[number, rank]
+        ].tolist()
         return positions
 
     def after(self, rounds: int) -> Ints:
         """The positions of the utterances of all rounds but the first ones, sorted."""
-        ranges = zip(self.starts[rounds:].ravel().tolist(), self.ends[rounds:].ravel().tolist(), strict=True)
-        return np.sort(np.concatenate([self.order[:0], *(self.order[start:end] for start, end in ranges)]))
+        ranges = zip(
+            self.starts[rounds:].ravel().tolist(), self.ends[rounds:].ravel().tolist(), strict=True
+        )
+        return np.sort(
+            np.concatenate([self.order[:0], *(self.order[start:end] for start, end in ranges)])
+        )
 
 
-def batches_of(lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, shards: NDArray[Any] | None) -> Batches:
+def batches_of(
+    lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, shards: NDArray[Any] | None
+) -> Batches:
     """Make an epoch's batches.
 
     Args:
-        lengths: The lengths of all utterances, in frames; integers `[utterances]`, at most `rules.max_frames`.
-        positions: The positions of the utterances that are to be in the batches; all of them by default.
+        lengths: The lengths of all utterances, in frames; integers `[utterances]`, at
+            most `rules.max_frames`.
+        positions: The positions of the utterances that are to be in the batches; all of
+            them by default.
         epoch: The epoch; with `rules.shuffle`, each has other batches.
-        shards: The number of each utterance's shard, from 0, integers `[utterances]`; with `rules.shards_in_memory`.
+        shards: The number of each utterance's shard, from 0, integers `[utterances]`;
+            with `rules.shards_in_memory`.
     """
     random = _random(rules, epoch)
     if shards is None or rules.shards_in_memory is None:
@@ -348,16 +431,24 @@ def batches_of(lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, 
 
 def _random(rules: Rules, *numbers: int) -> Random:
     """The random numbers of an epoch, or of one of its windows."""
-    return np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers])) if rules.shuffle else None
+    return (
+        np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers])) if rules.shuffle else None
+    )
 
 
-def _windows(shards: NDArray[Any], positions: Ints | None, most: int, random: Random) -> Iterator[Ints]:
-    """Positions by window: each has up to `most` shards, as evenly as may be, and with `random` other ones each time.
+def _windows(
+    shards: NDArray[Any], positions: Ints | None, most: int, random: Random
+) -> Iterator[Ints]:
+    """Positions by window: each has up to `most` shards, as evenly as may be, and with
+    `random` other ones each time.
 
-    Which shards a window has does not depend on the positions, so that what is left of an epoch has the same windows.
+    Which shards a window has does not depend on the positions, so that what is left of an
+    epoch has the same windows.
     """
     there = np.flatnonzero(np.bincount(shards))
-    shuffled = there if random is None else there[np.argsort(random.random_raw(len(there)), kind="stable")]
+    shuffled = (
+        there if random is None else there[np.argsort(random.random_raw(len(there)), kind="stable")]
+    )
     windows = np.array_split(shuffled, -(-len(there) // most))
     window_of = np.empty(int(there[-1]) + 1, np.int64)
     for number, inside in enumerate(windows):
@@ -393,24 +484,31 @@ def _make_batches(lengths: Ints, positions: Ints | None, rules: Rules, random: R
 
 
 def _sorted(lengths: Ints, positions: Ints | None, random: Random) -> Ints:
-    """The positions sorted by length, the longest first; with `random`, each length is stretched at random.
+    """The positions sorted by length, the longest first; with `random`, each length is
+    stretched at random.
 
-    Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a part in 2,048."""
+    Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a
+    part in 2,048."""
     count = len(lengths if positions is None else positions)
     keys = np.empty(count, np.uint16)
     for first in range(0, count, _CHUNK):
         chunk = slice(first, first + _CHUNK)
-        stretched = np.maximum(lengths[chunk if positions is None else positions[chunk]], 1).astype(np.float32)
+        stretched = np.maximum(lengths[chunk if positions is None else positions[chunk]], 1).astype(
+            np.float32
+        )
         if random is not None:
             drawn = (random.random_raw(len(stretched)) >> 40).astype(np.float32) / (1 << 24)
             stretched *= 1 + np.float32(SPREAD) * drawn
-        keys[chunk] = ~((stretched.view(np.uint32) - np.float32(1).view(np.uint32)) >> 12).astype(np.uint16)
+        keys[chunk] = ~((stretched.view(np.uint32) - np.float32(1).view(np.uint32)) >> 12).astype(
+            np.uint16
+        )
     order = np.argsort(keys, kind="stable")
     return order if positions is None else positions[order]
 
 
 def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
-    """How many utterances each batch takes, as many as it may, in an order of falling lengths, int64 `[batches]`."""
+    """How many utterances each batch takes, as many as it may, in an order of falling
+    lengths, int64 `[batches]`."""
     most = len(order) if rules.batch_size is None else rules.batch_size
     rows: Ints = np.broadcast_to(most, len(order))  # that a batch may have that begins there
     if rules.max_frames is not None:
@@ -419,7 +517,8 @@ def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
         np.floor_divide(rules.max_frames, np.maximum(rows, 1, out=rows), out=rows)
         np.minimum(rows, most, out=rows)
     begins, begin = [np.arange(0)], 0
-    for end in [*(np.flatnonzero(rows[1:] != rows[:-1]) + 1).tolist(), len(order)]:  # where another number begins
+    # where another number begins
+    for end in [*(np.flatnonzero(rows[1:] != rows[:-1]) + 1).tolist(), len(order)]:
         if begin < end:
             begins.append(np.arange(begin, end, rows[begin]))
             begin = int(begins[-1][-1] + rows[begin])
@@ -427,7 +526,8 @@ def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
 
 
 def _split(sizes: Ints, missing: int) -> Ints:
-    """Make more batches of the same utterances, halving the largest; empty ones if all have one row."""
+    """Make more batches of the same utterances, halving the largest; empty ones if all
+    have one row."""
     while missing:
         halved = np.argsort(-sizes, kind="stable")[:missing]
         halved = halved[sizes[halved] > 1]
@@ -442,7 +542,8 @@ def _split(sizes: Ints, missing: int) -> Ints:
 
 
 def _without(values: Ints, count: int, random: Random) -> Ints:
-    """Leave out `count` neighbours, at a random place, or the last ones; the last is a neighbour of the first."""
+    """Leave out `count` neighbours, at a random place, or the last ones; the last is a
+    neighbour of the first."""
     if not count:
         return values
     first = len(values) - count if random is None else int(random.random_raw()) % len(values)

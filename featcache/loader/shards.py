@@ -1,4 +1,5 @@
-"""A version's shards as training reads them: mapped, or read from their files; every error names its remedy."""
+"""A version's shards as training reads them: mapped, or read from their files; every
+error names its remedy."""
 
 from __future__ import annotations
 
@@ -23,53 +24,69 @@ if TYPE_CHECKING:
     from featcache.loader.places import LocalCopy
 
 _FILES_OPEN = 128
-"""The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
+"""The most shards' files that are open to be read from, unless an eighth of what the
+process may open is less."""
 
 
 class Shards:
-    """The frames and side arrays of a version's utterances, in mapped shards. Safe to use from several threads.
+    """The frames and side arrays of a version's utterances, in mapped shards. Safe to use
+    from several threads.
 
-    What has been mapped is read when somebody looks at it: if the disk cannot read it then, or the file has become
-    shorter, the kernel ends the process by SIGBUS. `load_checked` and `range` read from the file, and raise an error.
+    What has been mapped is read when somebody looks at it: if the disk cannot read it
+    then, or the file has become shorter, the kernel ends the process by SIGBUS.
+    `load_checked` and `range` read from the file, and raise an error.
 
-    Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
-    read. With `check`, side arrays are compared with their checksums."""
+    Every method that reads raises DamagedError if the shard is not what was written, and
+    StoreError if it cannot be read. With `check`, side arrays are compared with their
+    checksums."""
 
     def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
         self.version, self.index, self._check = version, index, check
-        self._opened: dict[int, Shard] = {}  # by the shard's number in the index; so are the others
+        # by the shard's number in the index; so are the others
+        self._opened: dict[int, Shard] = {}
         self._features: dict[int, NDArray[Any]] = {}
         self._checksums: dict[int, NDArray[np.uint64]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
         self._files: dict[int, Frames] = {}
         self._copied: dict[int, LocalCopy] = {}  # those that are read from copies
-        self._most_files = max(1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        self._most_files = max(
+            1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        )
         self._readahead = Readahead()
 
     def utterance(self, position: int) -> NDArray[Any]:
-        """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is copied."""
+        """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is
+        copied."""
         shard, first, count = self._place(position)
         return self._slices([shard], [first], [count])[0]
 
     def _place(self, position: int) -> tuple[int, int, int]:
         index = self.index
-        return int(index.shard[position]), int(index.first_frame[position]), int(index.num_frames[position])
+        return (
+            int(index.shard[position]),
+            int(index.first_frame[position]),
+            int(index.num_frames[position]),
+        )
 
     def frames(self, spans: Spans) -> list[NDArray[Any]]:
         """Some frames of several utterances, likewise."""
         begins = self.index.first_frame[spans.positions] + spans.firsts
-        return self._slices(self.index.shard[spans.positions].tolist(), begins.tolist(), spans.counts.tolist())
+        return self._slices(
+            self.index.shard[spans.positions].tolist(), begins.tolist(), spans.counts.tolist()
+        )
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard of one utterance after the other, read from its file: `[count, *item_shape]`."""
+        """Frames of a shard of one utterance after the other, read from its file:
+        `[count, *item_shape]`."""
         (frames,) = self._slices([shard], [first], [count])
         loaded = np.empty_like(frames)
         self._read_into(loaded, shard, first, frames)
         return loaded
 
     def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
-        """All frames of an utterance, which are `frames`, read from the file into the beginning of `out` and compared
-        with their checksum: a view of that. Once for each shard, its scales and offsets are compared too."""
+        """All frames of an utterance, which are `frames`, read from the file into the
+        beginning of `out` and compared with their checksum: a view of that. Once for each
+        shard, its scales and offsets are compared too."""
         shard, first, _ = self._place(position)
         loaded = out[: len(frames)]
         self._read_into(loaded, shard, first, frames)
@@ -78,22 +95,30 @@ class Shards:
         return loaded
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """The context to read such arrays in: if they are on a disk, all are requested before the first is read."""
+        """The context to read such arrays in: if they are on a disk, all are requested
+        before the first is read."""
         return self._readahead.over(arrays)
 
     def side(self, name: str, position: int) -> NDArray[Any]:
-        """An utterance's entries of a side array, `[entries, *item_shape]`; read-only. StoreError if there is none."""
+        """An utterance's entries of a side array, `[entries, *item_shape]`; read-only.
+        StoreError if there is none."""
         number = int(self.index.shard[position])
         if (side := self._sides.get((name, number))) is None:
-            side = self._sides[name, number] = self._open_side(name, self._shard(number), self._check)
+            side = self._sides[name, number] = self._open_side(
+                name, self._shard(number), self._check
+            )
         return side.item(self._item(position, len(side.offsets) - 1))
 
     def quantization(self, position: int) -> NDArray[np.float32]:
-        """Scale and offset of an utterance with quantised features, float32 `[2, *item_shape]`; read-only."""
+        """Scale and offset of an utterance with quantised features, float32 `[2,
+        *item_shape]`; read-only."""
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
             shard = self._shard(int(self.index.shard[position]))
-            raise DamagedError(f"{shard.folder}: damaged: not one scale and offset for each item", shard.store.location)
+            raise DamagedError(
+                f"{shard.folder}: damaged: not one scale and offset for each item",
+                shard.store.location,
+            )
         scale_and_offset: NDArray[np.float32] = entries[0]
         return scale_and_offset
 
@@ -109,7 +134,11 @@ class Shards:
         copy, shard = self._copied.get(number), self._shard(number)
         where = shard.folder if copy is None else copy.path or "memory"
         what = f"{id_}: damaged: its features in {where} are not what was written"
-        return DamagedError(what, shard.store.location) if copy is None else DamagedError(f"{what}; remove this copy")
+        return (
+            DamagedError(what, shard.store.location)
+            if copy is None
+            else DamagedError(f"{what}; remove this copy")
+        )
 
     def _item(self, position: int, count: int) -> int:
         """The number of an utterance's item in its shard, which holds `count`."""
@@ -117,16 +146,26 @@ class Shards:
         if item >= count:
             shard = self._shard(int(self.index.shard[position]))
             folder = shard.store.location / "index"
-            raise DamagedError(f"{folder}: damaged: there is no item {item} in shard {shard.name}: remove this folder")
+            raise DamagedError(
+                f"{folder}: damaged: there is no item {item} in shard {shard.name}: remove "
+                "this folder"
+            )
         return item
 
-    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+    def _slices(
+        self, shards: list[int], firsts: list[int], counts: list[int]
+    ) -> list[NDArray[Any]]:
         maps = {shard: self._map(shard) for shard in set(shards)}
-        slices = [maps[shard][first : first + n] for shard, first, n in zip(shards, firsts, counts, strict=True)]
+        slices = [
+            maps[shard][first : first + n]
+            for shard, first, n in zip(shards, firsts, counts, strict=True)
+        ]
         if list(map(len, slices)) != counts:
             at = next(at for at, frames in enumerate(slices) if len(frames) != counts[at])
             shard, end = self._shard(shards[at]), firsts[at] + counts[at]
-            raise DamagedError(f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location)
+            raise DamagedError(
+                f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location
+            )
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
@@ -152,7 +191,8 @@ class Shards:
 
     def _map(self, number: int) -> NDArray[Any]:
         if (features := self._features.get(number)) is None:
-            features = self._features.setdefault(number, self._open(number))  # or another thread's
+            # or another thread's
+            features = self._features.setdefault(number, self._open(number))
         return features
 
     def _open(self, number: int) -> NDArray[Any]:
@@ -161,5 +201,8 @@ class Shards:
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         names = [spec.name for spec in self.version.info.spec.side]
         if name not in names:
-            raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {listing(names) or 'none'}")
+            raise StoreError(
+                f"{self.version.path}: has no side array {name!r}; it has "
+                f"{listing(names) or 'none'}"
+            )
         return shard.side(name, check=check)

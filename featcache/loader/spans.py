@@ -1,11 +1,14 @@
-"""What is asked for of some utterances: which of them, which span of time, which codebooks; or a window in each.
+"""What is asked for of some utterances: which of them, which span of time, which
+codebooks; or a window in each.
 
-Frame `i` of a version with `rate` frames a second covers the time from `i / rate` to `(i + 1) / rate`. So a span of
-time begins within half a frame of the same point in versions of different rates.
+Frame `i` of a version with `rate` frames a second covers the time from `i / rate` to `(i
++ 1) / rate`. So a span of time begins within half a frame of the same point in versions
+of different rates.
 
-Windows are of a fixed length, and drawn anew in each epoch. The place of an utterance's window is a hash of the seed,
-the epoch and the utterance's position: it does not depend on the rest of the batch, on the number of ranks or workers,
-or on whether training was resumed in between."""
+Windows are of a fixed length, and drawn anew in each epoch. The place of an utterance's
+window is a hash of the seed, the epoch and the utterance's position: it does not depend
+on the rest of the batch, on the number of ranks or workers, or on whether training was
+resumed in between."""
 
 from __future__ import annotations
 
@@ -42,33 +45,48 @@ class Spans:
     """The number of frames of each."""
 
 
-def frames_between(lengths: Ints, rate: float, start: ArrayLike, duration: ArrayLike | None) -> tuple[Ints, Ints]:
-    """The first frame, and the number of frames, of a span of time in each utterance, at `rate` frames a second.
+def frames_between(
+    lengths: Ints, rate: float, start: ArrayLike, duration: ArrayLike | None
+) -> tuple[Ints, Ints]:
+    """The first frame, and the number of frames, of a span of time in each utterance, at
+    `rate` frames a second.
 
-    `start` and `duration` are in seconds: one number, or one for each utterance `[n]`; without a duration, to the end.
-    The number of frames is rounded, but at least one, or as many as there are. Raises ArgumentError if a span is
-    negative, not a number, or begins where its utterance has ended."""
+    `start` and `duration` are in seconds: one number, or one for each utterance `[n]`;
+    without a duration, to the end. The number of frames is rounded, but at least one, or
+    as many as there are. Raises ArgumentError if a span is negative, not a number, or
+    begins where its utterance has ended."""
     starts = _seconds("start", start, len(lengths))
     if len(late := np.flatnonzero(starts * rate >= lengths)):
         spans = [f"{starts[i]:g} s of {lengths[i] / rate:g} s (number {i})" for i in late.tolist()]
-        raise ArgumentError(f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: {listing(spans)}")
-    first = np.minimum(np.rint(starts * rate).astype(np.int64), lengths - 1)  # half a frame before the end is the last
+        raise ArgumentError(
+            f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: "
+            f"{listing(spans)}"
+        )
+    # half a frame before the end is the last
+    first = np.minimum(np.rint(starts * rate).astype(np.int64), lengths - 1)
     counts = lengths - first
     if duration is not None:
         durations = _seconds("duration", duration, len(lengths))
-        counts = np.minimum(counts, np.maximum(np.rint(durations * rate), durations > 0)).astype(np.int64)
+        counts = np.minimum(counts, np.maximum(np.rint(durations * rate), durations > 0)).astype(
+            np.int64
+        )
     return first, counts
 
 
 def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
-    """Positions in a sequence of `count`, int64 `[values]`, counted from its beginning; negative values from its end.
+    """Positions in a sequence of `count`, int64 `[values]`, counted from its beginning;
+    negative values from its end.
 
-    `name`, `where` and `wanted` are for messages: the argument, what has the sequence, and what to give instead. Raises
-    IndexError if there is no such position; ArgumentError if the values are not whole numbers of Python, numpy or
-    torch, or not in a sized sequence."""
+    `name`, `where` and `wanted` are for messages: the argument, what has the sequence,
+    and what to give instead. Raises IndexError if there is no such position;
+    ArgumentError if the values are not whole numbers of Python, numpy or torch, or not in
+    a sized sequence."""
     try:
         positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
-    except (TypeError, ValueError):  # without a length, which one number has not either; lists of several lengths
+    except (
+        TypeError,
+        ValueError,
+    ):  # without a length, which one number has not either; lists of several lengths
         raise ArgumentError(f"{name} is {values!r}: give {wanted}") from None
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
@@ -78,15 +96,20 @@ def positions_in(name: str, values: Any, count: int, where: str, wanted: str) ->
 
 
 def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
-    """How many codebooks to read, None for all of them; ArgumentError if there are not so many, or none."""
+    """How many codebooks to read, None for all of them; ArgumentError if there are not so
+    many, or none."""
     if codebooks is None:
         return None
     there = len(spec.codebook_sizes)
     if not there or spec.item_shape != (there,):
-        raise ArgumentError(f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks")
+        raise ArgumentError(
+            f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks"
+        )
     if isinstance(codebooks, SupportsIndex) and 1 <= operator.index(codebooks) <= there:
         return operator.index(codebooks)
-    raise ArgumentError(f"codebooks is {codebooks!r}: there are {there}, so it must be 1 to {there}")
+    raise ArgumentError(
+        f"codebooks is {codebooks!r}: there are {there}, so it must be 1 to {there}"
+    )
 
 
 def check_padding(spec: FeatureSpec, value: float) -> None:
@@ -97,9 +120,14 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
         if largest < abs(value) < np.inf:
-            raise ArgumentError(f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}")
+            raise ArgumentError(
+                f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}"
+            )
     elif not (limits := np.iinfo(dtype)).min <= value <= limits.max or int(value) != value:
-        remedy = f"so it must be a whole number from {limits.min} to {limits.max}; lengths tell where padding begins"
+        remedy = (
+            f"so it must be a whole number from {limits.min} to {limits.max}; lengths tell "
+            "where padding begins"
+        )
         raise ArgumentError(f"padding_value is {value}: these features are {dtype}, {remedy}")
 
 
@@ -109,7 +137,10 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{name} is {value!r}: it must be seconds, 0 or more") from error
     if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise ArgumentError(f"{name} has shape {list(array.shape)}: give one number, or one for each of {count} keys")
+        raise ArgumentError(
+            f"{name} has shape {list(array.shape)}: give one number, or one for each of "
+            f"{count} keys"
+        )
     array = np.broadcast_to(array, count)
     if len(wrong := np.flatnonzero(~(np.isfinite(array) & (array >= 0)))):
         raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
@@ -118,7 +149,8 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Crop:
-    """A window in each utterance. Raises ArgumentError if the arguments contradict each other, or are out of range."""
+    """A window in each utterance. Raises ArgumentError if the arguments contradict each
+    other, or are out of range."""
 
     frames: int | None = None
     """The window's length, in frames of the dataset's first version."""
@@ -127,30 +159,42 @@ class Crop:
     where: Where = "random"
     """The place of the window: random, at the start, or in the center."""
     short: Short = "pad"
-    """What to do with utterances shorter than the window: `pad` keeps them, padded as in any batch; `drop` leaves them
-    out of the dataset; `error` raises an error."""
+    """What to do with utterances shorter than the window: `pad` keeps them, padded as in
+    any batch; `drop` leaves them out of the dataset; `error` raises an error."""
     seed: int = 0
     """The seed of the random windows; not negative."""
 
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.seconds is None):
-            raise ArgumentError("a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)")
+            raise ArgumentError(
+                "a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)"
+            )
         if self.frames is not None:
-            object.__setattr__(self, "frames", require_int("crop: frames", self.frames, 1, MOST_COUNTED))
+            object.__setattr__(
+                self, "frames", require_int("crop: frames", self.frames, 1, MOST_COUNTED)
+            )
         if self.seconds is not None and not (is_number(self.seconds) and 0 < self.seconds < 1e9):
-            raise ArgumentError(f"crop: seconds is {self.seconds!r}: it must be a number above 0, and less than 1e9")
-        for name, value, allowed in (("where", self.where, get_args(Where)), ("short", self.short, get_args(Short))):
+            raise ArgumentError(
+                f"crop: seconds is {self.seconds!r}: it must be a number above 0, and less than 1e9"
+            )
+        for name, value, allowed in (
+            ("where", self.where, get_args(Where)),
+            ("short", self.short, get_args(Short)),
+        ):
             if value not in allowed:
-                raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
+                raise ArgumentError(
+                    f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}"
+                )
         require_int("crop: seed", self.seed, 0)
 
 
 class Windows:
     """The windows of a crop in several versions, at the same times.
 
-    A window's length is counted in frames of the first version. In the others it begins at the same time, and has as
-    many frames as last as long: exactly, if the versions' frames begin together at least once a second, and windows
-    then begin there; otherwise within half a frame."""
+    A window's length is counted in frames of the first version. In the others it begins
+    at the same time, and has as many frames as last as long: exactly, if the versions'
+    frames begin together at least once a second, and windows then begin there; otherwise
+    within half a frame."""
 
     def __init__(self, crop: Crop, frame_rates: Sequence[float]) -> None:
         self.crop = crop
@@ -163,21 +207,29 @@ class Windows:
         self._step = step if step <= rates[0] else 1
 
     def short(self, lengths: Sequence[Ints]) -> Ints:
-        """Which utterances, by their lengths in each version, are shorter than a window in any; int64 `[short]`."""
+        """Which utterances, by their lengths in each version, are shorter than a window
+        in any; int64 `[short]`."""
         return np.flatnonzero(self._common(lengths) < self.length)
 
-    def ranges(self, lengths: Sequence[Ints], positions: Ints, epoch: int) -> tuple[list[Ints], list[Ints]]:
-        """For each version, the first frames of the utterances' windows, and their numbers of frames.
+    def ranges(
+        self, lengths: Sequence[Ints], positions: Ints, epoch: int
+    ) -> tuple[list[Ints], list[Ints]]:
+        """For each version, the first frames of the utterances' windows, and their
+        numbers of frames.
 
-        `lengths` are the utterances' in each version, in frames; `positions` are those in the first version."""
+        `lengths` are the utterances' in each version, in frames; `positions` are those in
+        the first version."""
         firsts = self._firsts(self._common(lengths), positions, epoch)
         begins = [np.rint(firsts * float(ratio)).astype(np.int64) for ratio in self._ratios]
         rooms = [length - first for length, first in zip(lengths, begins, strict=True)]
-        return begins, [np.clip(room, 0, most) for room, most in zip(rooms, self._counts, strict=True)]
+        return begins, [
+            np.clip(room, 0, most) for room, most in zip(rooms, self._counts, strict=True)
+        ]
 
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
         """The first frame of each window; 0 if the utterance is no longer than the window."""
-        places = np.maximum(lengths - self.length, 0) // self._step + 1  # that a window may begin at
+        # that a window may begin at
+        places = np.maximum(lengths - self.length, 0) // self._step + 1
         if self.crop.where == "start":
             return np.zeros_like(lengths)
         if self.crop.where == "center":
@@ -186,7 +238,8 @@ class Windows:
         return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * self._step
 
     def _common(self, lengths: Sequence[Ints]) -> Ints:
-        """The lengths that the utterances have in every version, in whole frames of the first."""
+        """The lengths that the utterances have in every version, in whole frames of the
+        first."""
         shortest = lengths[0]
         for length, ratio in zip(lengths[1:], self._ratios[1:], strict=True):
             shortest = np.minimum(shortest, length * ratio.denominator // ratio.numerator)
@@ -201,9 +254,11 @@ def _state(seed: int, epoch: int) -> np.uint64:
 def _hashes(seed: int, epoch: int, positions: Ints) -> NDArray[np.uint64]:
     """64 well-mixed bits for each position.
 
-    Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), whose state is
-    drawn for each epoch from numpy's SeedSequence."""
-    z = _state(seed, epoch) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+    generators"), whose state is drawn for each epoch from numpy's SeedSequence."""
+    z = _state(seed, epoch) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -1,4 +1,5 @@
-"""The utterances of a dataset: those of a manifest or of a cache, their columns, and where each version has them."""
+"""The utterances of a dataset: those of a manifest or of a cache, their columns, and
+where each version has them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
+from featcache.errors import (
+    ArgumentError,
+    FeatcacheWarning,
+    ManifestError,
+    MissingItemError,
+    listing,
+)
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.spans import Windows, check_codebooks, check_padding
@@ -36,7 +43,8 @@ Column = Strings | NDArray[Any]
 Columns = dict[str, Column]
 
 Names = Collection[str] | Mapping[str, type] | None
-"""Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None for all."""
+"""Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None
+for all."""
 
 Classes = str | Collection[str] | Mapping[str, Sequence[str]]
 """Columns of labels, or also the labels of each."""
@@ -45,7 +53,8 @@ OnChanged = Literal["error", "warn", "use"]
 """What to do about rows with features of another row or file."""
 
 Types = Mapping[str, type]
-"""The types that columns are to have, by name: `str`, `int` or `float`. Others hold numbers if all their values are."""
+"""The types that columns are to have, by name: `str`, `int` or `float`. Others hold
+numbers if all their values are."""
 
 Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
 """Which rows of a manifest to take: values of columns, or a function of a row."""
@@ -54,17 +63,21 @@ _RESERVED = ("id", "ids", "features", "lengths")
 """The names that items and batches use themselves."""
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
-_FRACTION = re.compile(rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?")
+_FRACTION = re.compile(
+    rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?"
+)
 """The longest float64 has 24 characters. What is empty is NaN."""
 
 _Value = TypeVar("_Value")
 
 ByName: TypeAlias = _Value | Mapping[str, _Value]
-"""One for a dataset's only version, or for all of them; or one for each, by the versions' names."""
+"""One for a dataset's only version, or for all of them; or one for each, by the versions'
+names."""
 
 
 class Selection(TypedDict, total=False):
-    """The arguments of `FeatureDataset` that say which utterances and which columns it has."""
+    """The arguments of `FeatureDataset` that say which utterances and which columns it
+    has."""
 
     where: Where | None
     skip_missing: bool
@@ -86,8 +99,8 @@ class DatasetVersion:
     padding_value: float = 0
     """The value of a batch's frames beyond an utterance's end."""
     positions: NDArray[np.int64] | None = None
-    """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1 for those that it lacks; None if
-    they are all that it has."""
+    """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1
+    for those that it lacks; None if they are all that it has."""
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
@@ -95,7 +108,9 @@ class DatasetVersion:
 
     def find(self, ids: Strings) -> DatasetVersion:
         """The version with the positions of these utterances."""
-        return replace(self, positions=None if ids is self.cache.ids else self.cache.index.find(ids))
+        return replace(
+            self, positions=None if ids is self.cache.ids else self.cache.index.find(ids)
+        )
 
     def take(self, rows: NDArray[np.int64]) -> DatasetVersion:
         """The version with the positions of some of the dataset's rows."""
@@ -123,8 +138,9 @@ class Utterances:
     """The labels of the columns that have numbers in place of them, by number."""
 
     def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
-        """The utterances that all versions have, and the ids of the others. Raises MissingItemError if a version lacks
-        utterances, which is not allowed, or all of them."""
+        """The utterances that all versions have, and the ids of the others. Raises
+        MissingItemError if a version lacks utterances, which is not allowed, or all of
+        them."""
         missing = np.zeros(len(self.ids), bool)
         for version in self.versions:
             if version.positions is None:
@@ -132,32 +148,52 @@ class Utterances:
             here = version.positions < 0
             if here.any() and (not are_allowed or (missing | here).all()):
                 ids = list(self.ids.take(np.flatnonzero(here)))
-                raise MissingItemError(f"{self.source}: {version.cache.missing_error(ids, len(self.ids))}")
+                raise MissingItemError(
+                    f"{self.source}: {version.cache.missing_error(ids, len(self.ids))}"
+                )
             missing |= here
         return self._without(np.flatnonzero(missing))
 
     def without_short(self, windows: Windows) -> tuple[Utterances, list[str]]:
-        """The utterances that are to be read in windows, and the ids of those that are too short and to be dropped.
-        Raises ArgumentError if some are too short, which the crop does not allow, or all are."""
+        """The utterances that are to be read in windows, and the ids of those that are
+        too short and to be dropped. Raises ArgumentError if some are too short, which the
+        crop does not allow, or all are."""
         crop, count = windows.crop, len(self.ids)
         if crop.short == "pad":
             return self, []
-        short = windows.short([version.values_of(version.cache.lengths) for version in self.versions])
+        short = windows.short(
+            [version.values_of(version.cache.lengths) for version in self.versions]
+        )
         if len(short) and (crop.short == "error" or len(short) == count):
-            shorter = f"shorter than the crop of {windows.length} frames: {listing(self.ids.take(short))}"
-            raise ArgumentError(f"{self.source}: {len(short):,} of {count:,} utterances are {shorter}")
+            shorter = (
+                f"shorter than the crop of {windows.length} frames: {listing(self.ids.take(short))}"
+            )
+            raise ArgumentError(
+                f"{self.source}: {len(short):,} of {count:,} utterances are {shorter}"
+            )
         return self._without(short)
 
     def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
-        """The utterances with numbers in place of the labels of some columns. Raises ManifestError if there is no such
-        column of text; else as `_numbered`."""
+        """The utterances with numbers in place of the labels of some columns. Raises
+        ManifestError if there is no such column of text; else as `_numbered`."""
         columns, labels = dict(self.columns), {}
         for name, known in classes.items():
             column = columns.get(name)
             if not isinstance(column, Strings):
-                there = listing(repr(name) for name, column in columns.items() if isinstance(column, Strings)) or "none"
-                raise ManifestError(f"{self.source}: no column of text is {name!r}, for classes=; there are {there}")
-            columns[name], labels[name] = _numbered(column, known, f"{self.source}: the column {name!r}")
+                there = (
+                    listing(
+                        repr(name)
+                        for name, column in columns.items()
+                        if isinstance(column, Strings)
+                    )
+                    or "none"
+                )
+                raise ManifestError(
+                    f"{self.source}: no column of text is {name!r}, for classes=; there are {there}"
+                )
+            columns[name], labels[name] = _numbered(
+                column, known, f"{self.source}: the column {name!r}"
+            )
         return replace(self, columns=columns, classes=labels)
 
     def _without(self, left_out: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
@@ -171,30 +207,48 @@ class Utterances:
         return kept, list(self.ids.take(left_out))
 
 
-def versions_of(cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float]) -> list[DatasetVersion]:
-    """The versions of a dataset, with all their utterances, by name, `features` for a single one. Raises ArgumentError
-    if there is none, one is no opened cache, or the other arguments do not fit them."""
+def versions_of(
+    cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float]
+) -> list[DatasetVersion]:
+    """The versions of a dataset, with all their utterances, by name, `features` for a
+    single one. Raises ArgumentError if there is none, one is no opened cache, or the
+    other arguments do not fit them."""
     caches = {"features": cache} if isinstance(cache, Cache) else cache
-    if not isinstance(caches, Mapping) or not all(isinstance(each, Cache) for each in caches.values()):
-        raise ArgumentError("cache is not an opened cache: give the result of featcache.open, or several by name")
+    if not isinstance(caches, Mapping) or not all(
+        isinstance(each, Cache) for each in caches.values()
+    ):
+        raise ArgumentError(
+            "cache is not an opened cache: give the result of featcache.open, or several by name"
+        )
     if not caches:
         raise ArgumentError("cache is empty: give an opened cache, or several by name")
-    codes, values = by_version(cache, "codebooks", codebooks), by_version(cache, "padding_value", padding)
-    return [DatasetVersion(name, each, codes.get(name), values.get(name, 0)) for name, each in caches.items()]
+    codes, values = (
+        by_version(cache, "codebooks", codebooks),
+        by_version(cache, "padding_value", padding),
+    )
+    return [
+        DatasetVersion(name, each, codes.get(name), values.get(name, 0))
+        for name, each in caches.items()
+    ]
 
 
 def by_version(cache: ByName[Cache], what: str, value: ByName[_Value] | None) -> dict[str, _Value]:
-    """An argument that may differ between the versions of a dataset, by their names; empty if it is not given. Raises
-    ArgumentError if it names something that is not a version of the dataset."""
+    """An argument that may differ between the versions of a dataset, by their names;
+    empty if it is not given. Raises ArgumentError if it names something that is not a
+    version of the dataset."""
     names = ["features"] if isinstance(cache, Cache) else [*cache]
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
     if isinstance(cache, Cache):
-        raise ArgumentError(f"{what} is given by name, but the dataset has one version, without a name")
+        raise ArgumentError(
+            f"{what} is given by name, but the dataset has one version, without a name"
+        )
     if unknown := [repr(name) for name in value if name not in names]:
-        raise ArgumentError(f"{what} names {listing(unknown)}; the dataset's versions are {listing(names)}")
+        raise ArgumentError(
+            f"{what} names {listing(unknown)}; the dataset's versions are {listing(names)}"
+        )
     return dict(value)
 
 
@@ -209,21 +263,31 @@ def find_utterances(
     columns: Names = None,
     classes: Classes = (),
 ) -> tuple[Utterances, list[str]]:
-    """The utterances of a manifest, or else of the first version, with all copies, and the ids of those skipped.
+    """The utterances of a manifest, or else of the first version, with all copies, and
+    the ids of those skipped.
 
-    The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
-    `FeatureDataset`, which lists the errors."""
+    The copies of an utterance are next to each other, each with the columns of its row.
+    The arguments are those of `FeatureDataset`, which lists the errors."""
     _check(where, columns, classes, on_changed)
     manifest = Path(manifest) if isinstance(manifest, os.PathLike) else manifest
     names = [classes] if isinstance(classes, str) else classes
-    labels: Mapping[str, Sequence[str] | None] = classes if isinstance(classes, Mapping) else dict.fromkeys(names)
-    types: Types = {**(columns if isinstance(columns, Mapping) else {}), **dict.fromkeys(labels, str)}
+    labels: Mapping[str, Sequence[str] | None] = (
+        classes if isinstance(classes, Mapping) else dict.fromkeys(names)
+    )
+    types: Types = {
+        **(columns if isinstance(columns, Mapping) else {}),
+        **dict.fromkeys(labels, str),
+    }
     caches = [version.cache for version in versions]
 
     def of_manifest(versions: Sequence[DatasetVersion], manifest: Any) -> Utterances:
         if not isinstance(manifest, Manifest):
             carry = columns is None or len(columns) > 0 or bool(where)
-            read = partial(read_manifest, audio=False) if isinstance(manifest, (str, Path)) else manifest_of
+            read = (
+                partial(read_manifest, audio=False)
+                if isinstance(manifest, (str, Path))
+                else manifest_of
+            )
             manifest = read(manifest, carry=carry)
         if where:
             manifest = manifest.take(_rows_where(manifest, where, types))
@@ -237,9 +301,14 @@ def find_utterances(
         if where:
             raise ArgumentError("where= selects rows of a manifest: give a manifest too")
         if isinstance(caches[0], Corpus) and not all(isinstance(cache, Corpus) for cache in caches):
-            raise ArgumentError("the first version is a corpus, and not all others are: give one first that is a cache")
+            raise ArgumentError(
+                "the first version is a corpus, and not all others are: give one first "
+                "that is a cache"
+            )
         ids, own = _ids_of_copies(caches, copies)
-        utterances = Utterances(str(caches[0].version.path), ids, own, [version.find(ids) for version in versions])
+        utterances = Utterances(
+            str(caches[0].version.path), ids, own, [version.find(ids) for version in versions]
+        )
     elif any(isinstance(cache, Corpus) for cache in caches):
         utterances = _of_parts(versions, manifest, of_manifest)
     else:
@@ -251,40 +320,63 @@ def _check(where: object, columns: object, classes: object, on_changed: object) 
     """Refuse, by an ArgumentError, arguments of `find_utterances` that are of other types."""
     is_named = isinstance(classes, Collection) and all(isinstance(name, str) for name in classes)
     if not (is_named or isinstance(classes, Mapping)):
-        raise ArgumentError(f"classes is {classes!r}: give the name of a column, or labels by column")
+        raise ArgumentError(
+            f"classes is {classes!r}: give the name of a column, or labels by column"
+        )
     if where is not None and not (isinstance(where, Mapping) or callable(where)):
-        raise ArgumentError(f'where is {where!r}: give a function of a row, or values of columns: {{"split": "train"}}')
+        raise ArgumentError(
+            f"where is {where!r}: give a function of a row, or values of columns: "
+            f'{{"split": "train"}}'
+        )
     if isinstance(columns, str) or not isinstance(columns, (Collection, NoneType)):
         raise ArgumentError(f"columns is {columns!r}: give a list of names")
     if on_changed not in get_args(OnChanged):
-        raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, get_args(OnChanged)))}")
+        raise ArgumentError(
+            f"on_changed is {on_changed!r}: choose {listing(map(repr, get_args(OnChanged)))}"
+        )
 
 
-def _compared(manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion) -> DatasetVersion:
-    """As `DatasetVersion.find`; rows with features of another row or file are refused, or give a warning."""
+def _compared(
+    manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion
+) -> DatasetVersion:
+    """As `DatasetVersion.find`; rows with features of another row or file are refused, or
+    give a warning."""
     stored, index = version.cache.version, version.cache.index
-    failures = standing_failures(stored, index) if rows.has_path.any() else {}  # else they are not asked for
+    # else they are not asked for
+    failures = standing_failures(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)
     if status.changed.any():
         message = describe_changed(manifest, rows, stored, index, status)
         if are_refused:
-            way_out = 'a manifest without paths, or on_changed="use" in a dataset, takes these features all the same'
+            way_out = (
+                'a manifest without paths, or on_changed="use" in a dataset, takes these '
+                "features all the same"
+            )
             raise ManifestError(f"{message}; or {way_out}")
         warnings.warn(message, FeatcacheWarning, stacklevel=5)
     return replace(version, positions=status.positions)
 
 
-def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Callable[..., Utterances]) -> Utterances:
-    """The utterances of the manifests of a corpus's parts, each of which is joined with the part of its name. Raises
-    ArgumentError if a part of such a name is missing, or it is not a manifest by its path, or not all are corpora;
-    ManifestError if the manifests' columns are not of the same names and types."""
+def _of_parts(
+    versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Callable[..., Utterances]
+) -> Utterances:
+    """The utterances of the manifests of a corpus's parts, each of which is joined with
+    the part of its name. Raises ArgumentError if a part of such a name is missing, or it
+    is not a manifest by its path, or not all are corpora; ManifestError if the manifests'
+    columns are not of the same names and types."""
     corpora = [version.cache for version in versions if isinstance(version.cache, Corpus)]
     if len(corpora) < len(versions) or not isinstance(manifest, (str, Path)):
-        raise ArgumentError("with a corpus, all versions are corpora, and manifest= is the path of manifests of parts")
+        raise ArgumentError(
+            "with a corpus, all versions are corpora, and manifest= is the path of "
+            "manifests of parts"
+        )
     found: list[Utterances] = []
     positions: list[list[NDArray[np.int64]]] = [[] for _ in corpora]
     for part, path in (manifests_of_parts([manifest]) or by_part_name([Path(manifest)])).items():
-        of_part = [replace(version, cache=corpus.part(part)) for version, corpus in zip(versions, corpora, strict=True)]
+        of_part = [
+            replace(version, cache=corpus.part(part))
+            for version, corpus in zip(versions, corpora, strict=True)
+        ]
         found.append(of_manifest(of_part, path))
         for version, corpus, at in zip(found[-1].versions, corpora, positions, strict=True):
             assert version.positions is not None  # there is a manifest
@@ -293,7 +385,10 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Ca
     source, ids = str(manifest), Strings.concatenate([one.ids for one in found])
     names = dict.fromkeys(name for one in found for name in one.columns)
     columns = {name: _joined(source, name, [one.columns for one in found]) for name in names}
-    joined = [replace(version, positions=np.concatenate(at)) for version, at in zip(versions, positions, strict=True)]
+    joined = [
+        replace(version, positions=np.concatenate(at))
+        for version, at in zip(versions, positions, strict=True)
+    ]
     return Utterances(source, ids, columns, joined)
 
 
@@ -302,25 +397,35 @@ def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> Column:
     columns = [columns[name] for columns in of_parts if name in columns]
     texts = [column for column in columns if isinstance(column, Strings)]
     if len(columns) < len(of_parts):
-        raise ManifestError(f"{source}: not all of these manifests have a column {name!r}: leave it out of columns=")
+        raise ManifestError(
+            f"{source}: not all of these manifests have a column {name!r}: leave it out of columns="
+        )
     if not texts:
         return np.concatenate([np.asarray(column) for column in columns])
     if len(texts) < len(columns):
         remedy = f"columns={{{name!r}: str}} takes text"
-        raise ManifestError(f"{source}: the column {name!r} holds numbers in some manifests, text in others: {remedy}")
+        raise ManifestError(
+            f"{source}: the column {name!r} holds numbers in some manifests, text in "
+            f"others: {remedy}"
+        )
     return Strings.concatenate(texts)
 
 
-def _with_copies(manifest: Manifest, names: Names, types: Types, caches: Sequence[Cache]) -> tuple[Strings, Columns]:
-    """The ids and columns of a manifest's utterances, and of the copies that all these versions have of them. Raises
-    ManifestError if an id ends in a copy's suffix, or a column has the name of one that copies have; ArgumentError if
-    the versions have no copies in common; else as `_columns_of`."""
+def _with_copies(
+    manifest: Manifest, names: Names, types: Types, caches: Sequence[Cache]
+) -> tuple[Strings, Columns]:
+    """The ids and columns of a manifest's utterances, and of the copies that all these
+    versions have of them. Raises ManifestError if an id ends in a copy's suffix, or a
+    column has the name of one that copies have; ArgumentError if the versions have no
+    copies in common; else as `_columns_of`."""
     copies = _common_copies(caches) if caches else copies_of({})
     of_copies = _columns_of_copies(copies, np.arange(len(copies)))
     own = {name: column for name, column in of_copies.items() if names is None or name in names}
     if hidden := [name for name in own if name in manifest.columns]:
         remedy = "rename it, leave it out of columns=, or take no copies: copies=False"
-        raise ManifestError(f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: {remedy}")
+        raise ManifestError(
+            f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: {remedy}"
+        )
     given = None if names is None else [name for name in names if name not in own]
     columns = _columns_of(manifest, given, types)
     if copies.are_plain:
@@ -328,11 +433,14 @@ def _with_copies(manifest: Manifest, names: Names, types: Types, caches: Sequenc
     copies.refuse_suffixed(manifest.ids, manifest.source)
     rows = np.repeat(np.arange(len(manifest)), len(copies))
     repeated = {name: take(column, rows) for name, column in columns.items()}
-    return copies.ids(manifest.ids), repeated | {name: np.tile(column, len(manifest)) for name, column in own.items()}
+    return copies.ids(manifest.ids), repeated | {
+        name: np.tile(column, len(manifest)) for name, column in own.items()
+    }
 
 
 def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Columns]:
-    """The ids and columns of the first version's copies that all have. Raises ArgumentError if there are none."""
+    """The ids and columns of the first version's copies that all have. Raises
+    ArgumentError if there are none."""
     first = caches[0]
     there = copies_of(first.config)
     if all(copies_of(cache.config).are_plain for cache in caches):
@@ -341,9 +449,13 @@ def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Colu
     own_ids = flat(first.ids)
     numbers = there.numbers(own_ids)
     wanted = common.suffixes if copies else [""]
-    is_wanted = np.isin(numbers, [number for number, suffix in enumerate(there.suffixes) if suffix in wanted])
+    is_wanted = np.isin(
+        numbers, [number for number, suffix in enumerate(there.suffixes) if suffix in wanted]
+    )
     if not is_wanted.any():
-        raise ArgumentError(f"{first.version.path}: has no plain copies: it has {listing(there.suffixes)}")
+        raise ArgumentError(
+            f"{first.version.path}: has no plain copies: it has {listing(there.suffixes)}"
+        )
     rows = np.flatnonzero(is_wanted)
     ids = first.ids if is_wanted.all() else own_ids.take(rows)
     return ids, _columns_of_copies(there, numbers[rows]) if copies else {}
@@ -354,12 +466,15 @@ def _common_copies(caches: Sequence[Cache]) -> Copies:
     first, *others = (copies_of(cache.config) for cache in caches)
     shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
     if not shared:
-        raise ArgumentError(f"the versions have no copies in common: their configs' augment sections make {first}")
+        raise ArgumentError(
+            f"the versions have no copies in common: their configs' augment sections make {first}"
+        )
     return Copies(shared)
 
 
 def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
-    """The columns that copies have, by their numbers: float64 `[n]` each; none if utterances are their only copies."""
+    """The columns that copies have, by their numbers: float64 `[n]` each; none if
+    utterances are their only copies."""
     if copies.are_plain:
         return {}
     columns: Columns = {"speed": copies.speeds[numbers]}
@@ -369,8 +484,9 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
 
 
 def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
-    """A manifest's columns (those of these names), by name. Raises ManifestError if there is no such column, its name
-    is one that items and batches use themselves, or its values are of another type than `types` says."""
+    """A manifest's columns (those of these names), by name. Raises ManifestError if there
+    is no such column, its name is one that items and batches use themselves, or its
+    values are of another type than `types` says."""
     available = _available(manifest)
     selected: Columns = {}
     for name in available if names is None else names:
@@ -380,34 +496,46 @@ def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
             there = listing(map(repr, available)) or "none but id"
             raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
         if name in _RESERVED:
-            what = f"the column {name!r} would hide the dataset's own: rename it, or leave it out of columns="
+            what = (
+                f"the column {name!r} would hide the dataset's own: rename it, or leave it "
+                "out of columns="
+            )
             raise ManifestError(f"{manifest.source}: {what}")
         selected[name] = _typed(manifest, name, available[name], types)
     return selected
 
 
 def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.int64]:
-    """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
+    """The rows whose columns (or `id`) have certain values, or one of several; int64
+    `[rows]`.
 
-    Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and
-    all columns, with values as items have them. Raises ManifestError if there is no such column, no row has such a
-    value, or no row has all of them."""
+    Values are compared as text; 3 is also 3.0, and True also true. A function gets each
+    row as a dictionary: `id` and all columns, with values as items have them. Raises
+    ManifestError if there is no such column, no row has such a value, or no row has all
+    of them."""
     if callable(where):
         return _rows_that_fit(manifest, where, types)
     kept, columns = np.ones(len(manifest), bool), {"id": manifest.ids, **_available(manifest)}
     for name, value in where.items():
         if (column := columns.get(name)) is None:
             there = listing(map(repr, columns))
-            raise ManifestError(f"{manifest.source}: has no column {name!r} for where=; it has {there}")
+            raise ManifestError(
+                f"{manifest.source}: has no column {name!r} for where=; it has {there}"
+            )
         texts = column if isinstance(column, Strings) else [*map(str, column.tolist())]
         values = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         wanted = {text for value in values for text in _texts_of(value)}
         if not wanted:
-            raise ManifestError(f"{manifest.source}: {name} has an empty list in where=, which matches no row")
+            raise ManifestError(
+                f"{manifest.source}: {name} has an empty list in where=, which matches no row"
+            )
         found = np.fromiter((text in wanted for text in texts), bool, len(texts))
         if not found.any():
             there = listing(map(repr, sorted(set(texts))))
-            raise ManifestError(f"{manifest.source}: no row has {name} {listing(map(str, values))}; there are {there}")
+            raise ManifestError(
+                f"{manifest.source}: no row has {name} {listing(map(str, values))}; there "
+                f"are {there}"
+            )
         kept &= found
     if not kept.any():
         pairs = ", ".join(f"{name} {value}" for name, value in where.items())
@@ -421,11 +549,19 @@ def _texts_of(value: object) -> set[str]:
         return {str(value), str(value).lower()}
     if isinstance(value, (int, np.integer)):
         return {str(value), f"{value}.0"}
-    return {str(value), str(int(value))} if isinstance(value, float) and value.is_integer() else {str(value)}
+    return (
+        {str(value), str(int(value))}
+        if isinstance(value, float) and value.is_integer()
+        else {str(value)}
+    )
 
 
-def _rows_that_fit(manifest: Manifest, where: Callable[[dict[str, Any]], object], types: Types) -> NDArray[np.int64]:
-    typed = {name: _typed(manifest, name, column, types) for name, column in _available(manifest).items()}
+def _rows_that_fit(
+    manifest: Manifest, where: Callable[[dict[str, Any]], object], types: Types
+) -> NDArray[np.int64]:
+    typed = {
+        name: _typed(manifest, name, column, types) for name, column in _available(manifest).items()
+    }
     records = records_of({"id": manifest.ids, **typed}, len(manifest))
     kept = [row for row, record in enumerate(records) if where(record)]
     if not kept:
@@ -433,22 +569,37 @@ def _rows_that_fit(manifest: Manifest, where: Callable[[dict[str, Any]], object]
     return np.array(kept, np.int64)
 
 
-def _numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[NDArray[np.int64], list[str]]:
-    """The number of each label among all labels, int64 `[rows]`, and these: by default those that occur, sorted. `what`
-    is the column, for messages. Raises ManifestError if a row has no label, or one that is not among them;
-    ArgumentError if `labels` are not different texts."""
+def _numbered(
+    column: Strings, labels: Sequence[str] | None, what: str
+) -> tuple[NDArray[np.int64], list[str]]:
+    """The number of each label among all labels, int64 `[rows]`, and these: by default
+    those that occur, sorted. `what` is the column, for messages. Raises ManifestError if
+    a row has no label, or one that is not among them; ArgumentError if `labels` are not
+    different texts."""
     if labels is None:
         labels = sorted(set(column))
         if labels[:1] == [""]:
-            raise ManifestError(f"{what} is empty in some rows, which have no class: leave them out with where=")
+            raise ManifestError(
+                f"{what} is empty in some rows, which have no class: leave them out with where="
+            )
     elif isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-        raise ArgumentError(f"classes: {what} has {labels!r}: give a list of labels as text, or classes= of a dataset")
+        raise ArgumentError(
+            f"classes: {what} has {labels!r}: give a list of labels as text, or classes= of "
+            "a dataset"
+        )
     numbers = {label: number for number, label in enumerate(labels)}
     if len(numbers) < len(labels):
-        raise ArgumentError(f"classes: {what} has the same label twice: {listing(map(repr, labels))}")
+        raise ArgumentError(
+            f"classes: {what} has the same label twice: {listing(map(repr, labels))}"
+        )
     if unknown := sorted(set(column) - numbers.keys()):
-        remedy = "leave these rows out with where=, or give the labels of both manifests to both datasets"
-        raise ManifestError(f"{what} has labels that classes= has not: {listing(map(repr, unknown))}; {remedy}")
+        remedy = (
+            "leave these rows out with where=, or give the labels of both manifests to "
+            "both datasets"
+        )
+        raise ManifestError(
+            f"{what} has labels that classes= has not: {listing(map(repr, unknown))}; {remedy}"
+        )
     return np.fromiter((numbers[label] for label in column), np.int64, len(column)), list(labels)
 
 
@@ -463,14 +614,19 @@ def take(column: Column, rows: NDArray[np.int64]) -> Column:
 
 
 def records_of(columns: Mapping[str, Column], count: int) -> Iterator[dict[str, Any]]:
-    """The rows of some columns, with Python objects as values, which are made one after the other."""
-    values = [each if isinstance(each, Strings) else np.ascontiguousarray(each).data for each in columns.values()]
+    """The rows of some columns, with Python objects as values, which are made one after
+    the other."""
+    values = [
+        each if isinstance(each, Strings) else np.ascontiguousarray(each).data
+        for each in columns.values()
+    ]
     rows = zip(*values, strict=True) if columns else repeat((), count)
     return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def _available(manifest: Manifest) -> Columns:
-    """All columns of a manifest but the ids: those with a meaning to featcache, if they are given, and the others."""
+    """All columns of a manifest but the ids: those with a meaning to featcache, if they
+    are given, and the others."""
     available: Columns = {}
     if len(manifest.paths.blob):
         available["path"] = manifest.paths
@@ -489,7 +645,9 @@ def _typed(manifest: Manifest, name: str, column: Column, types: Types) -> Colum
         return column
     if wanted not in (None, int, float):
         kind = getattr(wanted, "__name__", wanted)
-        raise ManifestError(f"{what} cannot be {kind}: choose str for text columns, int or float for numbers")
+        raise ManifestError(
+            f"{what} cannot be {kind}: choose str for text columns, int or float for numbers"
+        )
     numbers = _numbers(column) if isinstance(column, Strings) else column
     if wanted is None:
         return column if numbers is None else numbers
@@ -499,10 +657,11 @@ def _typed(manifest: Manifest, name: str, column: Column, types: Types) -> Colum
 
 
 def _numbers(column: Strings) -> NDArray[Any] | None:
-    """The values as int64 or float64, in which empty ones are NaN; None if they are not all numbers.
+    """The values as int64 or float64, in which empty ones are NaN; None if they are not
+    all numbers.
 
-    A number is a text that can be had back from the value: not `007`, which is a name, and no whole number too large
-    for int64, or among fractions for float64."""
+    A number is a text that can be had back from the value: not `007`, which is a name,
+    and no whole number too large for int64, or among fractions for float64."""
     if not len(column.blob):
         return None
     for parse, dtype in ((_whole, np.int64), (_fraction, np.float64)):

@@ -2,14 +2,15 @@
 
 A path that names a container, a slash, and what is inside, is a `Member`:
 
-    shards/audio_0.tar/anna-1.flac         a member of a tar, by its name there; a leading `./` is left out
-    shards/audio_0.tar.gz/anna-1.flac      the same in a compressed tar: .tgz, .tar.gz, .tar.bz2, .tar.xz, .tar.zst
+    shards/audio_0.tar/anna-1.flac         a member of a tar; a leading `./` is left out
+    shards/audio_0.tar.gz/anna-1.flac      the same in .tgz, .tar.gz, .tar.bz2, .tar.xz, .tar.zst
     train-00000.parquet/audio/123          column `audio` of a Parquet file, row 123, counted from 0
-    data-00000-of-00002.arrow/audio/123    the same for a file of Arrow, as `save_to_disk` of datasets writes it
-    dump/raw.1.ark:1234                    what begins at byte 1234 of an archive of Kaldi's, as `wav.scp` writes it
+    data-00000-of-00002.arrow/audio/123    the same in Arrow, as `save_to_disk` of datasets writes
+    dump/raw.1.ark:1234                    from byte 1234 of a Kaldi archive on, as in `wav.scp`
 
-The column holds bytes, or structs with a field `bytes`. What a container is, its suffix says, in lower case. A folder
-that is called like a container is a folder, but at a URL, where there are no folders.
+The column holds bytes, or structs with a field `bytes`. What a container is, its suffix
+says, in lower case. A folder that is called like a container is a folder, but at a URL,
+where there are no folders.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from urllib.parse import unquote
 from featcache.errors import refuse_secrets
 from featcache.strings import Strings
 
-AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")  # how URLs may begin whose files are fetched
+# how URLs may begin whose files are fetched
+AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
 
 _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
@@ -49,7 +51,8 @@ class Member(NamedTuple):
     container: Path | Url
     """The container: a tar, a table of Parquet or Arrow, or an archive of Kaldi's."""
     name: str
-    """The name in a tar; in a table, column and row from 0, as `audio/123`; in an archive, the byte it begins at."""
+    """The name in a tar; in a table, column and row from 0, as `audio/123`; in an
+    archive, the byte it begins at."""
 
     def __str__(self) -> str:
         return f"{self.container}{':' if suffix_of(self.container) == '.ark' else '/'}{self.name}"
@@ -82,7 +85,8 @@ def is_audio_url(path: str) -> bool:
 
 
 def url_of(source: AudioSource) -> Url | None:
-    """What is asked for at a server: a file, or the container that audio is in; None if it is on this machine."""
+    """What is asked for at a server: a file, or the container that audio is in; None if
+    it is on this machine."""
     location = source.container if isinstance(source, Member) else source
     return location if isinstance(location, Url) else None
 
@@ -103,7 +107,8 @@ def need_pyarrow(paths: Strings) -> bool:
 
 
 def locate(root: AudioLocation, path: str) -> AudioSource:
-    """Where the audio of a path is: below `root`, unless the path is absolute, a URL or a command."""
+    """Where the audio of a path is: below `root`, unless the path is absolute, a URL or a
+    command."""
     if is_command(path):
         return Command(path)
     if "://" in path:
@@ -117,12 +122,18 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
 
 
 def why_no_file(path: str, root: AudioLocation) -> str | None:
-    """Why a path below `root` names nothing that is read, whatever there is; None if it may name something."""
-    if path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]):  # as `wav.scp` may have it
+    """Why a path below `root` names nothing that is read, whatever there is; None if it
+    may name something."""
+    # as `wav.scp` may have it
+    if path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]):
         return "ranges of an archive's entries are not read, only whole ones"
     if _ANY.match(path) and not (_FETCHED.match(path) or _LOCAL.match(path)):
         return f"URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
-    return "~ stands for no folder in a manifest" if path.startswith("~") and not isinstance(root, Url) else None
+    return (
+        "~ stands for no folder in a manifest"
+        if path.startswith("~") and not isinstance(root, Url)
+        else None
+    )
 
 
 def names_container(path: str) -> bool:
@@ -160,6 +171,7 @@ def _is_folder(container: Path) -> bool:
 
 
 def as_root(text: str) -> AudioLocation:
-    """A root, as a command line or a record has it: a folder, or URLs' beginning; an ArgumentError for secrets."""
+    """A root, as a command line or a record has it: a folder, or URLs' beginning; an
+    ArgumentError for secrets."""
     refuse_secrets("--root", text)
     return Url(text) if is_audio_url(text) else Path(text)

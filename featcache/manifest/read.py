@@ -1,8 +1,9 @@
 """Reads a manifest, and reports every fault at once.
 
-In memory, it may be a data frame of pandas or Polars, a table of Arrow, or a list of dictionaries. None of these
-packages is imported. All their tables have `len`, and give ranges of rows, columns by name, and lists of a column's
-values, under names that differ little."""
+In memory, it may be a data frame of pandas or Polars, a table of Arrow, or a list of
+dictionaries. None of these packages is imported. All their tables have `len`, and give
+ranges of rows, columns by name, and lists of a column's values, under names that differ
+little."""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
 from featcache.manifest.formats import FORMATS, format_of, tables
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Cells, Faults, Rows, Source, open_source
+from featcache.manifest.formats.source import (
+    ROWS_PER_BATCH,
+    Batch,
+    Cells,
+    Faults,
+    Rows,
+    Source,
+    open_source,
+)
 from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
@@ -53,22 +62,29 @@ def read_manifest(
     """Read and check a manifest.
 
     Args:
-        source: A file or a folder in any of the formats of docs/manifest.md, or `-` for standard input. A file may be
-            compressed by gzip.
-        root: What relative paths are relative to, a folder or a URL such as `s3://bucket/corpus`; by default what the
-            manifest says, or the manifest itself if it is a folder, or its folder; for standard input the current one.
+        source: A file or a folder in any of the formats of docs/manifest.md, or `-` for
+            standard input. A file may be compressed by gzip.
+        root: What relative paths are relative to, a folder or a URL such as
+            `s3://bucket/corpus`; by default what the manifest says, or the manifest
+            itself if it is a folder, or its folder; for standard input the current one.
         audio: Whether paths are required. Ids always are, but paths stand for them.
         carry: Whether to keep the columns that an `Utterance` does not have.
-        format: The name of the format, one of `featcache.manifest.formats.FORMATS`; by default it is recognised.
-        values: What stands for the placeholders in a table of SpeechBrain's, by name, such as `data_root`.
-        allow_commands: Whether a path may be a command that prints audio, as in Kaldi's `wav.scp`: text that ends in
-            `|`. Whatever decodes the manifest's audio in this process then runs them, as the user that it runs as.
-        allow_queries: Whether URLs may have a query or a fragment (`?id=7`). They are stored in the cache and shown, so
-            they must give access to nothing. Where paths are not required, they are always allowed.
+        format: The name of the format, one of `featcache.manifest.formats.FORMATS`; by
+            default it is recognised.
+        values: What stands for the placeholders in a table of SpeechBrain's, by name,
+            such as `data_root`.
+        allow_commands: Whether a path may be a command that prints audio, as in Kaldi's
+            `wav.scp`: text that ends in `|`. Whatever decodes the manifest's audio in
+            this process then runs them, as the user that it runs as.
+        allow_queries: Whether URLs may have a query or a fragment (`?id=7`). They are
+            stored in the cache and shown, so they must give access to nothing. Where
+            paths are not required, they are always allowed.
 
     Raises:
-        ManifestError: It cannot be read, has faults, or fits several formats. The message lists the first 20 faults.
-        ArgumentError: The manifest is a URL, the root one that has a secret in it, or there is no such format.
+        ManifestError: It cannot be read, has faults, or fits several formats. The message
+            lists the first 20 faults.
+        ArgumentError: The manifest is a URL, the root one that has a secret in it, or
+            there is no such format.
         MissingDependencyError: Parquet needs pyarrow.
     """
     refuse_url("the manifest", source)
@@ -81,52 +97,84 @@ def read_manifest(
         source = _table_of(source, format)
         name = name if source == "-" else str(source)
         allowed = {"allow_commands": allow_commands, "allow_queries": allow_queries}
-        with open_source(source, given_root=root, values=values or {}, audio=audio, carry=carry, **allowed) as opened:
+        with open_source(
+            source, given_root=root, values=values or {}, audio=audio, carry=carry, **allowed
+        ) as opened:
             kind = format_of(opened, format)
             columns, places = gather(FORMATS[kind].read(opened), opened)
-            recognised = f"read as {kind}" if format is None and kind not in tables.PLAIN.values() else ""
-            if said := ", ".join(filter(None, [recognised, "" if opened.has_ids else "paths stand for ids"])):
+            recognised = (
+                f"read as {kind}" if format is None and kind not in tables.PLAIN.values() else ""
+            )
+            if said := ", ".join(
+                filter(None, [recognised, "" if opened.has_ids else "paths stand for ids"])
+            ):
                 opened.notes.insert(0, said)
             if format is not None and not places:
-                opened.faults.raise_first(f"not one row is as --format {format} has them; without it, it is recognised")
+                opened.faults.raise_first(
+                    f"not one row is as --format {format} has them; without it, it is recognised"
+                )
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
-    except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+    ) as error:  # the latter two come from a gzip file that is cut off or damaged
         inside = getattr(error, "filename", None)
         where = f": {inside}" if isinstance(inside, str) and inside != name else ""
         what = getattr(error, "strerror", None) or error
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             what = f"{what} for a copy of the pipe: set TMPDIR to another folder"
         if "_OP_" in name:
-            what = f"{what}: NeMo has a range for _OP_ … _CL_: as 'manifest_*.json', quoted, they are a corpus"
+            what = (
+                f"{what}: NeMo has a range for _OP_ … _CL_: as 'manifest_*.json', quoted, "
+                "they are a corpus"
+            )
         raise ManifestError(f"{name}{where}: cannot be read: {what}") from error
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
-        raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
+        raise ManifestError(
+            f"{name}: is a cache, not a manifest: give the manifest that it was extracted from"
+        )
     return checked_manifest(opened, columns, places, kind)
 
 
-def checked_manifest(reading: Source, columns: dict[str, Any], places: array[int], kind: str) -> Manifest:
-    """The manifest of what `gather` has returned; a ManifestError if there were faults, or two rows have one id."""
+def checked_manifest(
+    reading: Source, columns: dict[str, Any], places: array[int], kind: str
+) -> Manifest:
+    """The manifest of what `gather` has returned; a ManifestError if there were faults,
+    or two rows have one id."""
     faults = reading.faults
     if not places and not faults.count:
-        faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
+        faults.add(
+            0, "there are no audio files below it" if kind == "folder" else "there are no rows"
+        )
     ids, paths = columns.pop("id"), columns.pop("path")
     faults.add_repeated(ids, places)
     faults.raise_if_any()
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
-    folder = as_root(str((reading.root or reading.folder) if reading.given_root is None else reading.given_root))
+    folder = as_root(
+        str((reading.root or reading.folder) if reading.given_root is None else reading.given_root)
+    )
     if isinstance(folder, Url):  # relative paths may be secrets as the ends of URLs
-        faults.parsed(places, "path ", lambda path: refuse_secrets(f"{folder}/{path}", reading.allow_queries), paths)
+        faults.parsed(
+            places,
+            "path ",
+            lambda path: refuse_secrets(f"{folder}/{path}", reading.allow_queries),
+            paths,
+        )
         faults.raise_if_any()
     segments = paths, columns.pop("start"), columns.pop("duration"), columns.pop("channel")
     root = folder if isinstance(folder, Url) else folder.absolute()
     notes = tuple(f"{reading.name}: {note}" for note in reading.notes)
-    return Manifest(*segments, reading.name, root, ids, columns, kind, notes, frozenset(reading.placeholders))
+    return Manifest(
+        *segments, reading.name, root, ids, columns, kind, notes, frozenset(reading.placeholders)
+    )
 
 
 def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
-    """The list in a folder as LJSpeech is, with `metadata.csv` beside `wavs`; otherwise the manifest itself."""
+    """The list in a folder as LJSpeech is, with `metadata.csv` beside `wavs`; otherwise
+    the manifest itself."""
     table = Path(source, "metadata.csv")
     if not (table.is_file() and table.with_name("wavs").is_dir()):
         return source
@@ -138,18 +186,24 @@ def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A0
 
 def _is_cache(folder: Source) -> bool:
     """Whether a folder without audio is a cache, a version or a corpus of caches."""
-    inside = [folder.names.keys(), *(frozenset(os.listdir(folder.path / name)) for name in folder.folders)]
+    inside = [
+        folder.names.keys(),
+        *(frozenset(os.listdir(folder.path / name)) for name in folder.folders),
+    ]
     return "parts" in folder.folders or any({"zarr.json", "shards"} <= names for names in inside)
 
 
 def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], array[int]]:
-    """Each column, text as `Strings` and numbers as an array `[rows]`; and the place of each row."""
+    """Each column, text as `Strings` and numbers as an array `[rows]`; and the place of
+    each row."""
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places, faults = array("q"), source.faults
     for places, cells in found:
         values = {column.name: _values(column, places, cells, source) for column in COLUMNS}
         if "start" in cells and np.isnan(values["duration"]).any():
-            values["duration"] = _by_ends(places, cells, values["start"], values["duration"], source)
+            values["duration"] = _by_ends(
+                places, cells, values["start"], values["duration"], source
+            )
         if "id" not in cells and "path" in cells:
             segments = values["path"], values["start"], values["duration"], values["channel"]
             why = "there is no id, and the path, which stands for it, "
@@ -162,34 +216,57 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
             source.has_ids = True
         if source.carry:
             values |= {name: _as_texts(cells[name]) for name in cells if name not in SPELLINGS}
-        columns |= {name: GrowingStrings([""] * len(row_places)) for name in values if name not in columns}
+        columns |= {
+            name: GrowingStrings([""] * len(row_places)) for name in values if name not in columns
+        }
         for name, column in columns.items():
             try:
                 column.extend(values[name] if name in values else [""] * len(places))
             except UnicodeEncodeError:
                 faults.parsed(places, f"{name} is not UTF-8: ", str.encode, values[name])
         row_places.extend(places)
-    texts = {name: values.strings() for name, values in columns.items() if isinstance(values, GrowingStrings)}
-    numbers = {name: np.frombuffer(values, values.typecode) for name, values in columns.items() if name not in texts}
+    texts = {
+        name: values.strings()
+        for name, values in columns.items()
+        if isinstance(values, GrowingStrings)
+    }
+    numbers = {
+        name: np.frombuffer(values, values.typecode)
+        for name, values in columns.items()
+        if name not in texts
+    }
     return texts | numbers, row_places
 
 
 def _by_ends(
-    places: Sequence[int], cells: Cells, starts: Sequence[float], durations: Sequence[float], source: Source
+    places: Sequence[int],
+    cells: Cells,
+    starts: Sequence[float],
+    durations: Sequence[float],
+    source: Source,
 ) -> Sequence[float]:
-    """The durations, and of rows that have none, those that starts and ends make, if there are ends."""
+    """The durations, and of rows that have none, those that starts and ends make, if
+    there are ends."""
     ends = [name for name in cells if name.strip().lower() in ENDS]
     if len(ends) > 1:
-        source.faults.add(places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations")
+        source.faults.add(
+            places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations"
+        )
     if len(ends) != 1:
         return durations
-    wanted = [end if math.isnan(given) else None for end, given in zip(cells[ends[0]], durations, strict=True)]
+    wanted = [
+        end if math.isnan(given) else None
+        for end, given in zip(cells[ends[0]], durations, strict=True)
+    ]
     stops = _values(START._replace(name=ends[0]), places, {ends[0]: wanted}, source)
-    return source.faults.parsed(places, f"{ends[0]} ", _between, starts, stops, durations, default=math.nan)
+    return source.faults.parsed(
+        places, f"{ends[0]} ", _between, starts, stops, durations, default=math.nan
+    )
 
 
 def _between(start: float, end: float, duration: float) -> float:
-    """The seconds from a start to an end, as decimals; without an end, the duration. A ValueError for none."""
+    """The seconds from a start to an end, as decimals; without an end, the duration. A
+    ValueError for none."""
     if math.isnan(end):
         return duration
     first = 0.0 if math.isnan(start) else start
@@ -214,14 +291,17 @@ def _values(column: Column, places: Sequence[int], cells: Cells, source: Source)
         refuse_secrets(cell, source.allow_queries)
         return parse(cell)
 
-    return source.faults.parsed(places, f"{column.name} ", value_of, cells[column.name], default=column.not_given)
+    return source.faults.parsed(
+        places, f"{column.name} ", value_of, cells[column.name], default=column.not_given
+    )
 
 
 def _as_texts(cells: Sequence[Any]) -> Sequence[str]:
     return cells if set(map(type, cells)) == {str} else [*map(carried, cells)]
 
 
-_NOT_GIVEN = ("NAType", "NaTType")  # the types of what pandas has for values that are missing, besides NaN
+# the types of what pandas has for values that are missing, besides NaN
+_NOT_GIVEN = ("NAType", "NaTType")
 
 
 class Table(Protocol):
@@ -240,18 +320,27 @@ def is_table(manifest: object) -> bool:
 
 
 def manifest_of(
-    table: Any, *, audio: bool = False, carry: bool = True, root: str | os.PathLike[str] | None = None
+    table: Any,
+    *,
+    audio: bool = False,
+    carry: bool = True,
+    root: str | os.PathLike[str] | None = None,
 ) -> Manifest:
-    """Check a table and take it as a manifest, with the columns and the rules of one in a file.
+    """Check a table and take it as a manifest, with the columns and the rules of one in a
+    file.
 
-    `table` is a data frame of pandas or Polars, a table of Arrow, or a list of dictionaries, one per utterance (an
-    ArgumentError refuses others). None, NaN, NA and NaT are values not given. `audio` says whether paths are required,
-    `carry` whether to keep the columns that an `Utterance` lacks, `root` what relative paths are relative to, a folder
-    or a URL; None for the current folder. A ManifestError lists the first 20 faults, with rows counted from 1."""
+    `table` is a data frame of pandas or Polars, a table of Arrow, or a list of
+    dictionaries, one per utterance (an ArgumentError refuses others). None, NaN, NA and
+    NaT are values not given. `audio` says whether paths are required, `carry` whether to
+    keep the columns that an `Utterance` lacks, `root` what relative paths are relative
+    to, a folder or a URL; None for the current folder. A ManifestError lists the first 20
+    faults, with rows counted from 1."""
     kind = type(table).__name__
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
-        raise ArgumentError(f"manifest is a {kind}: give a path, a data frame, an Arrow table or a list of dicts")
+        raise ArgumentError(
+            f"manifest is a {kind}: give a path, a data frame, an Arrow table or a list of dicts"
+        )
     reading = Source(f"<{kind}>", audio=audio, carry=carry, given_root=os.fspath(root or os.curdir))
     if is_list:
         batches = tables.json_batches(_objects(table, reading.faults), reading)
@@ -273,14 +362,18 @@ def _by_columns(table: Any) -> tables.Table:
         for first in range(0, len(table), ROWS_PER_BATCH):
             last = min(first + ROWS_PER_BATCH, len(table))
             part = rows[first:last]
-            yield range(first + 1, last + 1), {name: [*map(_plain, part[named[name]])] for name in wanted}
+            yield (
+                range(first + 1, last + 1),
+                {name: [*map(_plain, part[named[name]])] for name in wanted},
+            )
 
     return tables.Table(names, batches)
 
 
 def _names(table: Any) -> list[Any] | None:
     """The names of a table's columns; None if it is no table."""
-    names = getattr(table, "column_names", getattr(table, "columns", None))  # Arrow's `columns` are the values
+    # Arrow's `columns` are the values
+    names = getattr(table, "column_names", getattr(table, "columns", None))
     return None if names is None or callable(names) else [*names]
 
 
@@ -303,4 +396,8 @@ def _plain(cell: Any) -> Any:
         return _plain(cell.tolist())
     if isinstance(cell, os.PathLike):
         return os.fspath(cell)
-    return None if type(cell).__name__ in _NOT_GIVEN or (isinstance(cell, float) and math.isnan(cell)) else cell
+    return (
+        None
+        if type(cell).__name__ in _NOT_GIVEN or (isinstance(cell, float) and math.isnan(cell))
+        else cell
+    )

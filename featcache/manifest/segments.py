@@ -1,4 +1,5 @@
-"""Segments of audio files, and utterances: rows of a manifest, or what a version has of them."""
+"""Segments of audio files, and utterances: rows of a manifest, or what a version has of
+them."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
+    """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a
+    manifest asks for.
 
-    Features belong to their segment: rows ask for the same features if their segments are equal. Among many segments,
-    `SegmentColumns.hashes` tells which are."""
+    Features belong to their segment: rows ask for the same features if their segments are
+    equal. Among many segments, `SegmentColumns.hashes` tells which are."""
 
     path: str
     """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
@@ -42,18 +44,36 @@ class Utterance(Segment):
     """The id, unique in its manifest."""
 
     @classmethod
-    def of_columns(cls, id: str, path: str, start: float, duration: float, channel: int) -> Utterance:  # noqa: A002
-        """An utterance from the values of flat columns, in which NaN and -1 stand for what is not given."""
+    def of_columns(
+        cls,
+        id: str,  # noqa: A002
+        path: str,
+        start: float,
+        duration: float,
+        channel: int,
+    ) -> Utterance:
+        """An utterance from the values of flat columns, in which NaN and -1 stand for
+        what is not given."""
         begin = None if math.isnan(start) else start
         seconds = None if math.isnan(duration) else duration
-        return Utterance(id=id, path=path, start=begin, duration=seconds, channel=None if channel < 0 else channel)
+        return Utterance(
+            id=id,
+            path=path,
+            start=begin,
+            duration=seconds,
+            channel=None if channel < 0 else channel,
+        )
 
     def row(self) -> dict[str, Any]:
-        """The id and the segment's four values by name, in the order of a manifest's columns."""
-        return {name: getattr(self, name) for name in ("id", "path", "start", "duration", "channel")}
+        """The id and the segment's four values by name, in the order of a manifest's
+        columns."""
+        return {
+            name: getattr(self, name) for name in ("id", "path", "start", "duration", "channel")
+        }
 
     def document(self) -> dict[str, Any]:
-        """All values by name, for JSON: the row first, then what an item or a failure has besides."""
+        """All values by name, for JSON: the row first, then what an item or a failure has
+        besides."""
         return {**self.row(), **asdict(self)}
 
 
@@ -62,7 +82,8 @@ class SegmentColumns:
     """Segments as flat columns `[rows]`."""
 
     paths: Strings
-    """The paths, as written; empty if not given, which only manifests that are read with `audio=False` may have."""
+    """The paths, as written; empty if not given, which only manifests that are read with
+    `audio=False` may have."""
     start: NDArray[np.float64]
     """Seconds; NaN if not given."""
     duration: NDArray[np.float64]
@@ -77,14 +98,18 @@ class SegmentColumns:
             Strings.of(segment.path for segment in segments),
             np.array([segment.start for segment in segments], np.float64),  # None becomes NaN
             np.array([segment.duration for segment in segments], np.float64),
-            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
+            np.array(
+                [-1 if segment.channel is None else segment.channel for segment in segments],
+                np.int32,
+            ),
         )
 
     def hashes(self) -> NDArray[np.uint64]:
-        """Hashes that tell rows apart by segment, uint64 `[rows]`: equal for equal path, start, duration and channel.
+        """Hashes that tell rows apart by segment, uint64 `[rows]`: equal for equal path,
+        start, duration and channel.
 
-        It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one zero)
-        and channel (little-endian int32)."""
+        It is the 64-bit FNV-1a hash of the path's bytes, start and duration
+        (little-endian float64, one NaN, one zero) and channel (little-endian int32)."""
         hashes = self.paths.hashes()
         for seconds in (self.start, self.duration):
             hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))

@@ -1,4 +1,5 @@
-"""A manifest: utterances as flat columns; how these are spelled, and what their cells mean."""
+"""A manifest: utterances as flat columns; how these are spelled, and what their cells
+mean."""
 
 from __future__ import annotations
 
@@ -17,14 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import may_have_secret, secret_in
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, is_audio_url, is_command, locate, url_of
+from featcache.manifest.audio_locations import (
+    AudioLocation,
+    AudioSource,
+    Url,
+    is_audio_url,
+    is_command,
+    locate,
+    url_of,
+)
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import GrowingStrings, Strings
 
 
 def nearest_sample(seconds: float, rate: float) -> int:
-    """The number of samples nearest to some seconds; half a sample counts as one, as Lhotse and Kaldi count it. It is
-    Lhotse's `compute_num_samples`: what is off by less than 1e-8 samples, as binary fractions are, is a half too."""
+    """The number of samples nearest to some seconds; half a sample counts as one, as
+    Lhotse and Kaldi count it. It is Lhotse's `compute_num_samples`: what is off by less
+    than 1e-8 samples, as binary fractions are, is a half too."""
     return math.floor(round(seconds * rate, 8) + 0.5)
 
 
@@ -45,23 +55,31 @@ class Manifest(SegmentColumns):
     notes: tuple[str, ...] = ()
     """What to tell the user about what was read."""
     placeholders: frozenset[str] = frozenset()
-    """The names of the placeholders in its paths and other columns, with a value or without."""
+    """The names of the placeholders in its paths and other columns, with a value or
+    without."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, row: int) -> Utterance:
-        start, duration, channel = float(self.start[row]), float(self.duration[row]), int(self.channel[row])
+        start, duration, channel = (
+            float(self.start[row]),
+            float(self.duration[row]),
+            int(self.channel[row]),
+        )
         return Utterance.of_columns(self.ids[row], self.paths[row], start, duration, channel)
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """The manifest of some of the rows, in that order."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         numbers = {name: getattr(self, name)[rows] for name in ("start", "duration", "channel")}
-        return replace(self, ids=self.ids.take(rows), paths=self.paths.take(rows), columns=columns, **numbers)
+        return replace(
+            self, ids=self.ids.take(rows), paths=self.paths.take(rows), columns=columns, **numbers
+        )
 
     def resolve(self, path: str) -> AudioSource:
-        """Where the audio of one of the `paths` is: under `root`, unless the path is absolute or a URL."""
+        """Where the audio of one of the `paths` is: under `root`, unless the path is
+        absolute or a URL."""
         return locate(self.root, path)
 
     @property
@@ -69,31 +87,39 @@ class Manifest(SegmentColumns):
         """Whether files have to be fetched."""
         if isinstance(self.root, Url):
             return True
-        return re.search(rb"://", self.paths.blob.data) is not None and any(map(is_audio_url, self.paths))
+        return re.search(rb"://", self.paths.blob.data) is not None and any(
+            map(is_audio_url, self.paths)
+        )
 
 
 class CallersUrls(frozenset[Url]):
     """The URLs that a user's own manifest names, if he has given one, and no others.
 
-    Paths in a cache are a stranger's, if the cache is: they alone must not make this machine send a request, since that
-    may be to a service that trusts this machine. A file at a URL is fetched if a manifest names it, too."""
+    Paths in a cache are a stranger's, if the cache is: they alone must not make this
+    machine send a request, since that may be to a service that trusts this machine. A
+    file at a URL is fetched if a manifest names it, too."""
 
     def __new__(cls, manifest: Manifest | None) -> CallersUrls:  # noqa: D102
         if manifest is None or not manifest.has_urls:
             return super().__new__(cls)
-        return super().__new__(cls, filter(None, map(url_of, map(manifest.resolve, manifest.paths))))
+        return super().__new__(
+            cls, filter(None, map(url_of, map(manifest.resolve, manifest.paths)))
+        )
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
-    """A sample of the rows 0 to `count` - 1 from the first to the last, rising; int64, all rows if they are few."""
+    """A sample of the rows 0 to `count` - 1 from the first to the last, rising; int64,
+    all rows if they are few."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 
 
 _LONGEST = 4000
-"""The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
+"""The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has
+place for (4,096)."""
 
 MOST_SECONDS = 1e9
-"""The latest second of a recording that a cell may name: a later one is a slip, such as a number of samples."""
+"""The latest second of a recording that a cell may name: a later one is a slip, such as a
+number of samples."""
 
 _CONTROL, _NUL = re.compile(r"[\x00-\x1f\x7f-\x9f]"), re.compile(r"\x00")
 
@@ -104,19 +130,28 @@ def shown(cell: Any) -> str:
 
 
 def refused_command(path: str) -> str:
-    """What is wrong with a path that is a command. Of its arguments, which may give access, nothing is said."""
+    """What is wrong with a path that is a command. Of its arguments, which may give
+    access, nothing is said."""
     return f"is a command, which runs only with --allow-commands: {shown(path.split()[0])}"
 
 
 def refuse_secrets(cell: Any, allow_queries: bool) -> None:
-    """Raise a ValueError, which does not quote it, if a cell of any column has a URL that gives access to something."""
+    """Raise a ValueError, which does not quote it, if a cell of any column has a URL that
+    gives access to something."""
     if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
-        remedy = "give the URL without it, and credentials by the environment; --allow-queries takes a harmless query"
+        remedy = (
+            "give the URL without it, and credentials by the environment; --allow-queries "
+            "takes a harmless query"
+        )
         raise ValueError(f"{fault}, and would be stored in the cache: {remedy}")
 
 
 def _id(cell: Any) -> str:
-    return str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else _text(cell, _CONTROL, "control")
+    return (
+        str(cell)
+        if isinstance(cell, int) and not isinstance(cell, bool)
+        else _text(cell, _CONTROL, "control")
+    )
 
 
 def _path(cell: Any) -> str:
@@ -126,7 +161,8 @@ def _path(cell: Any) -> str:
 
 
 def path_or_command(cell: Any) -> str:
-    """A cell of the column `path` where commands are allowed; a ValueError says what is wrong with it."""
+    """A cell of the column `path` where commands are allowed; a ValueError says what is
+    wrong with it."""
     return _text(cell, _NUL, "NUL")
 
 
@@ -182,7 +218,8 @@ def _channel(cell: Any) -> int:
 
 
 def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
-    """Cells that are ids or paths as they are, whatever is allowed; None if one of them needs a look by itself."""
+    """Cells that are ids or paths as they are, whatever is allowed; None if one of them
+    needs a look by itself."""
     if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > _LONGEST:
         return None
     text = "".join(cells)
@@ -190,16 +227,28 @@ def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
 
 
 def _plain_numbers(of: type[list[float]], cells: Sequence[Any]) -> Sequence[Any] | None:
-    """Numbers that are all of a type, in msgspec's terms, or written so; None if one needs a look by itself."""
+    """Numbers that are all of a type, in msgspec's terms, or written so; None if one
+    needs a look by itself."""
     try:
         return msgspec.convert(cells, of, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return None
 
 
-# Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
+# Names that do not say seconds are left out on purpose: a `length` is as often in samples
+# or frames.
 SPELLINGS = {
-    "id": ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
+    "id": (
+        "id",
+        "utt_id",
+        "uttid",
+        "utt",
+        "utterance_id",
+        "utterance",
+        "audio_id",
+        "segment_id",
+        "key",
+    ),
     "path": (
         *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
         *("file", "file_path", "filepath", "file_name", "filename"),
@@ -208,13 +257,15 @@ SPELLINGS = {
     "duration": ("duration", "dur"),
     "channel": ("channel",),
 }
-"""How manifests may spell each column that an `Utterance` has, in any case. A table with two spellings of one column is
-refused, unless one of them is exactly the column's own name, the key here: then the others are carried."""
+"""How manifests may spell each column that an `Utterance` has, in any case. A table with
+two spellings of one column is refused, unless one of them is exactly the column's own
+name, the key here: then the others are carried."""
 
 _COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
 
 ENDS = {"end", "end_time"}
-"""Columns of seconds that stand for a duration where there is none: the duration is what is left after the start."""
+"""Columns of seconds that stand for a duration where there is none: the duration is what
+is left after the start."""
 
 
 class Column(NamedTuple):
@@ -223,7 +274,8 @@ class Column(NamedTuple):
     name: str
     """The name of the column, and of the utterance's attribute."""
     parse: Callable[[Any], Any]
-    """Gives the value of a cell that is not empty. Raises a ValueError that says what is wrong with it."""
+    """Gives the value of a cell that is not empty. Raises a ValueError that says what is
+    wrong with it."""
     not_given: Any
     """The value of an empty cell."""
     growing: Callable[[], Any]
@@ -235,13 +287,21 @@ class Column(NamedTuple):
 _SECONDS_FROM_0 = list[Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]]
 _SECONDS_ABOVE_0 = list[Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]]
 
-START = Column("start", seconds_of, math.nan, partial(array, "d"), partial(_plain_numbers, _SECONDS_FROM_0))
+START = Column(
+    "start", seconds_of, math.nan, partial(array, "d"), partial(_plain_numbers, _SECONDS_FROM_0)
+)
 
 COLUMNS = (
     Column("id", _id, "", GrowingStrings, _plain_texts),
     Column("path", _path, "", GrowingStrings, _plain_texts),
     START,
-    Column("duration", _duration, math.nan, partial(array, "d"), partial(_plain_numbers, _SECONDS_ABOVE_0)),
+    Column(
+        "duration",
+        _duration,
+        math.nan,
+        partial(array, "d"),
+        partial(_plain_numbers, _SECONDS_ABOVE_0),
+    ),
     Column("channel", _channel, -1, partial(array, "i")),
 )
 
@@ -252,15 +312,24 @@ def meaning_of(name: str) -> str:
 
 
 def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
-    """The names by which columns are carried where rows are whole files, named by the column `path`: what a start, a
-    duration or a channel tells is where a clip came from, and what it says of the file."""
-    of_clips = [name for name in names if meaning_of(name) in ("start", "duration", "channel") or name == "path"]
-    return ["path" if name == path else f"original_{name}" if name in of_clips else name for name in names]
+    """The names by which columns are carried where rows are whole files, named by the
+    column `path`: what a start, a duration or a channel tells is where a clip came from,
+    and what it says of the file."""
+    of_clips = [
+        name
+        for name in names
+        if meaning_of(name) in ("start", "duration", "channel") or name == "path"
+    ]
+    return [
+        "path" if name == path else f"original_{name}" if name in of_clips else name
+        for name in names
+    ]
 
 
 def default_id(path: str, start: float, duration: float, channel: int) -> str:
-    """The id of a row that has none: its path, and what it cuts of the file in hundredths of seconds, as NeMo names its
-    cuts of rows. NaN and -1 mean not given. A ValueError says why a path is no id; without a path, the id is empty."""
+    """The id of a row that has none: its path, and what it cuts of the file in hundredths
+    of seconds, as NeMo names its cuts of rows. NaN and -1 mean not given. A ValueError
+    says why a path is no id; without a path, the id is empty."""
     if not path:
         return ""
     name = path if math.isnan(start) else f"{path}-{round(start * 100):06d}"
@@ -273,7 +342,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=st
 
 
 def carried(cell: Any) -> str:
-    """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
+    """A cell of any other column as text: text as it is, dates in ISO 8601, other values
+    as JSON, `null` as nothing."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     if type(cell) is float and math.isfinite(cell):

@@ -23,10 +23,15 @@ AudioFile = tuple[int, int, int]
 
 
 def format_to_write(target: Path, name: str | None) -> str:
-    """The format to write: the one named, or the one of the file's suffix; an ArgumentError if there is no such one."""
+    """The format to write: the one named, or the one of the file's suffix; an
+    ArgumentError if there is no such one."""
     chosen = name or PLAIN.get(suffix_of(target))
     if chosen not in WRITTEN:
-        what = f"--to: there is no {name!r}: choose" if name else f"-o: {target} does not say the format: give --to"
+        what = (
+            f"--to: there is no {name!r}: choose"
+            if name
+            else f"-o: {target} does not say the format: give --to"
+        )
         raise ArgumentError(f"{what} {listing(WRITTEN)}")
     return chosen
 
@@ -59,12 +64,15 @@ def to_parquet(manifest: Manifest) -> bytes:
 
 
 def require_names(manifest: Manifest, kind: str) -> None:
-    """Raise a ManifestError if NeMo, or Lhotse, has no name for where the audio is: inside a container, or for NeMo,
-    what a command prints."""
+    """Raise a ManifestError if NeMo, or Lhotse, has no name for where the audio is:
+    inside a container, or for NeMo, what a command prints."""
     for path in manifest.paths:
         location = manifest.resolve(path)
         if isinstance(location, Member):
-            raise ManifestError(f"{path}: is inside a container, which NeMo and Lhotse name in other ways: unpack it")
+            raise ManifestError(
+                f"{path}: is inside a container, which NeMo and Lhotse name in other ways: "
+                "unpack it"
+            )
         if isinstance(location, Command) and kind == "nemo":
             raise ManifestError(f"{path}: NeMo runs no commands")
 
@@ -74,16 +82,22 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
 
     def of_row(number: int) -> dict[str, Any]:
         row = manifest[number]
-        found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
+        found = {
+            "audio_filepath": str(manifest.resolve(row.path)),
+            "duration": row.duration,
+            "id": row.id,
+        }
         optional = {"offset": row.start, "channel": row.channel}
         found |= {name: value for name, value in optional.items() if value is not None}
-        return found | _carried(manifest, number) | found  # which no column of its names replaces
+        # which no column of its names replaces
+        return found | _carried(manifest, number) | found
 
     return _json_lines(map(of_row, range(len(manifest))))
 
 
 def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
-    """Lhotse's cuts, with absolute paths. `files` has the file of each row; every row has a duration."""
+    """Lhotse's cuts, with absolute paths. `files` has the file of each row; every row has
+    a duration."""
     return _json_lines(_cut(manifest, number, files[number]) for number in range(len(manifest)))
 
 
@@ -92,7 +106,9 @@ def _cut(manifest: Manifest, number: int, file: AudioFile) -> dict[str, Any]:
     rate, num_samples, num_channels = file
     location = manifest.resolve(row.path)
     channels = list(range(num_channels))
-    channel: int | list[int] = row.channel if row.channel is not None else channels if num_channels > 1 else 0
+    channel: int | list[int] = (
+        row.channel if row.channel is not None else channels if num_channels > 1 else 0
+    )
     start = row.start or 0.0
     seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
     segment = {"start": start, "duration": seconds, "channel": channel}
@@ -102,7 +118,12 @@ def _cut(manifest: Manifest, number: int, file: AudioFile) -> dict[str, Any]:
     if isinstance(location, Command):
         kind, source = "command", source.rstrip()[:-1].rstrip()
     sources = [{"type": kind, "channels": channels, "source": source}]
-    recording = {"id": row.path, "sources": sources, "sampling_rate": rate, "num_samples": num_samples}
+    recording = {
+        "id": row.path,
+        "sources": sources,
+        "sampling_rate": rate,
+        "num_samples": num_samples,
+    }
     recording |= {"duration": num_samples / rate, "channel_ids": channels}
     supervisions = [supervision | ({"custom": carried} if carried else {})]
     cut = {"id": row.id, **segment, "supervisions": supervisions, "recording": recording}
@@ -122,20 +143,26 @@ def packed(data: bytes, target: Path) -> bytes:
 
 
 def _columns(manifest: Manifest) -> dict[str, Sequence[Any]]:
-    """The cells of all columns, by name; None for what is not given. A column without any value is left out, unless
-    another column would then be taken for it."""
+    """The cells of all columns, by name; None for what is not given. A column without any
+    value is left out, unless another column would then be taken for it."""
     columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
     for name in ("start", "duration", "channel"):
-        cells = [cell if cell >= 0 else None for cell in getattr(manifest, name).tolist()]  # NaN and -1: not given
+        # NaN and -1: not given
+        cells = [cell if cell >= 0 else None for cell in getattr(manifest, name).tolist()]
         if name in meant or cells.count(None) < len(cells):
             columns[name] = cells
     return columns | manifest.columns
 
 
 def _carried(manifest: Manifest, row: int) -> dict[str, str]:
-    """The values of a row's other columns that are not empty, and would not be taken for its id or path."""
-    named = {name: cells[row] for name, cells in manifest.columns.items() if meaning_of(name) not in ("id", "path")}
+    """The values of a row's other columns that are not empty, and would not be taken for
+    its id or path."""
+    named = {
+        name: cells[row]
+        for name, cells in manifest.columns.items()
+        if meaning_of(name) not in ("id", "path")
+    }
     return {name: cell for name, cell in named.items() if cell}
 
 

@@ -1,4 +1,5 @@
-"""How the codes of a version are used: how often each occurs, how many occur at all, and how evenly."""
+"""How the codes of a version are used: how often each occurs, how many occur at all, and
+how evenly."""
 
 from __future__ import annotations
 
@@ -35,13 +36,15 @@ class Usage:
 
     @property
     def entropy(self) -> list[float]:
-        """The entropy of each codebook in bits: what an ideal compression of single codes needs for each of them."""
+        """The entropy of each codebook in bits: what an ideal compression of single codes
+        needs for each of them."""
         shares = (counts[counts > 0] / self.frames for counts in self.counts)
         return [float(-(some * np.log2(some)).sum()) + 0.0 for some in shares]
 
     @property
     def perplexity(self) -> list[float]:
-        """For each codebook, the number of equally frequent codes that would have its entropy."""
+        """For each codebook, the number of equally frequent codes that would have its
+        entropy."""
         return [2.0**bits for bits in self.entropy]
 
 
@@ -58,8 +61,9 @@ def usage(
         cache: A cache of codes, or a corpus of them.
         manifest, threads, report: As for `featcache.stats.moments`.
 
-    Raises StoreError if the cache holds no codes, no utterances, or a code beyond the size of its codebook; and, as
-    `moments` does, ArgumentError, ManifestError, MissingItemError and DamagedError."""
+    Raises StoreError if the cache holds no codes, no utterances, or a code beyond the
+    size of its codebook; and, as `moments` does, ArgumentError, ManifestError,
+    MissingItemError and DamagedError."""
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")
@@ -69,12 +73,17 @@ def usage(
 
     def count(pieces: ShardPieces) -> None:
         frames_before = pieces.counts.cumsum() - pieces.counts
-        rows = np.arange(pieces.counts.sum()) + np.repeat(pieces.starts - pieces.first - frames_before, pieces.counts)
+        rows = np.arange(pieces.counts.sum()) + np.repeat(
+            pieces.starts - pieces.first - frames_before, pieces.counts
+        )
         codes = pieces.read()[rows]
         for number, column in enumerate(codes.T):
             for code in (column.min(initial=0), column.max(initial=0)):
-                if not 0 <= code < len(counts[number]):  # else counting would take memory for all codes up to it
-                    what = f"holds code {code} of codebook {number}, which has {len(counts[number])}"
+                # else counting would take memory for all codes up to it
+                if not 0 <= code < len(counts[number]):
+                    what = (
+                        f"holds code {code} of codebook {number}, which has {len(counts[number])}"
+                    )
                     raise StoreError(f"{path}: {what}: `featcache verify` says where")
             of_column = np.bincount(column, minlength=len(counts[number]))
             with adding:

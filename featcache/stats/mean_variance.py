@@ -1,13 +1,16 @@
-"""Mean and variance of each dimension of a version's features, of all frames and groups of utterances; and their file.
+"""Mean and variance of each dimension of a version's features, of all frames and groups
+of utterances; and their file.
 
-The cache is read in one pass, in the order of its shards. An utterance is cut into pieces of 256 frames, counted from
-its own beginning. For each piece, the sums of x - c and of (x - c)² are computed in float64, where c is close to the
-mean. These are added without any rounding (`ExactSums`). So the same utterances give the same bits, however they are
-spread over shards, in whatever order they are read, and with any number of threads.
+The cache is read in one pass, in the order of its shards. An utterance is cut into pieces
+of 256 frames, counted from its own beginning. For each piece, the sums of x - c and of (x
+- c)² are computed in float64, where c is close to the mean. These are added without any
+rounding (`ExactSums`). So the same utterances give the same bits, however they are spread
+over shards, in whatever order they are read, and with any number of threads.
 
-The shift c preserves the digits of the variance when the mean is far from zero (Chan, Golub and LeVeque 1983,
-"Algorithms for computing the sample variance", The American Statistician 37). It is the mean of the beginnings of a few
-utterances, chosen in the order of their ids' hashes, so that it is always the same too."""
+The shift c preserves the digits of the variance when the mean is far from zero (Chan,
+Golub and LeVeque 1983, "Algorithms for computing the sample variance", The American
+Statistician 37). It is the mean of the beginnings of a few utterances, chosen in the
+order of their ids' hashes, so that it is always the same too."""
 
 from __future__ import annotations
 
@@ -38,10 +41,12 @@ FORMAT = "featcache stats 1"
 _AT_MOST_BYTES = 1 << 30
 
 _STILL = 1e-3
-"""A dimension hardly varies if its standard deviation is at most this part of the median over dimensions."""
+"""A dimension hardly varies if its standard deviation is at most this part of the median
+over dimensions."""
 
 _BLOCK_VALUES = 1 << 15
-"""Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch starts no threads for them."""
+"""Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch
+starts no threads for them."""
 
 _BLOCK_COLUMNS = _BLOCK_VALUES // PIECE_FRAMES
 _SHIFT_UTTERANCES = 16
@@ -58,7 +63,8 @@ Array = NDArray[np.float64]
 class Stats:
     """Mean and variance of every dimension of a version's features.
 
-    Variances are those of the frames themselves, not estimates for other frames: sum((x - mean)²) / frames."""
+    Variances are those of the frames themselves, not estimates for other frames: sum((x -
+    mean)²) / frames."""
 
     version: str
     """The name of the version's folder."""
@@ -91,24 +97,29 @@ class Stats:
 
     @property
     def still(self) -> list[int]:
-        """The dimensions that hardly vary, in C order: silent channels, for example, or bins above the audio's band."""
+        """The dimensions that hardly vary, in C order: silent channels, for example, or
+        bins above the audio's band."""
         std = self.std.ravel()
         return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file: an `.npz` of the fields by their names. Equal statistics give equal bytes. Raises
-        ArgumentError if it exists, and `overwrite` is not set; StoreError if it cannot be written."""
+        """Write the file: an `.npz` of the fields by their names. Equal statistics give
+        equal bytes. Raises ArgumentError if it exists, and `overwrite` is not set;
+        StoreError if it cannot be written."""
         refuse_to_replace(Path(path), overwrite)
         arrays: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
         if self.by is None:
             arrays = {name: value for name, value in arrays.items() if not name.startswith("group")}
         data = io.BytesIO()
-        np.savez(data, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
+        np.savez(
+            data, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()}
+        )
         write_file(Path(path), data.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> Stats:
-        """Read the file; nothing is ever unpickled. Raises StoreError if there is none, or it holds no statistics."""
+        """Read the file; nothing is ever unpickled. Raises StoreError if there is none,
+        or it holds no statistics."""
         place = Path(path)
         try:
             data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
@@ -132,7 +143,9 @@ class Stats:
             groups = list(map(str, arrays.pop("groups", np.empty(0)).tolist()))
             stats = cls(**arrays | {"by": arrays["by"] or None, "groups": groups})
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{path}: damaged: an incomplete file of `featcache stats` ({error})") from error
+            raise StoreError(
+                f"{path}: damaged: an incomplete file of `featcache stats` ({error})"
+            ) from error
         if (fault := stats._fault()) is not None:
             raise StoreError(f"{path}: damaged: {fault}")
         return stats
@@ -140,11 +153,19 @@ class Stats:
     def _fault(self) -> str | None:
         """What is wrong with the arrays, if anything."""
         groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
-        shapes = {"mean": self.mean.shape, "variance": self.mean.shape, "group_mean": groups, "group_variance": groups}
+        shapes = {
+            "mean": self.mean.shape,
+            "variance": self.mean.shape,
+            "group_mean": groups,
+            "group_variance": groups,
+        }
         for name, shape in shapes.items():
             array = getattr(self, name)
             if array.dtype != np.float64 or array.shape != shape or not np.isfinite(array).all():
-                return f"{name} is {array.dtype} {list(array.shape)}, and must be finite float64 {list(shape)}"
+                return (
+                    f"{name} is {array.dtype} {list(array.shape)}, and must be finite "
+                    f"float64 {list(shape)}"
+                )
         return None
 
 
@@ -166,21 +187,28 @@ def moments(
 
     Args:
         cache: A cache of features, not of codes; or a corpus of them.
-        manifest: A manifest to whose utterances the statistics are limited; by default all of the cache's count.
+        manifest: A manifest to whose utterances the statistics are limited; by default
+            all of the cache's count.
         by: A column of the manifest; each of its values gets statistics too.
-        threads: The number of threads to read and compute with; it does not change the result.
-        report: A function that is called now and then with the number of frames that have been done since.
+        threads: The number of threads to read and compute with; it does not change the
+            result.
+        report: A function that is called now and then with the number of frames that have
+            been done since.
 
     Raises:
         StoreError: The cache holds codes, no utterances, or NaN or infinity.
         ArgumentError: A manifest or `by` is given for a corpus.
         ManifestError: The manifest cannot be read, has faults, or no column `by`.
-        MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
+        MissingItemError: The manifest has utterances that the cache does not have; up to
+            ten are listed.
         DamagedError: A shard is damaged.
     """
     spec, path = cache.spec, cache.version.path
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
-        raise StoreError(f"{path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage counts them")
+        raise StoreError(
+            f"{path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage "
+            "counts them"
+        )
     chosen = select(cache, manifest, by)
     shift = _shift(chosen)
     sums, squares = (ExactSums(len(chosen.names), len(shift)) for _ in range(2))
@@ -194,52 +222,70 @@ def moments(
 
     chosen.for_each(add, threads, report)
     frames, utterances = chosen.frames_and_utterances()
-    mean, variance = (one.reshape(-1, *spec.item_shape) for one in _finish(sums, squares, frames, shift))
-    totals = int(frames.sum()), int(utterances.sum()), mean[0, ...], variance[0, ...]  # arrays even of one value
-    of_groups: tuple[Any, ...] = () if by is None else (by, chosen.names, frames, utterances, mean[1:], variance[1:])
+    mean, variance = (
+        one.reshape(-1, *spec.item_shape) for one in _finish(sums, squares, frames, shift)
+    )
+    # arrays even of one value
+    totals = int(frames.sum()), int(utterances.sum()), mean[0, ...], variance[0, ...]
+    of_groups: tuple[Any, ...] = (
+        () if by is None else (by, chosen.names, frames, utterances, mean[1:], variance[1:])
+    )
     return Stats(path.name, cache.version.info.fingerprint, spec.units, *totals, *of_groups)
 
 
 def _shift(chosen: Selection) -> Array:
-    """A value close to the mean of every dimension that the features' dtype can hold: float64 `[dims]`. Differences of
-    float16 values are exact in float64, so means of float16 features are exact to the last bit."""
-    candidates: list[tuple[int, int, int]] = []  # the hash of an utterance's id, the number of its part, its position
+    """A value close to the mean of every dimension that the features' dtype can hold:
+    float64 `[dims]`. Differences of float16 values are exact in float64, so means of
+    float16 features are exact to the last bit."""
+    # the hash of an utterance's id, the number of its part, its position
+    candidates: list[tuple[int, int, int]] = []
     for number, (part, positions, _) in enumerate(chosen):
         selected = np.zeros(len(part.index), bool)
         selected[positions] = True
         first = np.flatnonzero(selected[part.index.by_hash])[:_SHIFT_UTTERANCES]
-        candidates += zip(part.index.id_hash[first].tolist(), repeat(number), part.index.by_hash[first].tolist())
+        candidates += zip(
+            part.index.id_hash[first].tolist(), repeat(number), part.index.by_hash[first].tolist()
+        )
     spec = chosen.parts[0].spec
     total, frames = np.zeros(math.prod(spec.item_shape)), 0
     for _, number, position in sorted(candidates, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]:
-        pieces = next(pieces_by_shard(chosen.parts[number], np.array([position]), np.zeros(1, np.int64)))
+        pieces = next(
+            pieces_by_shard(chosen.parts[number], np.array([position]), np.zeros(1, np.int64))
+        )
         total += _piece_sums(pieces, np.zeros(len(total)))[0][0]
         frames += int(pieces.counts[0])
     return (total / frames).astype(spec.dtype).astype(np.float64)
 
 
 def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
-    """Sums of x - shift and (x - shift)² over each piece, float64 `[pieces, dims]`; StoreError at NaN or infinity."""
+    """Sums of x - shift and (x - shift)² over each piece, float64 `[pieces, dims]`;
+    StoreError at NaN or infinity."""
     features, cache = pieces.read(), pieces.cache
     sums, squares = np.empty((2, len(pieces.starts), len(shift)))
     with np.errstate(invalid="ignore"):
         for first in range(0, len(shift), _BLOCK_COLUMNS):
             columns = slice(first, first + _BLOCK_COLUMNS)
             blocks = _blocks(pieces, _BLOCK_VALUES // len(shift[columns]))
-            shifts = np.tile(shift[columns], (max(int(pieces.counts[block].sum()) for block in blocks), 1))
+            shifts = np.tile(
+                shift[columns], (max(int(pieces.counts[block].sum()) for block in blocks), 1)
+            )
             for block in blocks:
                 offsets = pieces.starts[block] - pieces.starts[block.start]
                 first_row = int(pieces.starts[block.start]) - pieces.first
                 rows = slice(first_row, first_row + int(pieces.counts[block].sum()))
                 values = _values(features[rows, columns], pieces, block, columns)
-                values -= shifts[: len(values)]  # faster than broadcasting one row, which is a loop for each row
+                # faster than broadcasting one row, which is a loop for each row
+                values -= shifts[: len(values)]
                 np.add.reduceat(values, offsets, axis=0, out=sums[block, columns])
                 np.square(values, out=values)
                 np.add.reduceat(values, offsets, axis=0, out=squares[block, columns])
     finite = np.isfinite(squares).all(axis=1)
     if not finite.all():
         utterance = cache.ids[int(pieces.positions[finite.argmin()])]
-        raise StoreError(f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache verify` lists all")
+        raise StoreError(
+            f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache "
+            "verify` lists all"
+        )
     return sums, squares
 
 
@@ -247,25 +293,30 @@ def _values(stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: sl
     """Stored frames as a new float64 array."""
     if pieces.cache.spec.is_quantized:
         of_pieces = pieces.cache.scales_and_offsets(pieces.positions[block])
-        of_frames = np.repeat(of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0)[..., columns]
+        of_frames = np.repeat(
+            of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0
+        )[..., columns]
         stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
     return stored.astype(np.float64)
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
-    """Slices of the pieces: each of adjacent pieces, of up to `max_frames` frames together."""
+    """Slices of the pieces: each of adjacent pieces, of up to `max_frames` frames
+    together."""
     ends = pieces.starts + pieces.counts
     numbers = (pieces.counts.cumsum() - 1) // max_frames
     cuts = np.flatnonzero((np.diff(numbers) > 0) | (ends[:-1] != pieces.starts[1:])) + 1
     return [slice(first, last) for first, last in pairwise([0, *cuts.tolist(), len(ends)])]
 
 
-def _finish(sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array) -> tuple[Array, Array]:
-    """Means and variances of all frames, then those of each group, float64 `[1 + groups, dims]`, from exact sums and
-    the groups' numbers of frames: rounded once, at the end.
+def _finish(
+    sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array
+) -> tuple[Array, Array]:
+    """Means and variances of all frames, then those of each group, float64 `[1 + groups,
+    dims]`, from exact sums and the groups' numbers of frames: rounded once, at the end.
 
-    With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c + s / n and variance = q / n - (s / n)²; here c, s
-    and q are in units of 2^-LOWEST."""
+    With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c + s / n and variance
+    = q / n - (s / n)²; here c, s and q are in units of 2^-LOWEST."""
     of_groups = sums.totals(), squares.totals(), frames.astype(object)[:, None]
     s, q, n = (np.concatenate([one.sum(axis=0, keepdims=True), one]) for one in of_groups)
     centres = np.array([in_units(centre) for centre in shift.tolist()], object)
@@ -275,12 +326,14 @@ def _finish(sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shif
 
 
 class ExactSums:
-    """Sums of floats for each group and column, without rounding: their bits do not depend on the order of additions.
+    """Sums of floats for each group and column, without rounding: their bits do not
+    depend on the order of additions.
 
-    A float64 is cut at fixed powers of two, every 32 bits, into whole numbers; those of each power are added as int64,
-    which is exact. R. M. Neal calls this a small superaccumulator (2015, "Fast exact summation using small and large
-    superaccumulators", arXiv:1505.05571). Parts are at most 2^32, so 2^31 of them can be added before one would
-    overflow, and no carry is ever moved."""
+    A float64 is cut at fixed powers of two, every 32 bits, into whole numbers; those of
+    each power are added as int64, which is exact. R. M. Neal calls this a small
+    superaccumulator (2015, "Fast exact summation using small and large
+    superaccumulators", arXiv:1505.05571). Parts are at most 2^32, so 2^31 of them can be
+    added before one would overflow, and no carry is ever moved."""
 
     def __init__(self, groups: int, columns: int) -> None:
         self._shape = groups, columns
@@ -288,7 +341,8 @@ class ExactSums:
         """Part n counts units of 2^(32 n)."""
 
     def add(self, groups: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Add float64 `[n, columns]`, zeros or of sizes 2^-900 to 2^900, to each row's group, int64 `[n]`, n ≤ 2^21."""
+        """Add float64 `[n, columns]`, zeros or of sizes 2^-900 to 2^900, to each row's
+        group, int64 `[n]`, n ≤ 2^21."""
         order = np.argsort(groups, kind="stable")
         starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
         targets, rest = groups[order][starts], values[order]
@@ -297,7 +351,9 @@ class ExactSums:
             unit = 2.0 ** (_PART_BITS * number)
             multiples = np.rint(rest * (1 / unit))
             rest -= multiples * unit
-            self._parts[number][targets] += np.add.reduceat(multiples, starts, axis=0).astype(np.int64)
+            self._parts[number][targets] += np.add.reduceat(multiples, starts, axis=0).astype(
+                np.int64
+            )
             number -= 1
 
     def totals(self) -> NDArray[np.object_]:

@@ -1,4 +1,5 @@
-"""The utterances that statistics are of, cut into pieces, and read by threads in the order of the shards."""
+"""The utterances that statistics are of, cut into pieces, and read by threads in the
+order of the shards."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ PIECE_FRAMES = 256
 _VALUES_AT_ONCE = 1 << 20
 
 _AT_ONCE = 32
-"""How many `ShardPieces` are given to each thread: those of 10^7 utterances are never all in memory."""
+"""How many `ShardPieces` are given to each thread: those of 10^7 utterances are never all
+in memory."""
 
 
 @dataclass(frozen=True)
 class ShardPieces:
-    """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an utterance's beginning."""
+    """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an
+    utterance's beginning."""
 
     cache: Cache
     shard: int
@@ -50,20 +53,23 @@ class ShardPieces:
         return int(self.starts[0])
 
     def read(self) -> NDArray[Any]:
-        """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only; a DamagedError
-        if it is damaged."""
+        """The shard's features from the first piece to the end of the last, `[frames,
+        dims]`, read-only; a DamagedError if it is damaged."""
         if self.cache.check:
             begins = self.starts == self.cache.index.first_frame[self.positions]
             for position in self.positions[begins].tolist():
                 self.cache.item(position, raw=True)
-        frames = self.cache.shard_frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
+        frames = self.cache.shard_frames(
+            self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first
+        )
         return frames.reshape(len(frames), -1)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The utterances that statistics are of, in groups. They are found as it is iterated over: for each part, with
-    their positions in its index, int64 `[utterances]`, and the number of each one's group, int64 `[utterances]`."""
+    """The utterances that statistics are of, in groups. They are found as it is iterated
+    over: for each part, with their positions in its index, int64 `[utterances]`, and the
+    number of each one's group, int64 `[utterances]`."""
 
     parts: list[Cache]
     """One cache, or the parts of a corpus that have utterances."""
@@ -77,7 +83,11 @@ class Selection:
     def __iter__(self) -> Iterator[tuple[Cache, NDArray[np.int64], NDArray[np.int64]]]:
         for part in self.parts:
             positions = np.arange(len(part)) if self.positions is None else self.positions
-            yield part, positions, np.zeros(len(positions), np.int64) if self.groups is None else self.groups
+            yield (
+                part,
+                positions,
+                np.zeros(len(positions), np.int64) if self.groups is None else self.groups,
+            )
 
     def frames_and_utterances(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """How many of them each group has, int64 `[groups]`."""
@@ -87,23 +97,36 @@ class Selection:
             utterances += np.bincount(groups, minlength=len(utterances))
         return frames, utterances
 
-    def for_each(self, work: Callable[[ShardPieces], object], threads: int, report: Callable[[int], object]) -> None:
-        """Call `work` for all pieces, in threads, until one call raises; `report` is called with the frames of each."""
-        rest = (pieces for part, positions, groups in self for pieces in pieces_by_shard(part, positions, groups))
+    def for_each(
+        self, work: Callable[[ShardPieces], object], threads: int, report: Callable[[int], object]
+    ) -> None:
+        """Call `work` for all pieces, in threads, until one call raises; `report` is
+        called with the frames of each."""
+        rest = (
+            pieces
+            for part, positions, groups in self
+            for pieces in pieces_by_shard(part, positions, groups)
+        )
         with ThreadPoolExecutor(threads) as pool:
             while some := list(islice(rest, _AT_ONCE * threads)):
-                for pieces, _ in zip(some, pool.map(work, some), strict=True):  # an error cancels those that wait
+                # an error cancels those that wait
+                for pieces, _ in zip(some, pool.map(work, some), strict=True):
                     report(int(pieces.counts.sum()))
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
-    """The utterances of a manifest, or all of a cache; in groups by a column of the manifest, or in a single group.
+    """The utterances of a manifest, or all of a cache; in groups by a column of the
+    manifest, or in a single group.
 
-    Raises ArgumentError if a manifest or `by` is given for a corpus; ManifestError if the manifest cannot be read, has
-    faults, or no such column, or the cache has the features of another row under an id; MissingItemError if the cache
-    lacks utterances; StoreError if there are none."""
+    Raises ArgumentError if a manifest or `by` is given for a corpus; ManifestError if the
+    manifest cannot be read, has faults, or no such column, or the cache has the features
+    of another row under an id; MissingItemError if the cache lacks utterances; StoreError
+    if there are none."""
     if isinstance(cache, Corpus) and (manifest is not None or by is not None):
-        raise ArgumentError("statistics of a corpus are of all its utterances: for a manifest, name one of its parts")
+        raise ArgumentError(
+            "statistics of a corpus are of all its utterances: for a manifest, name one of "
+            "its parts"
+        )
     if manifest is not None:
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
@@ -124,7 +147,9 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
     positions = found.versions[0].positions
     if by is None:
         return Selection([cache], positions)
-    column = manifest.columns.get(by, manifest.paths if by == "path" and len(manifest.paths.blob) else None)
+    column = manifest.columns.get(
+        by, manifest.paths if by == "path" and len(manifest.paths.blob) else None
+    )
     if column is None:
         there = listing(map(repr, manifest.columns)) or "none but id"
         raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {there}")
@@ -134,9 +159,14 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
     return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
 
 
-def pieces_by_shard(cache: Cache, positions: NDArray[np.int64], groups: NDArray[np.int64]) -> Iterator[ShardPieces]:
+def pieces_by_shard(
+    cache: Cache, positions: NDArray[np.int64], groups: NDArray[np.int64]
+) -> Iterator[ShardPieces]:
     """All pieces of the utterances, shard by shard, in portions of about a million values."""
-    index, max_frames = cache.index, max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES)
+    index, max_frames = (
+        cache.index,
+        max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES),
+    )
     shard, first = index.shard[positions], index.first_frame[positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)

@@ -1,1 +1,2 @@
-"""Where the bytes of a cache lie: folders of this machine and object stores, behind one interface."""
+"""Where the bytes of a cache lie: folders of this machine and object stores, behind one
+interface."""

@@ -1,7 +1,9 @@
-"""Where the bytes of a version lie: a folder, or an object store. Nothing above this room asks which one it is.
+"""Where the bytes of a version lie: a folder, or an object store. Nothing above this room
+asks which one it is.
 
-What is published appears whole or not at all, and a folder that is published never changes: its name says what is in
-it, so that two writers of the same name write the same bytes."""
+What is published appears whole or not at all, and a folder that is published never
+changes: its name says what is in it, so that two writers of the same name write the same
+bytes."""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ _U = TypeVar("_U")
 
 
 class Opened(Protocol):
-    """An opened file, read where it lies, by any number of threads. What the disk refuses is an error, never a signal.
+    """An opened file, read where it lies, by any number of threads. What the disk refuses
+    is an error, never a signal.
 
     Raises:
         DamagedError: From every method: the file ends too early, or the disk cannot read it.
         StoreError: The file may not be read, or the network fails.
-        FileNotFoundError: The file is in an object store, and has been removed since it was opened.
+        FileNotFoundError: The file is in an object store, and has been removed since it
+            was opened.
     """
 
     num_bytes: int
@@ -51,14 +55,16 @@ class Opened(Protocol):
 
 
 class Store(Protocol):
-    """Files by their keys: paths below `location`. Safe in threads and forked processes; pickled as the location.
+    """Files by their keys: paths below `location`. Safe in threads and forked processes;
+    pickled as the location.
 
     Raises:
         FileNotFoundError: From every method that reads: there is no such file.
-        DamagedError: From every method that reads: it is no regular file, it has another size than was said, or the
-            disk cannot read it.
-        StoreError: The file may not be read, the network fails, or (from what writes) the disk is full or read-only, or
-            the way leads over a link that lies in the store.
+        DamagedError: From every method that reads: it is no regular file, it has another
+            size than was said, or the disk cannot read it.
+        StoreError: The file may not be read, the network fails, or (from what writes) the
+            disk is full or read-only, or the way leads over a link that lies in the
+            store.
     """
 
     @property
@@ -72,18 +78,24 @@ class Store(Protocol):
         """A file of exactly this size, or with None of any, to be read piece by piece."""
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a file of exactly this size, in blocks that are valid until the next one."""
+        """The bytes of a file of exactly this size, in blocks that are valid until the
+        next one."""
 
-    def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
-        """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`. What is remote is fetched first. All
-        bytes pass `passed` before, block by block, so that what a disk cannot read is an error, and not a signal."""
+    def map(
+        self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None
+    ) -> NDArray[np.uint8]:
+        """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`. What is
+        remote is fetched first. All bytes pass `passed` before, block by block, so that
+        what a disk cannot read is an error, and not a signal."""
 
     def exists(self, key: str) -> bool:
-        """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
+        """Whether there is a file, or a folder with something in it; without a key,
+        whether the store's own is."""
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted: of files, and of folders that have been published; none if there is no folder.
-        Names that begin with a dot are left out. On a file system, folders count that have not been published, too."""
+        """The names in a folder, sorted: of files, and of folders that have been
+        published; none if there is no folder. Names that begin with a dot are left out.
+        On a file system, folders count that have not been published, too."""
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
         """The keys of all files below a folder, and their sizes."""
@@ -92,28 +104,33 @@ class Store(Protocol):
         """Write a file, which appears whole, in place of the one that is there."""
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
-        """Write a folder, which appears whole, of files by their paths in it; one of them is `MARK`. If there is one of
-        this name, it has the same content, and stays."""
+        """Write a folder, which appears whole, of files by their paths in it; one of them
+        is `MARK`. If there is one of this name, it has the same content, and stays."""
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
+        """Remove a file or a folder, which disappears as a whole; nothing happens if it
+        is not there."""
 
     def destroy(self) -> None:
-        """Remove everything, and the folder with it: the document first, or all at once. Raises StoreError if it is a
-        link, or something of it cannot be removed."""
+        """Remove everything, and the folder with it: the document first, or all at once.
+        Raises StoreError if it is a link, or something of it cannot be removed."""
 
     def lock(self, who: str) -> AbstractContextManager[None]:
-        """The one lock of the store, for the time of a `with` block. It saves work, and nothing depends on it: a file
-        system without locks gives it to everybody, and so does an object store.
+        """The one lock of the store, for the time of a `with` block. It saves work, and
+        nothing depends on it: a file system without locks gives it to everybody, and so
+        does an object store.
 
-        Others are told `who` has it: they get a LockedError, whose message names the store, and says that."""
+        Others are told `who` has it: they get a LockedError, whose message names the
+        store, and says that."""
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        """What writers have left that are dead, by keys; it is removed, as far as possible, unless told otherwise."""
+        """What writers have left that are dead, by keys; it is removed, as far as
+        possible, unless told otherwise."""
 
     @property
     def desk(self) -> Path:
-        """A folder of this machine, for what others need not see: marks of what is in flight. It is made if missing."""
+        """A folder of this machine, for what others need not see: marks of what is in
+        flight. It is made if missing."""
 
 
 def open_store(location: Location) -> Store:
@@ -128,8 +145,8 @@ def open_store(location: Location) -> Store:
 
 
 def checked_key(key: str) -> str:
-    """A key, if it leads to a file or folder below a store. Raises DamagedError if it leads outside or nowhere: keys
-    come from documents, which may be a stranger's."""
+    """A key, if it leads to a file or folder below a store. Raises DamagedError if it
+    leads outside or nowhere: keys come from documents, which may be a stranger's."""
     if {"", ".", ".."} & {*key.split("/")} or _ODD.search(key):
         raise DamagedError(f"{key!r}: damaged: does not name a file in a cache")
     return key
@@ -138,16 +155,22 @@ def checked_key(key: str) -> str:
 def require_size(num_bytes: int, expected: int | None, where: object) -> None:
     """Refuse a file that has not exactly the size that is expected, if any is."""
     if expected not in (None, num_bytes):
-        raise DamagedError(f"{where}: damaged: it has {num_bytes:,} bytes, and {expected:,} were written")
+        raise DamagedError(
+            f"{where}: damaged: it has {num_bytes:,} bytes, and {expected:,} were written"
+        )
 
 
 def require_at_most(num_bytes: int, at_most: int, where: object) -> None:
     """Refuse a file that is larger than what is read."""
     if num_bytes > at_most:
-        raise DamagedError(f"{where}: damaged: {num_bytes:,} bytes, and at most {at_most:,} are expected")
+        raise DamagedError(
+            f"{where}: damaged: {num_bytes:,} bytes, and at most {at_most:,} are expected"
+        )
 
 
-def require_within(starts: Sequence[int], sizes: Sequence[int], num_bytes: int, where: object) -> None:
+def require_within(
+    starts: Sequence[int], sizes: Sequence[int], num_bytes: int, where: object
+) -> None:
     """Refuse ranges beyond the end of a file, before memory is asked for."""
     end = max(map(operator.add, starts, sizes), default=0)
     if end > num_bytes:

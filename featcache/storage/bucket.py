@@ -1,9 +1,12 @@
-"""A store in an object store: S3, Google's, Azure's and whatever speaks like them, by the library obstore.
+"""A store in an object store: S3, Google's, Azure's and whatever speaks like them, by the
+library obstore.
 
-Nothing is renamed there, and nothing here needs a conditional request. A folder is published once its `MARK` is there,
-which is written last. A name stands for its content: whoever publishes a folder completes what others have begun, and
-lists it afterwards, since somebody may have removed some of it meanwhile. While it is written, there is a note of it in
-`work/`: so what killed writers have left is known without a listing of everything, and removed after a day."""
+Nothing is renamed there, and nothing here needs a conditional request. A folder is
+published once its `MARK` is there, which is written last. A name stands for its content:
+whoever publishes a folder completes what others have begun, and lists it afterwards,
+since somebody may have removed some of it meanwhile. While it is written, there is a note
+of it in `work/`: so what killed writers have left is known without a listing of
+everything, and removed after a day."""
 
 from __future__ import annotations
 
@@ -26,7 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, is_url
-from featcache.storage.base import MARK, Buffer, checked_key, in_parallel, require_at_most, require_size, require_within
+from featcache.storage.base import (
+    MARK,
+    Buffer,
+    checked_key,
+    in_parallel,
+    require_at_most,
+    require_size,
+    require_within,
+)
 from featcache.storage.clients import asked
 from featcache.storage.files import map_file
 from featcache.storage.location import ObjectPath
@@ -42,14 +53,16 @@ _MAPPED_BYTES = 8 << 20
 _STREAMED_BYTES = 1 << 20
 
 _ATTEMPTS = 8
-"""How often a folder is completed of which somebody removes some: who removes it once does so in fewer steps."""
+"""How often a folder is completed of which somebody removes some: who removes it once
+does so in fewer steps."""
 
 _PAGE = 1000
 """The files of one answer to a listing."""
 
 _PAGES = 4
 _SLICES = 256
-"""A longer listing of names that are spread evenly is taken in slices of some four pages, side by side."""
+"""A longer listing of names that are spread evenly is taken in slices of some four pages,
+side by side."""
 
 _SPREAD_EVENLY = re.compile(r"[0-9a-f]{12,}")
 _NOTE = re.compile(r"work/(.+)/[0-9a-f]{16}")
@@ -94,7 +107,9 @@ class Bucket:
             nonlocal answer
             try:
                 if answer is None:
-                    response = connection.get(path, options={"range": {"offset": done}} if done else None)
+                    response = connection.get(
+                        path, options={"range": {"offset": done}} if done else None
+                    )
                     require_size(response.meta["size"], num_bytes, self._place(key))
                     answer = iter(response.stream(min_chunk_size=_STREAMED_BYTES))
                 return memoryview(next(answer, b""))
@@ -109,7 +124,9 @@ class Bucket:
                 return
         require_size(done, num_bytes, self._place(key))
 
-    def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
+    def map(
+        self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None
+    ) -> NDArray[np.uint8]:
         """See `Store`. A large file is fetched to one on this machine that has no name."""
         if num_bytes <= _MAPPED_BYTES:
             data = self.read(key, num_bytes)
@@ -138,16 +155,25 @@ class Bucket:
 
     def names(self, folder: str) -> list[str]:
         if folder:
-            files = Bucket(self._place(folder)).walk("", lambda key: key.partition("/")[2] in ("", MARK))
+            files = Bucket(self._place(folder)).walk(
+                "", lambda key: key.partition("/")[2] in ("", MARK)
+            )
             names = [key.partition("/")[0] for key, _ in files]
         else:  # of versions: there may be any number of files in each
-            listing = asked(self.location, lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None))
-            folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
+            listing = asked(
+                self.location,
+                lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None),
+            )
+            folders = [
+                prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]
+            ]
             marks = in_parallel(lambda name: self._is_file(f"{name}/{MARK}"), folders)
             names = [*compress(folders, marks), *map(self._key, listing["objects"])]
         return sorted(name for name in {*names} if name and not name.startswith("."))
 
-    def walk(self, folder: str = "", is_wanted: Callable[[str], bool] = bool) -> Iterator[tuple[str, int]]:
+    def walk(
+        self, folder: str = "", is_wanted: Callable[[str], bool] = bool
+    ) -> Iterator[tuple[str, int]]:
         """See `Store`; of the files whose keys `is_wanted`."""
         first = self._listed(folder, at_most=_PAGE)
         spans: list[tuple[str, str]] = []
@@ -159,7 +185,9 @@ class Bucket:
                 first, spans = [], [("", "")]
 
         def of(entries: list[Any]) -> list[tuple[str, int]]:
-            return [(key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))]
+            return [
+                (key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))
+            ]
 
         return chain(of(first), *in_parallel(lambda span: of(self._listed(folder, *span)), spans))
 
@@ -176,24 +204,35 @@ class Bucket:
         note = f"work/{checked_key(folder)}/{secrets.token_hex(8)}"
         self.put(note, b"")
         for _ in range(_ATTEMPTS):
-            in_parallel(lambda path: self.put(f"{folder}/{path}", files[path]), [*{*lacking} - {MARK}], _PARTS)
+            in_parallel(
+                lambda path: self.put(f"{folder}/{path}", files[path]),
+                [*{*lacking} - {MARK}],
+                _PARTS,
+            )
             if MARK in lacking:
                 self.put(f"{folder}/{MARK}", files[MARK])
             if not (lacking := self._lacking(files, folder)):
                 self._delete([note])
                 return
-        raise StoreError(f"{self._place(folder)}: somebody removes what is written of it: run the same command again")
+        raise StoreError(
+            f"{self._place(folder)}: somebody removes what is written of it: run the same "
+            "command again"
+        )
 
     def _lacking(self, files: Mapping[str, Buffer], folder: str) -> list[str]:
-        """The files of a folder that are not there, or cut off. Documents may differ: they say who has written them."""
+        """The files of a folder that are not there, or cut off. Documents may differ:
+        they say who has written them."""
         sizes = {key.removeprefix(f"{folder}/"): size for key, size in self.walk(folder)}
-        written = {checked_key(path): len(data) for path, data in files.items()} | {MARK: sizes.get(MARK, -1)}
+        written = {checked_key(path): len(data) for path, data in files.items()} | {
+            MARK: sizes.get(MARK, -1)
+        }
         return [path for path, size in written.items() if sizes.get(path) != size]
 
     def remove(self, key: str) -> None:
         mark = f"{checked_key(key)}/{MARK}"
         self._delete([key])
-        for _ in range(2):  # once more for what a writer has added meanwhile, who then begins again
+        # once more for what a writer has added meanwhile, who then begins again
+        for _ in range(2):
             self._delete([mark])
             if not (keys := [below for below, _ in self.walk(key)]):
                 return
@@ -202,8 +241,12 @@ class Bucket:
 
     def _delete(self, keys: list[str]) -> None:
         paths = [self._place(key).key for key in keys]
-        with suppress(FileNotFoundError):  # some stores say so, and then may have left out others
-            asked(self._place(keys[0]), lambda bucket, path: bucket.delete(path if len(paths) == 1 else paths))
+        # some stores say so, and then may have left out others
+        with suppress(FileNotFoundError):
+            asked(
+                self._place(keys[0]),
+                lambda bucket, path: bucket.delete(path if len(paths) == 1 else paths),
+            )
 
     def destroy(self) -> None:
         """Remove everything, the document first."""
@@ -233,7 +276,8 @@ class Bucket:
         return left
 
     def _now(self) -> float:
-        """The store's clock, in seconds since 1970: when a file was written that is removed again."""
+        """The store's clock, in seconds since 1970: when a file was written that is
+        removed again."""
         key = f"work/clock/{secrets.token_hex(8)}"
         self.put(key, b"")
         try:
@@ -244,14 +288,17 @@ class Bucket:
 
     @property
     def desk(self) -> Path:
-        """Below the temporary folder (`TMPDIR`): of this user alone, and for everything that writes there the same."""
+        """Below the temporary folder (`TMPDIR`): of this user alone, and for everything
+        that writes there the same."""
         name = hashlib.sha256(str(self.location).encode()).hexdigest()[:16]
         with _of_this_machine(f"featcache-{os.getuid()}/{name}") as desk:
             mine = desk.parent
             mine.mkdir(mode=0o700, exist_ok=True)
             status = mine.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                raise StoreError(f"{mine}: is not this user's folder: set TMPDIR to a folder of your own")
+                raise StoreError(
+                    f"{mine}: is not this user's folder: set TMPDIR to a folder of your own"
+                )
             desk.mkdir(exist_ok=True)
         return desk
 
@@ -272,13 +319,17 @@ class Bucket:
         bounds = [f"{prefix}{16**8 * number // slices:08x}" for number in range(1, slices)]
         return [bound for bound in bounds if bound > last]
 
-    def _listed(self, folder: str, after: str = "", until: str = "", at_most: float = math.inf) -> list[Any]:
-        """A listing of all files below a folder whose paths are after one, and not after another, if these are given;
-        it may end as soon as there are `at_most`."""
+    def _listed(
+        self, folder: str, after: str = "", until: str = "", at_most: float = math.inf
+    ) -> list[Any]:
+        """A listing of all files below a folder whose paths are after one, and not after
+        another, if these are given; it may end as soon as there are `at_most`."""
 
         def fetch(connection: Any, path: str) -> list[Any]:
             entries: list[Any] = []
-            for page in connection.list(f"{path}/" if path else None, offset=after or None, chunk_size=_PAGE):
+            for page in connection.list(
+                f"{path}/" if path else None, offset=after or None, chunk_size=_PAGE
+            ):
                 entries += page
                 if len(entries) >= at_most or (until and entries[-1]["path"] > until):
                     break
@@ -288,7 +339,8 @@ class Bucket:
 
 
 class _ObjectFile:
-    """An open file, `num_bytes` if known (see `featcache.storage.base.Opened`). Opening reads its end for its size."""
+    """An open file, `num_bytes` if known (see `featcache.storage.base.Opened`). Opening
+    reads its end for its size."""
 
     def __init__(self, place: ObjectPath, num_bytes: int | None) -> None:
         self._place = place
@@ -296,7 +348,9 @@ class _ObjectFile:
         def fetch(connection: Any, path: str) -> tuple[int, memoryview]:
             if not num_bytes:
                 return int(connection.head(path)["size"]), memoryview(b"")
-            response = connection.get(path, options={"range": (max(0, num_bytes - _END_BYTES), num_bytes)})
+            response = connection.get(
+                path, options={"range": (max(0, num_bytes - _END_BYTES), num_bytes)}
+            )
             return int(response.meta["size"]), memoryview(response.bytes())
 
         self.num_bytes, self._end = asked(place, fetch)
@@ -316,11 +370,14 @@ class _ObjectFile:
             yield from in_parallel(fetch, firsts[number : number + _FETCHED_AT_ONCE])
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        """Some ranges of the file's bytes, neighbours in one request, and all side by side."""
+        """Some ranges of the file's bytes, neighbours in one request, and all side by
+        side."""
         require_within(starts, sizes, self.num_bytes, self._place)
         end = self.num_bytes - len(self._end)
         spans: list[tuple[int, int]] = []
-        for first, last in sorted((start, start + size) for start, size in zip(starts, sizes, strict=True)):
+        for first, last in sorted(
+            (start, start + size) for start, size in zip(starts, sizes, strict=True)
+        ):
             if first < end and first < last:
                 if spans and first - spans[-1][1] <= _GAP_BYTES:
                     first, last = spans[-1][0], max(last, spans.pop()[1])
@@ -338,8 +395,12 @@ class _ObjectFile:
         sizes = [last - first for first, last in spans]
 
         def fetch(connection: Any, path: str) -> list[memoryview]:
-            # obstore must not join them itself: it ends the process if such a range is beyond the end of the file.
-            return [memoryview(part) for part in connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)]
+            # obstore must not join them itself: it ends the process if such a range is
+            # beyond the end of the file.
+            return [
+                memoryview(part)
+                for part in connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)
+            ]
 
         parts = asked(self._place, fetch)
         if [len(part) for part in parts] != sizes:
@@ -349,11 +410,14 @@ class _ObjectFile:
 
 @contextmanager
 def _of_this_machine(name: str = "") -> Iterator[Path]:
-    """Within, a place below the temporary folder is written to. That an object is gone that is read is said as is."""
+    """Within, a place below the temporary folder is written to. That an object is gone
+    that is read is said as is."""
     path: object = "a temporary folder"
     try:
         yield (path := Path(tempfile.gettempdir(), name))
     except OSError as error:
         if is_url(str(error.filename)):
             raise
-        raise StoreError(f"{path}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}: set TMPDIR to another folder"
+        ) from error

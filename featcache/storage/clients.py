@@ -1,12 +1,14 @@
-"""Connections to object stores and web servers, one for each bucket or host, and process; and requests to stores.
+"""Connections to object stores and web servers, one for each bucket or host, and process;
+and requests to stores.
 
-obstore, the library, runs its requests in threads of its own, which a forked process does not have, and it cannot be
-told to start others: in a child, its calls wait for ever. torch's DataLoader forks. So a child whose parent has used
-obstore loads a second copy of it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
+obstore, the library, runs its requests in threads of its own, which a forked process does
+not have, and it cannot be told to start others: in a child, its calls wait for ever.
+torch's DataLoader forks. So a child whose parent has used obstore loads a second copy of
+it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
 
-It repeats requests that fail on the way to the answer. If the connection breaks while a body comes, they are repeated
-here.
-A store that does not answer is waited for: two minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says."""
+It repeats requests that fail on the way to the answer. If the connection breaks while a
+body comes, they are repeated here. A store that does not answer is waited for: two
+minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says."""
 
 from __future__ import annotations
 
@@ -29,18 +31,28 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcache.errors import ArgumentError, DamagedError, FeatcacheError, MissingDependencyError, StoreError
+from featcache.errors import (
+    ArgumentError,
+    DamagedError,
+    FeatcacheError,
+    MissingDependencyError,
+    StoreError,
+)
 from featcache.storage.location import ObjectPath
 
-_TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by default
-    True: {"connect_timeout": "10s", "timeout": "10m"},  # a `read_timeout` would end what is sent for longer
+# by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by
+# default
+_TIMEOUTS = {
+    # a `read_timeout` would end what is sent for longer
+    True: {"connect_timeout": "10s", "timeout": "10m"},
     False: {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"},
 }
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _MOST_CLIENTS = 64
 _RETRIES = 12
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
-"""Seconds: each pause is drawn between the first and four times the last one; all in all, a minute or two."""
+"""Seconds: each pause is drawn between the first and four times the last one; all in all,
+a minute or two."""
 
 _SECONDS = "FEATCACHE_STORE_SECONDS"
 _SECONDS_TO_WAIT = 120.0
@@ -59,11 +71,19 @@ _PAUSES = (0.1, 0.2, 0.4, 0.8)
 _GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
 """What obstore says of a request that it has repeated as often as it may."""
 
-_FINAL = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError", "ValueError")
+_FINAL = (
+    "PermissionDeniedError",
+    "UnauthenticatedError",
+    "NotSupportedError",
+    "InvalidPathError",
+    "ValueError",
+)
 
 _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
 _KEY = re.compile(r'Path "(.{1,1024}?)"(?: contained|:)', re.DOTALL)
-_NO_CREDENTIALS = re.compile(r"(?i)Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must")
+_NO_CREDENTIALS = re.compile(
+    r"(?i)Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must"
+)
 _WORDS = (
     ("NoSuchBucket", "there is no such bucket"),
     ("dns error", "its host is not known"),
@@ -75,14 +95,16 @@ _WORDS = (
     ("certificate", "the server's certificate is not valid"),
 )
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a "
+    "public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _of_parent: list[Any] = []
-"""What a forked process has of its parent's library. It is kept: to close a connection here would break it there."""
+"""What a forked process has of its parent's library. It is kept: to close a connection
+here would break it there."""
 
 _used_by_parent = False
 
@@ -90,14 +112,15 @@ _used_by_parent = False
 def client(base: str, *, retries: bool = True) -> Any:
     """The connection to a bucket or a web server, by the beginning of its URLs.
 
-    Credentials, region and endpoint are those of the environment; an endpoint without TLS is used if it is written so.
+    Credentials, region and endpoint are those of the environment; an endpoint without TLS
+    is used if it is written so.
 
     Args:
         base: `s3://bucket`, `https://host`.
         retries: Whether obstore is to repeat requests that fail.
 
-    Raises StoreError if the URL, or what the environment says of it, makes no sense, with obstore's error as its cause;
-    MissingDependencyError if obstore is not installed."""
+    Raises StoreError if the URL, or what the environment says of it, makes no sense, with
+    obstore's error as its cause; MissingDependencyError if obstore is not installed."""
     with _lock:
         return _connected(base, retries)
 
@@ -106,19 +129,27 @@ def _connect(base: str, retries: bool) -> Any:
     stores = library().store
     if base.startswith("memory://"):
         return stores.MemoryStore()
-    plain_endpoint = any(url.startswith("http://") for name, url in os.environ.items() if name.startswith(_ENDPOINTS))
+    plain_endpoint = any(
+        url.startswith("http://") for name, url in os.environ.items() if name.startswith(_ENDPOINTS)
+    )
     options: Any = dict(_TIMEOUTS[retries])
     seconds = seconds_to_wait()
     if retries and _SECONDS in os.environ:
         options |= {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
     longest = timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4))
     pauses = {"init_backoff": timedelta(seconds=_FIRST_PAUSE), "max_backoff": longest, "base": 4}
-    repeating: Any = {"max_retries": _RETRIES, "backoff": pauses, "retry_timeout": timedelta(seconds=seconds)}
+    repeating: Any = {
+        "max_retries": _RETRIES,
+        "backoff": pauses,
+        "retry_timeout": timedelta(seconds=seconds),
+    }
     if base.startswith("http://") or (plain_endpoint and not base.startswith("https://")):
         options["allow_http"] = True
     open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url
     try:
-        return open_store(base, client_options=options, retry_config=repeating if retries else {"max_retries": 0})
+        return open_store(
+            base, client_options=options, retry_config=repeating if retries else {"max_retries": 0}
+        )
     except Exception as error:  # each of obstore's errors is a class of its own
         raise StoreError(f"{base}: cannot be opened: {error}") from error
 
@@ -127,7 +158,8 @@ _connected = lru_cache(_MOST_CLIENTS)(_connect)
 
 
 def seconds_to_wait() -> float:
-    """The seconds to wait for a store that does not answer. Raises ArgumentError if the environment names no number."""
+    """The seconds to wait for a store that does not answer. Raises ArgumentError if the
+    environment names no number."""
     text = os.environ.get(_SECONDS, str(_SECONDS_TO_WAIT))
     with suppress(ValueError):
         if 0 < (seconds := float(text)) <= 86400:
@@ -138,18 +170,25 @@ def seconds_to_wait() -> float:
 def awaited(base: str, request: Callable[[], _T]) -> _T:
     """What a request to a bucket or server returns that brings little.
 
-    In the main thread, an interrupt ends it (obstore waits for none); if it takes long, that is said once a bucket."""
+    In the main thread, an interrupt ends it (obstore waits for none); if it takes long,
+    that is said once a bucket."""
     if threading.current_thread() is not threading.main_thread():
         return request()
     answer: Future[_T] = Future()
-    threading.Thread(target=_ask, args=(request, answer), name="featcache-asks", daemon=True).start()
+    threading.Thread(
+        target=_ask, args=(request, answer), name="featcache-asks", daemon=True
+    ).start()
     if not wait([answer], _SILENT_SECONDS).done and base not in _said:
         _said.add(base)
-        _log.info(f"{base} does not answer: waiting up to {seconds_to_wait():,.0f} s ({_SECONDS} sets another time)")
+        _log.info(
+            f"{base} does not answer: waiting up to {seconds_to_wait():,.0f} s ({_SECONDS} "
+            "sets another time)"
+        )
     try:
         return answer.result()
     finally:
-        del answer  # else its error, which has this frame, would keep what its callers hold: locks
+        # else its error, which has this frame, would keep what its callers hold: locks
+        del answer
 
 
 def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
@@ -162,8 +201,8 @@ def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
 
 
 def library() -> Any:
-    """The package obstore, as this process may use it. Raises MissingDependencyError if it is not installed; StoreError
-    if a forked process cannot make its copy."""
+    """The package obstore, as this process may use it. Raises MissingDependencyError if
+    it is not installed; StoreError if a forked process cannot make its copy."""
     global _used_by_parent
     with _lock:
         if _used_by_parent:
@@ -180,7 +219,9 @@ def library() -> Any:
 
 
 def _imported() -> Any:
-    package, *_ = (importlib.import_module(name) for name in ("obstore", "obstore.store", "obstore.exceptions"))
+    package, *_ = (
+        importlib.import_module(name) for name in ("obstore", "obstore.store", "obstore.exceptions")
+    )
     return package
 
 
@@ -201,7 +242,8 @@ def _load_copy() -> None:
 
 def _in_child() -> None:
     global _used_by_parent, _connected
-    _used_by_parent = _used_by_parent or "obstore" in sys.modules  # which a copy that failed is not
+    # which a copy that failed is not
+    _used_by_parent = _used_by_parent or "obstore" in sys.modules
     _of_parent.append(_connected)
     _connected = lru_cache(_MOST_CLIENTS)(_connect)
     _lock.release()
@@ -211,11 +253,12 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
-    """What a request about a file returns, by the connection and the file's key; it is made again if that breaks. One
-    that `is_long` sends or fetches so much that it may take a while.
+    """What a request about a file returns, by the connection and the file's key; it is
+    made again if that breaks. One that `is_long` sends or fetches so much that it may
+    take a while.
 
-    Raises FileNotFoundError if there is no such file; DamagedError if it ends before what is to be read; StoreError if
-    it cannot be read or written."""
+    Raises FileNotFoundError if there is no such file; DamagedError if it ends before what
+    is to be read; StoreError if it cannot be read or written."""
     given_up_at = time.monotonic() + seconds_to_wait()
     for pause in (*_PAUSES, None):
         try:
@@ -229,10 +272,19 @@ def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool
             kind, text = type(error).__name__, str(error)
             has_bucket = "NoSuchBucket" not in text
             if has_bucket and (isinstance(error, FileNotFoundError) or kind == "NotFoundError"):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)) from error
+                raise FileNotFoundError(
+                    errno.ENOENT, os.strerror(errno.ENOENT), str(place)
+                ) from error
             if status_of(error) == 416 or "Invalid range" in text:
-                raise DamagedError(f"{place}: damaged: it ends before what is to be read") from error
-            is_final = kind in _FINAL or not has_bucket or _GIVEN_UP.search(text) or has_no_credentials(error)
+                raise DamagedError(
+                    f"{place}: damaged: it ends before what is to be read"
+                ) from error
+            is_final = (
+                kind in _FINAL
+                or not has_bucket
+                or _GIVEN_UP.search(text)
+                or has_no_credentials(error)
+            )
             if pause is None or is_final or time.monotonic() > given_up_at:
                 words = f"{in_words(place.root, error)} ({kind})"
                 raise StoreError(f"{place}: cannot be read or written: {words}") from error
@@ -240,8 +292,8 @@ def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool
     raise AssertionError
 
 
-# Errors of obstore in plain words. Its own quote addresses, to which a server may have redirected the request with
-# signatures in them, and whole documents of XML.
+# Errors of obstore in plain words. Its own quote addresses, to which a server may have
+# redirected the request with signatures in them, and whole documents of XML.
 
 
 def has_no_credentials(error: BaseException | None) -> bool:
@@ -263,7 +315,10 @@ def in_words(url: str, error: BaseException) -> str:
         return f"there are no credentials{hint}"
     # By their names: in a forked process, obstore's errors are other classes.
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return f"the server forbids it ({403 if type(error).__name__ == 'PermissionDeniedError' else 401})"
+        return (
+            "the server forbids it "
+            f"({403 if type(error).__name__ == 'PermissionDeniedError' else 401})"
+        )
     text = str(error)
     if type(error).__name__ == "InvalidPathError" and (key := _KEY.search(text)) is not None:
         return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"

@@ -1,17 +1,20 @@
 """A store in a folder of this machine, or of a file system that others mount too.
 
-What is to appear is written in a folder of its own in `work/`, flushed to disk, and renamed; the rename is flushed as
-well. So neither a kill nor a power cut leaves half of it, and a reader that sees the name sees everything.
+What is to appear is written in a folder of its own in `work/`, flushed to disk, and
+renamed; the rename is flushed as well. So neither a kill nor a power cut leaves half of
+it, and a reader that sees the name sees everything.
 
-A link inside a cache may lead anywhere, and a cache may be a stranger's. So nothing is written through a link, and
-nothing that a link leads to is removed. The store's own folder may be a link: users put it on another disk.
+A link inside a cache may lead anywhere, and a cache may be a stranger's. So nothing is
+written through a link, and nothing that a link leads to is removed. The store's own
+folder may be a link: users put it on another disk.
 
-In `work/` is what is being written, what is being removed, and what the dead have left of both. Who writes has a folder
-of his own there, `<boot>-<random>/`, and holds a lock on it. Whatever ends him, the kernel lets go of the lock: so what
-nobody holds is a leftover. Locks of other machines, and of this one before it was started again, say nothing: what is
-theirs is a leftover once nothing in it has changed for a day. What is to be removed is renamed first, to
-`removed-<random>`; a whole store to `.removed-<random>` beside it. So it disappears as a whole, and a removal never
-follows a folder to its place."""
+In `work/` is what is being written, what is being removed, and what the dead have left of
+both. Who writes has a folder of his own there, `<boot>-<random>/`, and holds a lock on
+it. Whatever ends him, the kernel lets go of the lock: so what nobody holds is a leftover.
+Locks of other machines, and of this one before it was started again, say nothing: what is
+theirs is a leftover once nothing in it has changed for a day. What is to be removed is
+renamed first, to `removed-<random>`; a whole store to `.removed-<random>` beside it. So
+it disappears as a whole, and a removal never follows a folder to its place."""
 
 from __future__ import annotations
 
@@ -44,17 +47,34 @@ _REMOVED = re.compile(r"removed-[0-9a-f]{16}")
 _DESTROYED = re.compile(r"\.removed-[0-9a-f]{12}")
 
 _FLUSHES = 8
-"""Files that are flushed side by side: a disk flushes many together in little more time than one."""
+"""Files that are flushed side by side: a disk flushes many together in little more time
+than one."""
 
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 """What opening says of a socket, of a device that is not there, and of links in a circle."""
 
 _NOT_DAMAGE = {
-    *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
-    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    *(
+        errno.EACCES,
+        errno.EPERM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EINTR,
+        errno.EAGAIN,
+    ),
+    *(
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+    ),
     errno.ENAMETOOLONG,
 }
-"""Errors of the process, the network or a name: the same file may be read another time, or by somebody else."""
+"""Errors of the process, the network or a name: the same file may be read another time,
+or by somebody else."""
 
 
 class Directory:
@@ -74,7 +94,9 @@ class Directory:
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
         return _File(self._path(key), num_bytes).blocks()
 
-    def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
+    def map(
+        self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None
+    ) -> NDArray[np.uint8]:
         file = _File(self._path(key), num_bytes)
         if passed is not None:
             for block in file.blocks():
@@ -106,7 +128,8 @@ class Directory:
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
 
         def fail(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):  # which has been taken away in the meantime
+            # which has been taken away in the meantime
+            if not isinstance(error, FileNotFoundError):
                 raise _reading_error(error, self.location) from error
 
         for parent, _, names in os.walk(self._path(folder), onerror=fail):
@@ -132,10 +155,14 @@ class Directory:
                 for path, data in files.items():
                     num_bytes = (beside / path).stat().st_size if (beside / path).exists() else 0
                     if num_bytes != len(data):
-                        what = f"has {num_bytes} of the {len(data)} bytes that were written: removed, or cut off since"
+                        what = (
+                            f"has {num_bytes} of the {len(data)} bytes that were written: "
+                            "removed, or cut off since"
+                        )
                         raise StoreError(f"{target / path}: {what}: run the same command again")
                 self._place(beside, target)
-            flush(target.parent)  # also if another writer was first, who may not have come to that
+            # also if another writer was first, who may not have come to that
+            flush(target.parent)
 
     def _place(self, folder: Path, target: Path) -> None:
         try:
@@ -165,7 +192,10 @@ class Directory:
     def destroy(self) -> None:
         path = Path(os.path.abspath(self.location))
         if path.is_symlink():
-            raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: remove that folder, and the link")
+            raise StoreError(
+                f"{path}: is a symbolic link to {os.readlink(path)}: remove that folder, "
+                "and the link"
+            )
         with _writing_to(path, "removed"):
             _removed(path.parent, _DESTROYED, remove=True)
             hidden = path.with_name(f".removed-{secrets.token_hex(6)}")
@@ -184,7 +214,11 @@ class Directory:
                 path.rmdir()
             lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             is_ours = lock.is_granted()
-            said = "" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")
+            said = (
+                ""
+                if is_ours
+                else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")
+            )
         with lock:
             if not is_ours:
                 holder = "".join(filter(str.isprintable, said)) or "another run"
@@ -204,8 +238,11 @@ class Directory:
             _refuse_link(work)
             left += [f"work/{name}" for name in _removed(work, _REMOVED, remove)]
             if written := sorted(filter(_WRITTEN.fullmatch, os.listdir(work))):
-                with suppress(OSError), in_work(work) as own:  # nothing is known of a folder that cannot be written
-                    left += [f"work/{name}" for name in written if _is_left(work / name, own, remove)]
+                # nothing is known of a folder that cannot be written
+                with suppress(OSError), in_work(work) as own:
+                    left += [
+                        f"work/{name}" for name in written if _is_left(work / name, own, remove)
+                    ]
         return left
 
     @property
@@ -217,7 +254,8 @@ class Directory:
         return self.location / checked_key(key) if key else self.location
 
     def _folder(self, key: str) -> Path:
-        """A folder to write in; it is made if it is missing, and none on the way is a link."""
+        """A folder to write in; it is made if it is missing, and none on the way is a
+        link."""
         path = self.location
         make_folder(path)
         for part in key.split("/") if key else ():
@@ -228,7 +266,8 @@ class Directory:
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[tuple[Path, Path]]:
-        """The context to write a file or folder in: where it is to appear, and where it is written first."""
+        """The context to write a file or folder in: where it is to appear, and where it
+        is written first."""
         parent, _, name = checked_key(key).rpartition("/")
         with _writing_to(self._path(key)):
             target = self._folder(parent) / name
@@ -237,14 +276,18 @@ class Directory:
 
 
 class _File:
-    """An open regular file, or one that a link leads to; see `featcache.storage.base.Opened`."""
+    """An open regular file, or one that a link leads to; see
+    `featcache.storage.base.Opened`."""
 
     def __init__(self, path: Path, num_bytes: int | None = None) -> None:
         self.path = path
         self.descriptor = -1
         with _reading(path):
-            # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no difference.
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no
+            # difference.
+            self.descriptor = os.open(
+                path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
             status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(f"{path}: damaged: not a regular file")
@@ -262,7 +305,9 @@ class _File:
             except OSError as error:
                 raise _reading_error(error, self.path) from error
             if not count:
-                raise DamagedError(f"{self.path}: damaged: it ends before byte {start + len(out):,}")
+                raise DamagedError(
+                    f"{self.path}: damaged: it ends before byte {start + len(out):,}"
+                )
             out, start = out[count:], start + count
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
@@ -285,7 +330,11 @@ def _reading_error(error: OSError, path: Path) -> StoreError:
     if error.errno in _NO_FILE:
         return DamagedError(f"{path}: damaged: not a regular file")
     what = f"cannot be read: {error.strerror or error}"
-    return StoreError(f"{path}: {what}") if error.errno in _NOT_DAMAGE else DamagedError(f"{path}: damaged: {what}")
+    return (
+        StoreError(f"{path}: {what}")
+        if error.errno in _NOT_DAMAGE
+        else DamagedError(f"{path}: damaged: {what}")
+    )
 
 
 @contextmanager
@@ -322,7 +371,8 @@ def _refuse_link(path: Path) -> None:
 
 @contextmanager
 def in_work(work: Path) -> Iterator[Path]:
-    """The context to write something in: a fresh folder, which is held meanwhile, and removed in the end."""
+    """The context to write something in: a fresh folder, which is held meanwhile, and
+    removed in the end."""
     path = work / f"{_boot()}-{secrets.token_hex(8)}"
     with hold_folder(path):
         try:
@@ -341,7 +391,8 @@ def remove_folder(path: Path, work: Path) -> None:
 
 
 def _removed(folder: Path, names: re.Pattern[str], remove: bool) -> list[str]:
-    """What has such a name in a folder, and whoever removed it has left; it is removed if it is to be."""
+    """What has such a name in a folder, and whoever removed it has left; it is removed if
+    it is to be."""
     left = sorted(filter(names.fullmatch, os.listdir(folder)))
     for name in left if remove else ():
         _discard(folder / name)
@@ -349,7 +400,8 @@ def _removed(folder: Path, names: re.Pattern[str], remove: bool) -> list[str]:
 
 
 def _is_left(path: Path, own: Path, remove: bool) -> bool:
-    """Whether the writer of a folder is dead, which is then removed if it is to be; `own` is a new folder, and held."""
+    """Whether the writer of a folder is dead, which is then removed if it is to be; `own`
+    is a new folder, and held."""
     with suppress(OSError), Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
         # Some file systems have no locks, or grant all: they also grant one on what is held.
         if path.name.startswith(_boot()) and not Lock(own, os.O_RDONLY).is_granted():
@@ -363,12 +415,14 @@ def _is_left(path: Path, own: Path, remove: bool) -> bool:
 
 
 def _last_change(folder: Path) -> float:
-    """When a folder or anything in it changed last. Raises FileNotFoundError if something of it goes meanwhile."""
+    """When a folder or anything in it changed last. Raises FileNotFoundError if something
+    of it goes meanwhile."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _discard(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # which follows no link: neither one inside, nor the folder itself
+    # which follows no link: neither one inside, nor the folder itself
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache

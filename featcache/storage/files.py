@@ -1,4 +1,5 @@
-"""Files of this machine: written to last, locked until their process ends, and mapped without a descriptor."""
+"""Files of this machine: written to last, locked until their process ends, and mapped
+without a descriptor."""
 
 from __future__ import annotations
 
@@ -21,14 +22,22 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 
 _WARM_BATCHES = 16
-"""After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
+"""After so many batches in a row that read nothing from disk, the kernel is not asked to
+read ahead any more."""
 
 _own: weakref.WeakSet[Lock] = weakref.WeakSet()
 _opening = threading.RLock()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
@@ -47,8 +56,9 @@ def write_through(path: Path, data: bytes | bytearray | memoryview) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file outside of a store, in place of one that is there. It appears whole or not at all, also after a
-    power cut. Raises StoreError if it cannot be written. If there was a file of this name, it is still there."""
+    """Write a file outside of a store, in place of one that is there. It appears whole or
+    not at all, also after a power cut. Raises StoreError if it cannot be written. If
+    there was a file of this name, it is still there."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         write_through(beside, data)
@@ -79,19 +89,20 @@ def flush(folder: Path) -> None:
 
 
 # Locked
-#
-# A forked child shares its parent's descriptors, and with them its locks: those of a parent that was killed would live
-# on in the child. So a child closes them at once.
+#  A forked child shares its parent's descriptors, and with them its locks: those of a
+# parent that was killed would live on in the child. So a child closes them at once.
 
 
 class Lock(AbstractContextManager["Lock"]):
-    """An open file or folder, to be locked with `take` until `release` or the end of a `with`, until nobody refers to
-    it, or until the process ends; `flags` are for `os.open`. If it is inherited, forked children hold the lock too,
-    until the last of them ends. Raises OSError if the file cannot be opened."""
+    """An open file or folder, to be locked with `take` until `release` or the end of a
+    `with`, until nobody refers to it, or until the process ends; `flags` are for
+    `os.open`. If it is inherited, forked children hold the lock too, until the last of
+    them ends. Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: Path, flags: int = os.O_RDWR, *, is_inherited: bool = False) -> None:
         self.descriptor = -1
-        """The open file's descriptor; -1 after `release`, and in a forked child that does not inherit the lock."""
+        """The open file's descriptor; -1 after `release`, and in a forked child that does
+        not inherit the lock."""
         with _opening:
             self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             if not is_inherited:
@@ -104,8 +115,8 @@ class Lock(AbstractContextManager["Lock"]):
         self.release()
 
     def take(self, *, wait: bool = False, shared: bool = False) -> bool:
-        """Take the lock, if nobody else holds it; with `wait`, as soon as nobody does. Returns whether it is ours.
-        Raises OSError if the file system has no locks."""
+        """Take the lock, if nobody else holds it; with `wait`, as soon as nobody does.
+        Returns whether it is ours. Raises OSError if the file system has no locks."""
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self.descriptor, kind if wait else kind | fcntl.LOCK_NB)
@@ -114,14 +125,17 @@ class Lock(AbstractContextManager["Lock"]):
         return True
 
     def is_granted(self) -> bool:
-        """Whether the lock is ours now, or everybody's: there are file systems without locks."""
+        """Whether the lock is ours now, or everybody's: there are file systems without
+        locks."""
         try:
             return self.take()
         except OSError:
             return True
 
     # Defaults, since at the interpreter's exit the module's own names may be gone.
-    def release(self, close: Callable[[int], None] = os.close, opening: threading.RLock = _opening) -> None:
+    def release(
+        self, close: Callable[[int], None] = os.close, opening: threading.RLock = _opening
+    ) -> None:
         """Close the file, and with it let go of the lock."""
         with opening:
             if self.descriptor >= 0:
@@ -131,23 +145,26 @@ class Lock(AbstractContextManager["Lock"]):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is missing; waits for whoever holds it. Raises OSError if the file
-    cannot be opened, is a link, or its file system has no locks."""
+    """Hold the lock of a file, which is made if it is missing; waits for whoever holds
+    it. Raises OSError if the file cannot be opened, is a link, or its file system has no
+    locks."""
     with Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
         lock.take(wait=True)
         yield
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock of a file or folder. To find out, it is taken for a moment. Raises OSError if the
-    file cannot be opened, or its file system has no locks."""
+    """Whether somebody holds the lock of a file or folder. To find out, it is taken for a
+    moment. Raises OSError if the file cannot be opened, or its file system has no
+    locks."""
     with Lock(path, os.O_RDONLY) as lock:
         return not lock.take()
 
 
 def hold_folder(path: Path) -> Lock:
-    """Make a folder, and take its lock. Until it is held, others may take it for one that the dead have left, and
-    remove it: then it is made again. Raises OSError if it cannot be made or opened."""
+    """Make a folder, and take its lock. Until it is held, others may take it for one that
+    the dead have left, and remove it: then it is made again. Raises OSError if it cannot
+    be made or opened."""
     while True:
         path.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
@@ -163,21 +180,24 @@ def _close_all() -> None:
     _opening.release()
 
 
-os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_close_all)
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_close_all
+)
 
 
 # Mapped
-#
-# By the system call itself. Python's `mmap` keeps a duplicate of the file's descriptor while the map lives (3.13 is the
-# first that can do without), so a cache of some thousand shards would meet `ulimit -n`. POSIX.1-2017, mmap: a map keeps
-# its own reference to the file, which closing it does not remove.
+#  By the system call itself. Python's `mmap` keeps a duplicate of the file's descriptor
+# while the map lives (3.13 is the first that can do without), so a cache of some thousand
+# shards would meet `ulimit -n`. POSIX.1-2017, mmap: a map keeps its own reference to the
+# file, which closing it does not remove.
 
 
 def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
 
-    The file may be closed at once. It stays mapped while the array, or a view of it, lives. Raises OSError if the file
-    is empty, or the process has too many maps (vm.max_map_count)."""
+    The file may be closed at once. It stays mapped while the array, or a view of it,
+    lives. Raises OSError if the file is empty, or the process has too many maps
+    (vm.max_map_count)."""
     address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         error = ctypes.get_errno()
@@ -188,8 +208,9 @@ def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
 def will_need(array: NDArray[Any]) -> None:
     """Have the kernel begin to read an array's part of a mapped file, without waiting for it.
 
-    Copying from cold maps one after another waits for the disk whenever the kernel's own readahead falls short. If all
-    are asked for first, they are read side by side. Arrays not mapped, or already in memory, are left alone."""
+    Copying from cold maps one after another waits for the disk whenever the kernel's own
+    readahead falls short. If all are asked for first, they are read side by side. Arrays
+    not mapped, or already in memory, are left alone."""
     if array.nbytes:
         address = array.__array_interface__["data"][0]
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
@@ -197,16 +218,19 @@ def will_need(array: NDArray[Any]) -> None:
 
 
 class Readahead:
-    """Requests all reads of a batch before the first is waited for, while batches come from a disk.
+    """Requests all reads of a batch before the first is waited for, while batches come
+    from a disk.
 
-    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while"."""
+    A disk does several at once. Requests cost a little even if everything is in memory,
+    hence only "while"."""
 
     def __init__(self) -> None:
         self._patience = _WARM_BATCHES
 
     @contextmanager
     def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
-        """Request mapped arrays, and watch whether reading them, which is done within, takes the disk."""
+        """Request mapped arrays, and watch whether reading them, which is done within,
+        takes the disk."""
         before = _disk_reads()
         if self._patience:
             for array in arrays:
@@ -219,18 +243,25 @@ class Readahead:
 
 
 def _disk_reads() -> int:
-    """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
+    """A count that grows with what this thread reads from disks; some file systems count
+    blocks, all count faults."""
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
 
 
 class _Map:
-    """Mapped memory. The arrays over it keep it alive, and it is unmapped after the last one."""
+    """Mapped memory. The arrays over it keep it alive, and it is unmapped after the last
+    one."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self._range = address, num_bytes
         # `True`: it is read-only.
-        self.__array_interface__ = {"version": 3, "shape": (num_bytes,), "typestr": "|u1", "data": (address, True)}
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, True),
+        }
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:
         munmap(*self._range)

@@ -1,5 +1,6 @@
-"""A location: a path on this machine, or a key in an object store. Both are continued as in `location / "name"`, and
-have `name`, `parent` and, as text, what a user would write."""
+"""A location: a path on this machine, or a key in an object store. Both are continued as
+in `location / "name"`, and have `name`, `parent` and, as text, what a user would
+write."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ SCHEMES = ("s3", "gs", "az", "memory")
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """A location in an object store, which has no folders: a key is a name with slashes in it.
+    """A location in an object store, which has no folders: a key is a name with slashes
+    in it.
 
     It holds no connection, and may be pickled into any process."""
 
@@ -52,7 +54,8 @@ Location = Path | ObjectPath
 
 
 def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """The location a user names, by `as_location`; its path made absolute, as the working directory may change."""
+    """The location a user names, by `as_location`; its path made absolute, as the working
+    directory may change."""
     return as_location(name, text).absolute()
 
 
@@ -63,7 +66,8 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
         name: The argument's name, for messages.
         text: A path, or a URL of one of `SCHEMES`.
 
-    Raises ArgumentError for no path; a URL of another kind, without a bucket, with a possible secret, or as a Path."""
+    Raises ArgumentError for no path; a URL of another kind, without a bucket, with a
+    possible secret, or as a Path."""
     if isinstance(text, ObjectPath):
         return text
     if not isinstance(text, str | os.PathLike):
@@ -79,8 +83,12 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:
         known = listing(f"{scheme}://" for scheme in SCHEMES[:3])
-        raise ArgumentError(f"{name}: {text}: a cache is in a folder, or has a URL that begins with {known}")
+        raise ArgumentError(
+            f"{name}: {text}: a cache is in a folder, or has a URL that begins with {known}"
+        )
     parts = [part for part in key.split("/") if part]
     if not bucket or {".", ".."} & {*parts}:
-        raise ArgumentError(f"{name}: {text} names no location in a bucket: give {scheme}://BUCKET/FOLDER")
+        raise ArgumentError(
+            f"{name}: {text} names no location in a bucket: give {scheme}://BUCKET/FOLDER"
+        )
     return ObjectPath(f"{scheme}://{bucket}", "/".join(parts))

@@ -2,17 +2,19 @@
 
     <desk>/<run>/     held by a lock while the run lives
       in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
-      crash.txt       what the interpreter wrote when a fatal signal ended the process; empty while all is well
+      crash.txt       what the interpreter wrote when a fatal signal ended the process; else empty
 
 They are on the machine of the run, at the store's desk there (`Store.desk`).
 
-A worker's mark holds the ids of the utterances that it decodes or computes, and whether it does so apart, in a process
-of their own. It is written by one `pwrite` before the work begins, cleared by another when the work ends, and never
-flushed: it is to survive the process, not the machine. A run that ends by itself removes its marks.
+A worker's mark holds the ids of the utterances that it decodes or computes, and whether
+it does so apart, in a process of their own. It is written by one `pwrite` before the work
+begins, cleared by another when the work ends, and never flushed: it is to survive the
+process, not the machine. A run that ends by itself removes its marks.
 
-Utterances are suspects, to be extracted apart, if they were in flight in a run that a fatal signal ended, or in two
-runs that were killed: one `kill -9`, or one lost node, says nothing about what was in flight. If an utterance of the
-version has crashed before, one killed run is enough: crashes come in series.
+Utterances are suspects, to be extracted apart, if they were in flight in a run that a
+fatal signal ended, or in two runs that were killed: one `kill -9`, or one lost node, says
+nothing about what was in flight. If an utterance of the version has crashed before, one
+killed run is enough: crashes come in series.
 """
 
 from __future__ import annotations
@@ -44,16 +46,17 @@ _MARK = "in_flight."
 _CRASH = "crash.txt"
 _AT_MOST_BYTES = 64 << 20
 _FATAL_APART = 2
-"""The number of runs that died while an utterance was extracted apart, after which it is not tried again: it ends not
-only its own process, but the run's too."""
+"""The number of runs that died while an utterance was extracted apart, after which it is
+not tried again: it ends not only its own process, but the run's too."""
 
 
 class InFlight:
     """The marks of one run, to be used as a context manager.
 
-    They are removed when the `with` block ends, except by a MemoryError: the next run is then to know what was in
-    flight. `runs` are the versions that it fills, and its name in each; each worker has marks of its own. Raises
-    StoreError if the marks cannot be written."""
+    They are removed when the `with` block ends, except by a MemoryError: the next run is
+    then to know what was in flight. `runs` are the versions that it fills, and its name
+    in each; each worker has marks of its own. Raises StoreError if the marks cannot be
+    written."""
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
         self._folders = [version.store.desk / run for version, run in runs]
@@ -67,13 +70,20 @@ class InFlight:
                     opened.enter_context(hold_folder(folder))
                 opened.callback(self._forget)
                 marks = ([folder / name for folder in self._folders] for name in self._names)
-                self._files = [[opened.enter_context(FileIO(mark, "w")) for mark in of_worker] for of_worker in marks]
+                self._files = [
+                    [opened.enter_context(FileIO(mark, "w")) for mark in of_worker]
+                    for of_worker in marks
+                ]
                 if not faulthandler.is_enabled():  # else somebody else has asked to be told
-                    faulthandler.enable(opened.enter_context(FileIO(self._folders[0] / _CRASH, "w")))
+                    faulthandler.enable(
+                        opened.enter_context(FileIO(self._folders[0] / _CRASH, "w"))
+                    )
                     opened.callback(faulthandler.disable)
             except OSError as error:
                 self._forget()  # also a folder that was made, and could not be opened
-                raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
+                raise StoreError(
+                    f"{error.filename}: cannot be written: {error.strerror}"
+                ) from error
             self._opened = opened.pop_all()
         return self
 
@@ -87,7 +97,8 @@ class InFlight:
                 remove_marks(folder)
 
     def keep(self, reason: str) -> None:
-        """Keep the marks when the block ends: what was in flight has made the process unfit to go on."""
+        """Keep the marks when the block ends: what was in flight has made the process
+        unfit to go on."""
         self._is_kept = True
         with suppress(OSError):
             (self._folders[0] / _CRASH).write_text(reason, encoding="utf-8", errors="replace")
@@ -97,10 +108,12 @@ class InFlight:
         """Mark what a worker works on within the `with` block."""
         self._write(worker, json.dumps({"ids": list(ids), "apart": apart}).encode() + b"\n")
         yield
-        self._write(worker, b"\n")  # after an error, `__exit__` decides what happens to the mark
+        # after an error, `__exit__` decides what happens to the mark
+        self._write(worker, b"\n")
 
     def _write(self, worker: int, line: bytes) -> None:
-        with suppress(OSError):  # a disk that takes no mark takes no shard either, and that is reported
+        # a disk that takes no mark takes no shard either, and that is reported
+        with suppress(OSError):
             for file in self._files[worker]:
                 os.pwrite(file.fileno(), line, 0)
 
@@ -112,18 +125,24 @@ class Suspects:
     ids: frozenset[str] = frozenset()
     """The ids of utterances to be extracted apart."""
     fatal: frozenset[str] = frozenset()
-    """The ids of utterances that are not to be extracted at all: they have ended runs even when extracted apart."""
+    """The ids of utterances that are not to be extracted at all: they have ended runs
+    even when extracted apart."""
 
     def __or__(self, other: Suspects) -> Suspects:
         return Suspects(self.ids | other.ids, self.fatal | other.fatal)
 
 
 def find_suspects(
-    version: Version, failures: Mapping[str, Failure], living: Set[str] = frozenset(), dead: Set[str] = frozenset()
+    version: Version,
+    failures: Mapping[str, Failure],
+    living: Set[str] = frozenset(),
+    dead: Set[str] = frozenset(),
 ) -> Suspects:
-    """The utterances that dead runs had in flight, and those that crashed before, by the latest `failures`.
+    """The utterances that dead runs had in flight, and those that crashed before, by the
+    latest `failures`.
 
-    `living` runs are known to be running, by their names, and `dead` ones to have died; of others, their locks tell."""
+    `living` runs are known to be running, by their names, and `dead` ones to have died;
+    of others, their locks tell."""
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
@@ -138,11 +157,13 @@ def find_suspects(
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs of which nothing is missing any more: by the version's index, each utterance has
-    been extracted since, or has failed."""
+    """Remove the marks of dead runs of which nothing is missing any more: by the
+    version's index, each utterance has been extracted since, or has failed."""
     dead = _dead_runs(version)
     # Where there are no marks, 10^7 rows would be read and looked up for nothing.
-    missing = find_missing([*read_all_wanted(version)], index, read_failures(version)) if dead else []
+    missing = (
+        find_missing([*read_all_wanted(version)], index, read_failures(version)) if dead else []
+    )
     lacking = [wanted.rows[0, numbers] for wanted, numbers, _ in missing]
     for run in dead:
         own = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
@@ -150,9 +171,13 @@ def forget_suspects(version: Version, index: Index) -> None:
             remove_marks(run)
 
 
-def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
+def _dead_runs(
+    version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()
+) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
-    runs = sorted(path for path in version.store.desk.iterdir() if path.is_dir() and not path.is_symlink())
+    runs = sorted(
+        path for path in version.store.desk.iterdir() if path.is_dir() and not path.is_symlink()
+    )
     return [run for run in runs if run.name in dead or not (run.name in living or _is_running(run))]
 
 
@@ -167,7 +192,8 @@ def _is_running(run: Path) -> bool:
 
 
 class _Mark(msgspec.Struct):
-    """The ids of the utterances that a worker works on, and whether it extracts them apart."""
+    """The ids of the utterances that a worker works on, and whether it extracts them
+    apart."""
 
     ids: Annotated[list[str], msgspec.Meta(max_length=1 << 20)]
     apart: bool
@@ -176,7 +202,8 @@ class _Mark(msgspec.Struct):
 def _marks(run: Path) -> Iterator[_Mark]:
     with suppress(FileNotFoundError):  # another run has removed them meanwhile
         for path in sorted(run.glob(f"{_MARK}*")):
-            with suppress(OSError, ValueError, StoreError):  # it is cleared, or not as we write it
+            # it is cleared, or not as we write it
+            with suppress(OSError, ValueError, StoreError):
                 line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
                 yield msgspec.json.decode(line, type=_Mark)
 
@@ -188,7 +215,8 @@ def _was_fatal(run: Path) -> bool:
 
 
 def remove_marks(run: Path) -> None:
-    """Remove the marks of a run, by its folder at the desk, whose end says nothing about what was in flight."""
+    """Remove the marks of a run, by its folder at the desk, whose end says nothing about
+    what was in flight."""
     with suppress(OSError):  # on a disk that is read-only by now, they stay
         for path in (*run.glob(f"{_MARK}*"), run / _CRASH):
             path.unlink(missing_ok=True)

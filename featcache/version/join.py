@@ -1,8 +1,10 @@
-"""Joins a manifest's rows with the items of the same ids, and finds the items that are not what the rows ask for.
+"""Joins a manifest's rows with the items of the same ids, and finds the items that are
+not what the rows ask for.
 
-An id alone does not say what an item was extracted from: two manifests may use it for different files, a row's `start`
-may have been edited since, or a file may have been exchanged and the new one be unreadable. So whatever joins a
-manifest with a version does it here. And of one item, all that is known of where it came from."""
+An id alone does not say what an item was extracted from: two manifests may use it for
+different files, a row's `start` may have been edited since, or a file may have been
+exchanged and the new one be unreadable. So whatever joins a manifest with a version does
+it here. And of one item, all that is known of where it came from."""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ _SizesOf: TypeAlias = Callable[[Sequence[AudioSource]], Sequence[int | None]]
 
 _FEW = 0.05
 
-_REMEDY = "give it its own cache with -o. If its features are to take the place of those there, add --replace"
+_REMEDY = (
+    "give it its own cache with -o. If its features are to take the place of those there, "
+    "add --replace"
+)
 
 _FILES_CHECKED = 256
-"""The number of a manifest's files whose size and mtime are compared with those of the files that were extracted."""
+"""The number of a manifest's files whose size and mtime are compared with those of the
+files that were extracted."""
 
 _FILES_COMPARED = 16
 """The number of those files that are compared byte by byte."""
@@ -54,11 +60,13 @@ class RowKeys:
     hashes: NDArray[np.uint64]
     """The hashes of the rows' segments, uint64 `[rows]`; see `SegmentColumns.hashes`."""
     has_path: NDArray[np.bool_]
-    """Whether a row says what it asks for, bool `[rows]`. Of the others, only the id is compared."""
+    """Whether a row says what it asks for, bool `[rows]`. Of the others, only the id is
+    compared."""
 
     @classmethod
     def of(cls, manifest: Manifest, ids: Strings | None = None) -> RowKeys:
-        """The keys of a manifest's rows; or of the copies of its utterances, beside each other, with these ids."""
+        """The keys of a manifest's rows; or of the copies of its utterances, beside each
+        other, with these ids."""
         has_path = manifest.paths.byte_lengths() > 0
         hashes = manifest.hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
@@ -70,7 +78,9 @@ class RowKeys:
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
         """The keys of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)
-        return cls(ids, ids.hashes(), SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool))
+        return cls(
+            ids, ids.hashes(), SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool)
+        )
 
 
 @dataclass(frozen=True)
@@ -78,18 +88,22 @@ class RowStatus:
     """What a version holds and lacks of a manifest's rows."""
 
     positions: Numbers
-    """Where the index has the item of each row's id, whatever it was made from, int64 `[rows]`; -1 if it has none."""
+    """Where the index has the item of each row's id, whatever it was made from, int64
+    `[rows]`; -1 if it has none."""
     present: NDArray[np.bool_]
-    """Whether that item is the row's, bool `[rows]`: it was made from the same path, start, duration and channel, and
-    its file has not changed since, as far as is known."""
+    """Whether that item is the row's, bool `[rows]`: it was made from the same path,
+    start, duration and channel, and its file has not changed since, as far as is
+    known."""
     failed: NDArray[np.bool_]
-    """Whether a failure of the very row stands, so that it is not tried again, bool `[rows]`."""
+    """Whether a failure of the very row stands, so that it is not tried again, bool
+    `[rows]`."""
     wanted: NDArray[np.bool_] | bool = True
     """Whether the row may be extracted, bool `[rows]`; True for all."""
 
     @property
     def changed(self) -> NDArray[np.bool_]:
-        """Whether there is an item of the id, but from another row or file, or one to be made again, bool `[rows]`."""
+        """Whether there is an item of the id, but from another row or file, or one to be
+        made again, bool `[rows]`."""
         return (self.positions >= 0) & ~self.present
 
     @property
@@ -99,7 +113,8 @@ class RowStatus:
 
     @property
     def again(self) -> NDArray[np.bool_]:
-        """Those of them whose features are to replace an item of the same id, bool `[rows]`."""
+        """Those of them whose features are to replace an item of the same id, bool
+        `[rows]`."""
         return self.missing & self.changed
 
 
@@ -113,7 +128,9 @@ def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowSta
     present[compared] = index.row_hash[positions[compared]] == rows.hashes[compared]
     failed = np.zeros(len(positions), bool)
     if failures:
-        failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
+        failed_row = dict(
+            zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True)
+        )
         may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(rows.ids[row]) == int(rows.hashes[row]):
@@ -121,8 +138,11 @@ def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowSta
     return RowStatus(positions, present, failed)
 
 
-def with_other_files(status: RowStatus, manifest: Manifest, version: Version, index: Index) -> RowStatus:
-    """The same without rows whose files are another corpus's of the same ids and paths, as far as a sample tells."""
+def with_other_files(
+    status: RowStatus, manifest: Manifest, version: Version, index: Index
+) -> RowStatus:
+    """The same without rows whose files are another corpus's of the same ids and paths,
+    as far as a sample tells."""
     other, _ = find_other_files(manifest, status, version, index)
     present = status.present.copy()
     present[other] = False
@@ -130,19 +150,28 @@ def with_other_files(status: RowStatus, manifest: Manifest, version: Version, in
 
 
 def find_other_files(
-    manifest: Manifest, status: RowStatus, version: Version, index: Index, sizes_of: _SizesOf | None = None
+    manifest: Manifest,
+    status: RowStatus,
+    version: Version,
+    index: Index,
+    sizes_of: _SizesOf | None = None,
 ) -> tuple[Numbers, int]:
-    """Find the rows whose file is another than the one of the same path that their item was extracted from.
+    """Find the rows whose file is another than the one of the same path that their item
+    was extracted from.
 
-    A sample of the files is looked at; none if the version was extracted under the manifest's root. If a corpus was
-    moved, its files have the same sizes, and none are under the old root any more; if copied, they are equal.
+    A sample of the files is looked at; none if the version was extracted under the
+    manifest's root. If a corpus was moved, its files have the same sizes, and none are
+    under the old root any more; if copied, they are equal.
 
     Args:
-        status: What the version holds of the manifest's rows, or of copies of them, beside each other.
-        sizes_of: Asks servers and containers for files' sizes, in bytes; by default, only plain local files count.
+        status: What the version holds of the manifest's rows, or of copies of them,
+            beside each other.
+        sizes_of: Asks servers and containers for files' sizes, in bytes; by default, only
+            plain local files count.
 
     Returns:
-        The numbers of the rows, or of the copies, rising, int64 `[n]`; and how many files were looked at.
+        The numbers of the rows, or of the copies, rising, int64 `[n]`; and how many files
+        were looked at.
     """
     copies = max(1, len(status.present) // max(1, len(manifest)))
     rows = np.flatnonzero(status.present & np.repeat(manifest.paths.byte_lengths() > 0, copies))
@@ -155,7 +184,9 @@ def find_other_files(
     elsewhere = [file for file in files if not isinstance(file, Path)]
     sizes = {} if sizes_of is None else dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
-    for row, path, here, (size, mtime_ns) in zip(looked_at.tolist(), paths, files, sources.tolist(), strict=True):
+    for row, path, here, (size, mtime_ns) in zip(
+        looked_at.tolist(), paths, files, sources.tolist(), strict=True
+    ):
         if not isinstance(here, Path):
             if sizes.get(here) not in (size, None):
                 other.append(row)
@@ -174,18 +205,24 @@ def find_other_files(
 
 
 def are_few(count: int, utterances: int) -> bool:
-    """Whether so many of a version's utterances may get other files, or go, unasked: a few per cent, and always one."""
+    """Whether so many of a version's utterances may get other files, or go, unasked: a
+    few per cent, and always one."""
     return count <= max(1.0, _FEW * utterances)
 
 
-def refuse_paths(manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _REMEDY) -> None:
-    """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
+def refuse_paths(
+    manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _REMEDY
+) -> None:
+    """Refuse a manifest with other paths for the version's ids, which looks like another
+    corpus.
 
     Args:
-        manifest: Its rows; each utterance has one for each of its copies, which differ in speed and noise.
+        manifest: Its rows; each utterance has one for each of its copies, which differ in
+            speed and noise.
         status: What the version holds of them.
         version, index: What it is to be the manifest of.
-        remedy: What to do if it is another corpus, and if it is not; by default, of an extraction.
+        remedy: What to do if it is another corpus, and if it is not; by default, of an
+            extraction.
 
     Raises ManifestError if more than a few utterances have other paths."""
     copies = len(copies_of(version.info.config))
@@ -194,7 +231,9 @@ def refuse_paths(manifest: Manifest, status: RowStatus, version: Version, index:
         return
     positions, differ = status.positions[rows], np.zeros(len(rows), bool)
     for inside, shard, items in by_shard(version, index, positions):
-        differ[inside] = shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
+        differ[inside] = (
+            shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
+        )
     rows, positions = rows[differ], positions[differ]
     count = len(np.unique(rows // copies))
     if are_few(count, utterances):
@@ -202,12 +241,15 @@ def refuse_paths(manifest: Manifest, status: RowStatus, version: Version, index:
     row, item = manifest[int(rows[0])], item_at(version, index, int(positions[0]))
     what = f"names other files for {count:,} of the {utterances:,} utterances in {version.path}"
     example = f"for example {row.id}: path {item.path} → {row.path}"
-    raise ManifestError(f"{manifest.source}: {what}, {example}. If this is another corpus with the same ids, {remedy}")
+    raise ManifestError(
+        f"{manifest.source}: {what}, {example}. If this is another corpus with the same "
+        f"ids, {remedy}"
+    )
 
 
 def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
-    """The audio files of the items at some positions: size in bytes, and mtime in ns; int64 `[n, 2]`. Raises
-    DamagedError if a shard is not what was written."""
+    """The audio files of the items at some positions: size in bytes, and mtime in ns;
+    int64 `[n, 2]`. Raises DamagedError if a shard is not what was written."""
     sources = np.empty((len(positions), 2), np.int64)
     for inside, shard, items in by_shard(version, index, positions):
         for column, name in enumerate(("source_size", "source_mtime_ns")):
@@ -215,15 +257,21 @@ def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
     return sources
 
 
-def by_shard(version: Version, index: Index, positions: Numbers) -> Iterator[tuple[Numbers, Shard, Numbers]]:
-    """Each shard that has some of the items at these positions: which of `positions`, as numbers below n, rising; the
-    shard; and the numbers of the items in it. Raises DamagedError if a shard is not what was written."""
+def by_shard(
+    version: Version, index: Index, positions: Numbers
+) -> Iterator[tuple[Numbers, Shard, Numbers]]:
+    """Each shard that has some of the items at these positions: which of `positions`, as
+    numbers below n, rising; the shard; and the numbers of the items in it. Raises
+    DamagedError if a shard is not what was written."""
     shards = index.shard[positions]
     for number in np.unique(shards).tolist():
         inside = np.flatnonzero(shards == number)
         shard, items = version.shard(index.shards[number]), index.item[positions[inside]]
         if items.max() >= len(shard.table):  # an index that is sealed, and wrong all the same
-            raise DamagedError(f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove this folder")
+            raise DamagedError(
+                f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove "
+                "this folder"
+            )
         yield inside, shard, items
 
 
@@ -235,8 +283,11 @@ def _differs(old: Path, new: Path) -> bool:
         return False
 
 
-def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, status: RowStatus) -> str:
-    """A message about the changed rows, of which there is at least one: which, how the first differs, what to do."""
+def describe_changed(
+    manifest: Manifest, rows: RowKeys, version: Version, index: Index, status: RowStatus
+) -> str:
+    """A message about the changed rows, of which there is at least one: which, how the
+    first differs, what to do."""
     changed = np.flatnonzero(status.changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(status.positions[first]))
@@ -246,14 +297,24 @@ def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index:
     what = what or f"{manifest.resolve(utterance.path)} is not the file that was extracted"
     condition = " once what failed is mended" if failures else ""
     is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
-    again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
-    held = f"{version.path} has features of another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}"
+    again = (
+        "Extract these rows again"
+        if is_table
+        else f"`featcache extract {manifest.source} …` extracts them again"
+    )
+    held = (
+        f"{version.path} has features of another row or file: "
+        f"{listing(rows.ids.take(changed))}; {item.id}: {what}"
+    )
     remedy = f"{again}{condition}; or give the manifest that they were extracted from"
-    return f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {held}. {remedy}"
+    return (
+        f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {held}. {remedy}"
+    )
 
 
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
-    """How an item differs from what a row asks for, `path a.wav → c.wav`; and that this row has failed, if so."""
+    """How an item differs from what a row asks for, `path a.wav → c.wav`; and that this
+    row has failed, if so."""
     found = differences(item, utterance)
     if failure is None:
         return found
@@ -265,8 +326,13 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
 
 def differences(old: Segment, new: Segment) -> str:
     """How a segment differs from an older one, value by value; empty if they are equal."""
-    pairs = [(field.name, getattr(old, field.name), getattr(new, field.name)) for field in fields(Segment)]
-    return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
+    pairs = [
+        (field.name, getattr(old, field.name), getattr(new, field.name))
+        for field in fields(Segment)
+    ]
+    return ", ".join(
+        f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
+    )
 
 
 def _shown(value: object) -> object:
@@ -274,16 +340,22 @@ def _shown(value: object) -> object:
 
 
 def item_at(version: Version, index: Index, position: int) -> Item:
-    """The item at a position of the index, without features. Raises DamagedError if its shard is not as written."""
+    """The item at a position of the index, without features. Raises DamagedError if its
+    shard is not as written."""
     name, number = index.place(position)
     (item,) = version.shard(name).items([number])
     return item
 
 
 def missing_error(
-    version: Version, index: Index, failures: Mapping[str, Failure], ids: Sequence[str], num_wanted: int
+    version: Version,
+    index: Index,
+    failures: Mapping[str, Failure],
+    ids: Sequence[str],
+    num_wanted: int,
 ) -> MissingItemError:
-    """The error for ids that have no item, of `num_wanted` in all; it says whether, and why, they failed.
+    """The error for ids that have no item, of `num_wanted` in all; it says whether, and
+    why, they failed.
 
     `failures` are those that the version's ledger has, by id."""
     failed = [failures[id_] for id_ in ids if id_ in failures]
@@ -297,12 +369,15 @@ def missing_error(
     reasons = Counter(failure.reason for failure in failed)
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     known = f"; {len(failed):,} of them failed in extraction ({why})" if failed else ""
-    return MissingItemError(f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}{known}")
+    return MissingItemError(
+        f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}{known}"
+    )
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
-    """Where a version has an utterance from: its row, file and shard, and the run and libraries that made it. Raises
-    MissingItemError if it does not have it; says whether it failed; DamagedError if its shard is damaged."""
+    """Where a version has an utterance from: its row, file and shard, and the run and
+    libraries that made it. Raises MissingItemError if it does not have it; says whether
+    it failed; DamagedError if its shard is damaged."""
     index = open_index(version)
     position = index.find_one(utterance)
     if position < 0:
@@ -329,7 +404,8 @@ def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
 
 
 def _superseded(version: Version, index: Index, item: Item) -> list[str]:
-    """The shards of older items of an utterance, from the latest to the earliest, as far as they are still there."""
+    """The shards of older items of an utterance, from the latest to the earliest, as far
+    as they are still there."""
     if item.generation == 1:
         return []
     id_hash = np.uint64(hash_of(item.id))

@@ -1,8 +1,9 @@
 """The failure ledger: every utterance that could not be extracted, and why.
 
-A failure is of a row and of a generation of its id. It stands until there is an item of this generation or a later one.
-It is in the ledger before the shard that lacks the utterance is there. A damaged line is passed over: its utterance
-counts as missing, and is tried again."""
+A failure is of a row and of a generation of its id. It stands until there is an item of
+this generation or a later one. It is in the ledger before the shard that lacks the
+utterance is there. A damaged line is passed over: its utterance counts as missing, and is
+tried again."""
 
 from __future__ import annotations
 
@@ -36,9 +37,11 @@ class Failure(Utterance):
     size: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """The size of the audio file in bytes when it was tried; None if there was no file."""
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
+    """When the audio file was last modified, in nanoseconds since 1970; None if there was
+    no file."""
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)] = 1
-    """The generation that the item would have had: it stands until there is an item of this one, or a later one."""
+    """The generation that the item would have had: it stands until there is an item of
+    this one, or a later one."""
 
 
 def put_failures(version: Version, name: str, failures: Iterable[Failure]) -> None:
@@ -49,16 +52,22 @@ def put_failures(version: Version, name: str, failures: Iterable[Failure]) -> No
 
 
 def _document(failure: Failure) -> dict[str, object]:
-    cut = " …" if len(failure.message) > _MESSAGE else ""  # an extractor's error may hold anything
+    # an extractor's error may hold anything
+    cut = " …" if len(failure.message) > _MESSAGE else ""
     return {**failure.document(), "message": f"{failure.message[:_MESSAGE]}{cut}"}
 
 
-def read_failures(version: Version, damaged: list[str] | None = None, run: str = "") -> list[Failure]:
-    """All failures, or those of a run, in the order of their files' names, which begin with the time; whether they
-    stand is another question. What is damaged is passed over, and named in `damaged`."""
+def read_failures(
+    version: Version, damaged: list[str] | None = None, run: str = ""
+) -> list[Failure]:
+    """All failures, or those of a run, in the order of their files' names, which begin
+    with the time; whether they stand is another question. What is damaged is passed over,
+    and named in `damaged`."""
     names = [name for name in version.store.names("failures") if name.startswith(run)]
     failures, damaged = [], [] if damaged is None else damaged
-    for name, data in zip(names, in_parallel(lambda name: _read(version, name), names), strict=True):
+    for name, data in zip(
+        names, in_parallel(lambda name: _read(version, name), names), strict=True
+    ):
         where = f"{version.path}/failures/{name}"
         if isinstance(data, DamagedError):
             damaged.append(str(data))
@@ -81,17 +90,21 @@ def _read(version: Version, name: str) -> bytes | DamagedError:
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id: of each id, that of the highest generation, and of several the last. Of a tag,
-    there are none: what runs have tried is no part of it."""
+    """The failures that stand, by id: of each id, that of the highest generation, and of
+    several the last. Of a tag, there are none: what runs have tried is no part of it."""
     failures = [] if version.tag is not None else read_failures(version)
-    latest = {failure.id: failure for failure in sorted(failures, key=lambda failure: failure.generation)}
+    latest = {
+        failure.id: failure for failure in sorted(failures, key=lambda failure: failure.generation)
+    }
     found = zip(latest.items(), index.find(Strings.of(latest)).tolist(), strict=True)
     return {id_: one for (id_, one), at in found if at < 0 or index.generation[at] < one.generation}
 
 
-def rewrite_failures(version: Version, read: Iterable[str], name: str, failures: Sequence[Failure]) -> None:
-    """Put a file of these failures in the place of files of the ledger, which were listed before they were `read`: a
-    job of an array may write others meanwhile."""
+def rewrite_failures(
+    version: Version, read: Iterable[str], name: str, failures: Sequence[Failure]
+) -> None:
+    """Put a file of these failures in the place of files of the ledger, which were listed
+    before they were `read`: a job of an array may write others meanwhile."""
     put_failures(version, name, failures)
     for other in {*read} - {name}:
         version.store.remove(f"failures/{other}")

@@ -1,6 +1,8 @@
-"""What was done and measured, for people: `runs/` has a record of each run, `probes/` of each probe of the extractor.
+"""What was done and measured, for people: `runs/` has a record of each run, `probes/` of
+each probe of the extractor.
 
-Nothing follows from them: what is there, and what is missing, says the index. A damaged one is passed over."""
+Nothing follows from them: what is there, and what is missing, says the index. A damaged
+one is passed over."""
 
 from __future__ import annotations
 
@@ -35,15 +37,16 @@ class RunRecord(msgspec.Struct, kw_only=True):
     started: str = ""
     """When it began, in ISO 8601."""
     asked: dict[str, Any] = {}
-    """What it was to do: its manifest and root, the config, host and process, device, threads."""
+    """What it was to do: its manifest and root, the config, host and process, device,
+    threads."""
     finished: str | None = None
     """When it ended; None if it has not."""
     outcome: dict[str, Any] = {}
 
 
 class Run:
-    """A run of a version, while it records what it does. Its record is there once this returns. Raises StoreError: from
-    every method, if it cannot be written."""
+    """A run of a version, while it records what it does. Its record is there once this
+    returns. Raises StoreError: from every method, if it cannot be written."""
 
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
         started = datetime.now(UTC)
@@ -68,7 +71,9 @@ class Run:
     def record(self, finished: str | None = None) -> None:
         """Record when it has finished; None if it goes on, also after an end."""
         self._record.finished = finished
-        self._version.store.put(f"runs/{self.id}.json", encode_line(msgspec.to_builtins(self._record)))
+        self._version.store.put(
+            f"runs/{self.id}.json", encode_line(msgspec.to_builtins(self._record))
+        )
 
 
 def new_name(now: datetime | None = None) -> str:
@@ -77,7 +82,8 @@ def new_name(now: datetime | None = None) -> str:
 
 
 def run_names(store: Store) -> list[str]:
-    """The names of the runs of the version in a store, by the clocks of those who began them."""
+    """The names of the runs of the version in a store, by the clocks of those who began
+    them."""
     return [name.removesuffix(".json") for name in store.names("runs") if name.endswith(".json")]
 
 
@@ -96,17 +102,26 @@ def manifest_roots(version: Version) -> set[str]:
 
 
 def failures_as_manifest(version: Version) -> Manifest:
-    """A version's standing failures, as rows with the columns `reason` and `message`; a copy's are of its utterance."""
+    """A version's standing failures, as rows with the columns `reason` and `message`; a
+    copy's are of its utterance."""
     copies = copies_of(version.info.config)
     failures = standing_failures(version, open_index(version))
-    rows = {id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()}
-    columns = {name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")}
+    rows = {
+        id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()
+    }
+    columns = {
+        name: Strings.of(getattr(row, name) for row in rows.values())
+        for name in ("reason", "message")
+    }
     segments = vars(SegmentColumns.of(rows.values()))
-    return Manifest(source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, columns=columns)
+    return Manifest(
+        source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, columns=columns
+    )
 
 
 def began(run: str) -> datetime | None:
-    """When a run, by its name, began, as its machine's clock had it; None if there is no such time."""
+    """When a run, by its name, began, as its machine's clock had it; None if there is no
+    such time."""
     try:
         return datetime.strptime(run.partition("Z")[0], _TIME).replace(tzinfo=UTC)
     except ValueError:
@@ -136,7 +151,8 @@ class _ProbeRecord(msgspec.Struct):
 
 
 def write_probe(version: Version, document: dict[str, Any]) -> None:
-    """Keep what a probe of the version's extractor measured, as JSON. Raises StoreError if it cannot be written."""
+    """Keep what a probe of the version's extractor measured, as JSON. Raises StoreError
+    if it cannot be written."""
     version.store.put(f"probes/{new_name()}.json", encode_line({"probe": document}))
 
 
@@ -146,7 +162,8 @@ def probe_names(version: Version) -> list[str]:
 
 
 def read_probes(version: Version) -> list[dict[str, Any]]:
-    """What `write_probe` has kept, the earliest first, but for what is damaged: losing it costs another measurement."""
+    """What `write_probe` has kept, the earliest first, but for what is damaged: losing it
+    costs another measurement."""
     probes = []
     for name in probe_names(version):
         with suppress(FileNotFoundError, DamagedError, msgspec.ValidationError):

@@ -1,4 +1,5 @@
-"""Which versions, or which corpus, a path and a name mean, and how versions of one name differ."""
+"""Which versions, or which corpus, a path and a name mean, and how versions of one name
+differ."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def is_corpus(location: Location) -> bool:
 
 
 def corpus_of(location: Location) -> tuple[Location, str] | None:
-    """The corpus that a path names, and the name of a version in its parts (empty for all); None if it names no corpus.
+    """The corpus that a path names, and the name of a version in its parts (empty for
+    all); None if it names no corpus.
 
     As in a cache, the last part of the path may be a config's name: `corpus/fbank80`."""
     if is_corpus(location):
@@ -34,10 +36,12 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
 
 
 def version_folders(path: Location, *, of_one_name: bool = False) -> list[Location]:
-    """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
+    """The folder of the version at `path`, or of every version in the cache at `path`,
+    sorted.
 
-    If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`. Raises StoreError if
-    there is no version, or several have that name, unless all `of_one_name` are meant."""
+    If there is no such folder, the last part of `path` may be a config's name:
+    `features/fbank80`. Raises StoreError if there is no version, or several have that
+    name, unless all `of_one_name` are meant."""
     if _is_version(path):
         return [path]
     if names := version_names(path):
@@ -52,7 +56,8 @@ def version_folders(path: Location, *, of_one_name: bool = False) -> list[Locati
 
 
 def split_tag(path: Location) -> tuple[Location, str | None]:
-    """The path of a version, and the name of the tag of `features/fbank80@paper`; None if it names no tag."""
+    """The path of a version, and the name of the tag of `features/fbank80@paper`; None if
+    it names no tag."""
     name, at, tag = path.name.rpartition("@")
     if not at or open_store(path).exists(""):
         return path, None
@@ -60,7 +65,8 @@ def split_tag(path: Location) -> tuple[Location, str | None]:
 
 
 def version_names(path: Location) -> list[str]:
-    """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
+    """The names of the folders of all versions in the cache at `path`; none if there is
+    no such folder."""
     return [name for name in open_store(path).names("") if _is_version(path / name)]
 
 
@@ -70,7 +76,8 @@ def _is_version(path: Location) -> bool:
 
 
 def _named(cache: Location, name: str) -> list[Location]:
-    """The folders of the versions in the cache whose config is called `name`; there are some."""
+    """The folders of the versions in the cache whose config is called `name`; there are
+    some."""
     there = version_names(cache)
     named = [cache / folder for folder in there if _name_of(cache / folder) == name]
     if not named:
@@ -96,7 +103,8 @@ def _refuse_corpus(path: Location) -> None:
 
 
 def _name_of(folder: Location) -> str:
-    """The name of a version's config; if the metadata is damaged, as the folder's name has it."""
+    """The name of a version's config; if the metadata is damaged, as the folder's name
+    has it."""
     try:
         return Version.open(folder).info.name
     except StoreError:
@@ -104,21 +112,33 @@ def _name_of(folder: Location) -> str:
 
 
 def _several(folders: Sequence[Location], tag: str | None = None) -> StoreError:
-    """The error to raise if there are several versions in a cache (that have a tag) and a single one is wanted."""
+    """The error to raise if there are several versions in a cache (that have a tag) and a
+    single one is wanted."""
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
         first, second = (Version.open(folder).info.config for folder in folders[:2])
-        hint = f" (the first two differ in {listing(differing_keys(first, second)) or 'their weights or revision'})"
+        hint = (
+            " (the first two differ in "
+            f"{listing(differing_keys(first, second)) or 'their weights or revision'})"
+        )
     names = listing(folder.name if tag is None else f"{folder.name}@{tag}" for folder in folders)
-    held = f"{len(folders)} versions" if tag is None else f"{len(folders)} versions with a tag {tag}"
-    return StoreError(f"{folders[0].parent}: holds {held}: {names}; name one of these folders{hint}")
+    held = (
+        f"{len(folders)} versions" if tag is None else f"{len(folders)} versions with a tag {tag}"
+    )
+    return StoreError(
+        f"{folders[0].parent}: holds {held}: {names}; name one of these folders{hint}"
+    )
 
 
-def select_versions(path: Location, name: str | None = None, tag: str | None = None) -> list[Version]:
-    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
+def select_versions(
+    path: Location, name: str | None = None, tag: str | None = None
+) -> list[Version]:
+    """The version at `path` (see `version_folders`), or every version in the cache at
+    `path` that is called `name`.
 
-    With a tag at the path's end, as in `features/fbank80@paper`: those that have it, as they were when tagged. Raises
-    StoreError if there is no version, or no such tag; DamagedError if the metadata of such a version is damaged."""
+    With a tag at the path's end, as in `features/fbank80@paper`: those that have it, as
+    they were when tagged. Raises StoreError if there is no version, or no such tag;
+    DamagedError if the metadata of such a version is damaged."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
     versions = _opened(path, name, tag)
@@ -132,7 +152,9 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
     """The versions as they are now; of several, those that have the tag."""
     folders = version_folders(path, of_one_name=tag is not None)
-    asked_for = [folder for folder in folders if name in (None, folder.name) or name == _name_of(folder)]
+    asked_for = [
+        folder for folder in folders if name in (None, folder.name) or name == _name_of(folder)
+    ]
     versions = [Version.open(folder) for folder in asked_for]
     if tag is not None and len(versions) > 1:
         from featcache.version.tags import tag_names
@@ -140,14 +162,17 @@ def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
         having = [version for version in versions if tag in tag_names(version)]
         if not having:
             names = listing(version.path.name for version in versions)
-            raise StoreError(f"{path}: none of its {len(versions)} versions has a tag {tag}: {names}")
+            raise StoreError(
+                f"{path}: none of its {len(versions)} versions has a tag {tag}: {names}"
+            )
         versions = having
     return versions
 
 
 def version_of_tag(path: Location, tag: str) -> Version:
-    """The only version at `path`, as it is now, or of those that have this name the only one that has the tag. Raises
-    StoreError if there is none, or there are several; DamagedError if the metadata of such a version is damaged."""
+    """The only version at `path`, as it is now, or of those that have this name the only
+    one that has the tag. Raises StoreError if there is none, or there are several;
+    DamagedError if the metadata of such a version is damaged."""
     versions = _opened(path, None, tag)
     if len(versions) > 1:
         raise _several([version.path for version in versions], tag)
@@ -155,21 +180,27 @@ def version_of_tag(path: Location, tag: str) -> Version:
 
 
 def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
-    """The only version in the cache (that is called `name`); with a tag, the only one that has it, as it was then.
-    Raises StoreError if there is none, or there are several; the message says how they differ."""
+    """The only version in the cache (that is called `name`); with a tag, the only one
+    that has it, as it was then. Raises StoreError if there is none, or there are several;
+    the message says how they differ."""
     versions = select_versions(cache, name, tag)
     if len(versions) == 1:
         return versions[0]
     if not versions:
         there = [folder.name for folder in version_folders(split_tag(cache)[0])]
         raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
-    raise _several([version.path for version in versions], split_tag(cache)[1] if tag is None else tag)
+    raise _several(
+        [version.path for version in versions], split_tag(cache)[1] if tag is None else tag
+    )
 
 
-def select_configured(path: Location, name: str | None, fingerprint: str, resolved: dict[str, Any]) -> Version:
+def select_configured(
+    path: Location, name: str | None, fingerprint: str, resolved: dict[str, Any]
+) -> Version:
     """The version in the cache (called `name`) that a config of this fingerprint makes.
 
-    `resolved` is the config with all defaults. Raises StoreError if there is none, and says how another differs."""
+    `resolved` is the config with all defaults. Raises StoreError if there is none, and
+    says how another differs."""
     wanted = f"{resolved['name']}-{fingerprint[:12]}"
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]
@@ -178,7 +209,12 @@ def select_configured(path: Location, name: str | None, fingerprint: str, resolv
         return next((version for version in fitting if version in namesakes), fitting[0])
     if not namesakes and len(versions) != 1:
         there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
+        raise StoreError(
+            f"{path}: holds no version of this config, which would be {wanted}; it holds {there}"
+        )
     other = (namesakes or versions)[0]
     keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
-    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")
+    raise StoreError(
+        f"{other.path}: made with another config; the given config makes {wanted}; they "
+        f"differ in {keys}"
+    )

@@ -32,16 +32,27 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_tag(version: Version, name: str, index: Index) -> Tag:
-    """Give what is in a version now, which this is the index of, a name. Raises ArgumentError if it is no name for a
-    tag, or there is one of that name; StoreError if it cannot be written, or there is nothing to name."""
+    """Give what is in a version now, which this is the index of, a name. Raises
+    ArgumentError if it is no name for a tag, or there is one of that name; StoreError if
+    it cannot be written, or there is nothing to name."""
     if not _NAME.fullmatch(name):
-        rule = "letters, digits, `.`, `_` and `-`, at most 100, of which the first is a letter or digit"
+        rule = (
+            "letters, digits, `.`, `_` and `-`, at most 100, of which the first is a "
+            "letter or digit"
+        )
         raise ArgumentError(f"{name!r} is no name for a tag: {rule}")
     if name in tag_names(version):
-        raise ArgumentError(f"{version.path}: has a tag {name} already, of what was there then: choose another name")
+        raise ArgumentError(
+            f"{version.path}: has a tag {name} already, of what was there then: choose another name"
+        )
     if not len(index):
         raise StoreError(f"{version.path}: has no utterances yet, so there is nothing to tag")
-    tag = Tag(made=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", items=len(index), shards=sorted(index.shards), name=name)
+    tag = Tag(
+        made=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        items=len(index),
+        shards=sorted(index.shards),
+        name=name,
+    )
     version.store.put(f"tags/{name}", encode_line(msgspec.to_builtins(tag)))
     return tag
 
@@ -52,7 +63,8 @@ def tag_names(version: Version) -> list[str]:
 
 
 def read_tag(version: Version, name: str) -> Tag:
-    """A tag. Raises StoreError if there is none of that name; DamagedError if it is not what was written."""
+    """A tag. Raises StoreError if there is none of that name; DamagedError if it is not
+    what was written."""
     where = f"{version.path}/tags/{name}"
     if name not in (names := tag_names(version)):
         there = f"there are {listing(names)}" if names else "there are no tags"
@@ -71,8 +83,8 @@ def remove_tag(version: Version, name: str) -> None:
 
 
 def at_tag(version: Version, name: str | None) -> Version:
-    """A version as it was when a tag was made; with None, as it is. Raises StoreError if there is no such tag, or a
-    shard of it is gone; DamagedError if the tag is damaged."""
+    """A version as it was when a tag was made; with None, as it is. Raises StoreError if
+    there is no such tag, or a shard of it is gone; DamagedError if the tag is damaged."""
     if name is None:
         return version
     tag = read_tag(version, name)
@@ -82,8 +94,9 @@ def at_tag(version: Version, name: str | None) -> Version:
 
 
 def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """What there is to say of each tag of a version, which has these shards, by default those that are there: `name`,
-    `made`, `utterances`, and `fault`: why the version cannot be read by it any more, or None."""
+    """What there is to say of each tag of a version, which has these shards, by default
+    those that are there: `name`, `made`, `utterances`, and `fault`: why the version
+    cannot be read by it any more, or None."""
     there, shown = {*(version.shard_names() if shards is None else shards)}, []
     for name in tag_names(version):
         known: dict[str, Any] = {"name": name, "made": None, "utterances": None}
@@ -98,4 +111,8 @@ def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[
 
 def _fault(tag: Tag, shards: set[str]) -> str | None:
     gone = [name for name in tag.shards if name not in shards]
-    return f"the tag {tag.name} names shards that are gone or damaged: {listing(gone)}" if gone else None
+    return (
+        f"the tag {tag.name} names shards that are gone or damaged: {listing(gone)}"
+        if gone
+        else None
+    )

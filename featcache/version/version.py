@@ -1,4 +1,5 @@
-"""A version: everything extracted under one fingerprint, a Zarr group in the cache, as docs/format.md describes."""
+"""A version: everything extracted under one fingerprint, a Zarr group in the cache, as
+docs/format.md describes."""
 
 from __future__ import annotations
 
@@ -39,19 +40,35 @@ PLAIN_GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 
 _FRAME_VALUES = 1 << 22
 _CODES = 1 << 24
-_LIBRARIES = ("numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "av", "soxr", "zarr")
+_LIBRARIES = (
+    "numpy",
+    "torch",
+    "torchaudio",
+    "transformers",
+    "soundfile",
+    "miniaudio",
+    "av",
+    "soxr",
+    "zarr",
+)
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=AT_MOST_NAME)]
+Name = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=AT_MOST_NAME)
+]
 
 
 class _Noise(msgspec.Struct):
     manifest: str
-    snr: Annotated[list[Annotated[float, msgspec.Meta(ge=-1000, le=1000)]], msgspec.Meta(max_length=100)]
+    snr: Annotated[
+        list[Annotated[float, msgspec.Meta(ge=-1000, le=1000)]], msgspec.Meta(max_length=100)
+    ]
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _Augment(msgspec.Struct):
-    speed: Annotated[list[Annotated[float, msgspec.Meta(ge=0.01, le=100)]], msgspec.Meta(max_length=100)]
+    speed: Annotated[
+        list[Annotated[float, msgspec.Meta(ge=0.01, le=100)]], msgspec.Meta(max_length=100)
+    ]
     noise: _Noise | None = None
 
 
@@ -83,21 +100,29 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         return f"{self.name}-{self.fingerprint[:12]}"
 
     def require_sound(self) -> None:
-        """Raise ValueError if the spec contradicts itself, no memory is enough for one frame, or the config is odd."""
+        """Raise ValueError if the spec contradicts itself, no memory is enough for one
+        frame, or the config is odd."""
         spec = self.spec
         msgspec.convert(self.config, _Config)
         shapes = {f"entry of {one.name}": one.item_shape for one in spec.side}
         if len(shapes) < len(spec.side):
-            raise ValueError(f"side arrays {listing(one.name for one in spec.side)}: two of them have the same name")
+            raise ValueError(
+                f"side arrays {listing(one.name for one in spec.side)}: two of them have "
+                "the same name"
+            )
         for name, shape in {"frame": spec.item_shape, **shapes}.items():
             if math.prod(shape) > _FRAME_VALUES:
-                raise ValueError(f"one {name} has {math.prod(shape):,} values, and may have {_FRAME_VALUES:,}")
+                raise ValueError(
+                    f"one {name} has {math.prod(shape):,} values, and may have {_FRAME_VALUES:,}"
+                )
         if spec.is_quantized and spec.dtype != "float32":
             raise ValueError(f"quantised features of dtype {spec.dtype}")
         scales = [(one.dtype, one.item_shape) for one in spec.side if one.name == QUANTIZATION]
         if scales not in ([], [("float32", (2, *spec.item_shape))]):
             raise ValueError("scales and offsets of another form than the features")
-        if sum(spec.codebook_sizes) > _CODES or (spec.codebook_sizes and spec.dtype.startswith("float")):
+        if sum(spec.codebook_sizes) > _CODES or (
+            spec.codebook_sizes and spec.dtype.startswith("float")
+        ):
             raise ValueError(f"codes of {sum(spec.codebook_sizes):,} values, of dtype {spec.dtype}")
 
 
@@ -109,16 +134,22 @@ class _Peek(msgspec.Struct):
 
 
 def read_info(data: bytes, path: Location) -> VersionInfo:
-    """What a version says of itself, by the bytes of its `zarr.json`; `path` is the version's place. Raises StoreError
-    if another featcache has written it; DamagedError if it is not what was written."""
+    """What a version says of itself, by the bytes of its `zarr.json`; `path` is the
+    version's place. Raises StoreError if another featcache has written it; DamagedError
+    if it is not what was written."""
     peek: _Peek = read_attributes(data, _Peek, path / "zarr.json", path)
     if peek.format == 1:
         what = "has format 1, which only development versions of featcache wrote"
         raise StoreError(f"{path}: {what}: extract it again into another folder")
     if peek.format != FORMAT:
-        raise StoreError(f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it")
+        raise StoreError(
+            f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it"
+        )
     if (kind := peek.spec.get("kind", "frames")) != "frames":
-        raise StoreError(f"{path}: holds features of the kind {kind!r}, which this featcache cannot read: upgrade it")
+        raise StoreError(
+            f"{path}: holds features of the kind {kind!r}, which this featcache cannot "
+            "read: upgrade it"
+        )
     info: VersionInfo = read_attributes(data, VersionInfo, path / "zarr.json", path)
     try:
         info.require_sound()
@@ -131,7 +162,11 @@ def library_versions() -> dict[str, str]:
     """The versions of Python, of the libraries that decide values, and of libsndfile.
 
     They are recorded with every version and shard, and are no part of the fingerprint."""
-    versions = {"python": platform.python_version(), "machine": platform.machine(), "featcache": __version__}
+    versions = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "featcache": __version__,
+    }
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # an optional one
             versions[library] = version_of(library)
@@ -148,8 +183,9 @@ class ShardGoneError(StoreError):
 
 @dataclass(eq=False, repr=False)
 class Version:
-    """An opened version: the store of its files, and what it says of itself. It is as it is now; or of these `shards`,
-    as it was when a `tag` was made, or a cache was opened that was pickled then."""
+    """An opened version: the store of its files, and what it says of itself. It is as it
+    is now; or of these `shards`, as it was when a `tag` was made, or a cache was opened
+    that was pickled then."""
 
     store: Store
     info: VersionInfo
@@ -163,8 +199,8 @@ class Version:
 
     @classmethod
     def open(cls, path: Location) -> Version:
-        """Open the version at `path`. Raises StoreError if another featcache wrote it, or it cannot be read now;
-        DamagedError if its metadata is damaged, or missing."""
+        """Open the version at `path`. Raises StoreError if another featcache wrote it, or
+        it cannot be read now; DamagedError if its metadata is damaged, or missing."""
         store = open_store(path)
         try:
             return cls(store, read_info(store.read(MARK, AT_MOST_BYTES), path))
@@ -174,24 +210,30 @@ class Version:
 
     @classmethod
     def create(cls, path: Location, info: VersionInfo) -> Version:
-        """Open the version that `info` describes, and make it if there is none yet. It is there with its folder of
-        shards, which is made last. Raises StoreError if it cannot be written, or the version there has another
-        fingerprint; ExtractorError if what the extractor says of its features cannot be stored."""
+        """Open the version that `info` describes, and make it if there is none yet. It is
+        there with its folder of shards, which is made last. Raises StoreError if it
+        cannot be written, or the version there has another fingerprint; ExtractorError if
+        what the extractor says of its features cannot be stored."""
         from featcache.format.writing import seal_group
 
         try:
             document = msgspec.to_builtins(info)
             msgspec.convert(document, VersionInfo).require_sound()
-            json.dumps(document, allow_nan=False, ensure_ascii=False).encode()  # which refuses what nobody could read
+            # which refuses what nobody could read
+            json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
         except ValueError as error:
-            raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
+            raise ExtractorError(
+                f"config {info.name}: features that cannot be stored: {error}"
+            ) from error
         store = open_store(path)
         for key, content in ((MARK, seal_group(document, path)), (f"shards/{MARK}", PLAIN_GROUP)):
             if not store.exists(key):
                 store.put(key, content)
         version = cls.open(path)
         if version.info.fingerprint != info.fingerprint:
-            raise StoreError(f"{path}: its fingerprint does not match its name: move it away and run again")
+            raise StoreError(
+                f"{path}: its fingerprint does not match its name: move it away and run again"
+            )
         return version
 
     @property
@@ -201,13 +243,15 @@ class Version:
 
     @property
     def original_name(self) -> str | None:
-        """The name that the folder was made with, if it has another one now: it was renamed, or is a copy."""
+        """The name that the folder was made with, if it has another one now: it was
+        renamed, or is a copy."""
         name = self.info.folder_name
         return None if name in (self.path.name, self.path.resolve().name) else name
 
     @staticmethod
     def has_group(store: Store) -> bool:
-        """Whether the group of all shards is there, for Zarr libraries, in the store of a version."""
+        """Whether the group of all shards is there, for Zarr libraries, in the store of a
+        version."""
         try:
             return store.read(f"shards/{MARK}", AT_MOST_BYTES) == PLAIN_GROUP
         except (FileNotFoundError, DamagedError):
@@ -220,19 +264,22 @@ class Version:
         return [name for name in self.store.names("shards") if _SHARD_NAME.fullmatch(name)]
 
     def shard(self, name: str) -> Shard:
-        """A shard, its document read. Raises ShardGoneError if there is none; DamagedError if it is not as written."""
+        """A shard, its document read. Raises ShardGoneError if there is none;
+        DamagedError if it is not as written."""
         try:
             return Shard(self.store, name, self.info.fingerprint, self.info.spec)
         except FileNotFoundError as error:
             where = f"{self.path}/shards/{name}"
             if name in self.store.names("shards"):
-                raise DamagedError(f"{where}/{MARK}: damaged: the file is missing", self.path) from error
+                raise DamagedError(
+                    f"{where}/{MARK}: damaged: the file is missing", self.path
+                ) from error
             what = "is gone: a repair or prune has taken it away since: open the cache again"
             raise ShardGoneError(f"{where}: {what}") from error
 
     def reading(self, read: Callable[[], _T]) -> _T:
-        """What `read` returns, which lists the shards and reads them. If one of them is taken away meanwhile, it is
-        called again: what counted in it is in another."""
+        """What `read` returns, which lists the shards and reads them. If one of them is
+        taken away meanwhile, it is called again: what counted in it is in another."""
         while True:
             names = self.shard_names()
             try:
@@ -242,11 +289,15 @@ class Version:
                     raise
 
     def at_work(self, command: str) -> AbstractContextManager[None]:
-        """The right to add or take away shards, for the time of a `with` block: one process has it at a time, as far as
-        the store has locks. Jobs that extract partitions do without it. Others are told which command this process
-        does. Raises LockedError if somebody else has it."""
+        """The right to add or take away shards, for the time of a `with` block: one
+        process has it at a time, as far as the store has locks. Jobs that extract
+        partitions do without it. Others are told which command this process does. Raises
+        LockedError if somebody else has it."""
         since = datetime.now(UTC)
-        who = f"featcache {command}, process {os.getpid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M} UTC"
+        who = (
+            f"featcache {command}, process {os.getpid()} on {socket.gethostname()}, since "
+            f"{since:%Y-%m-%d %H:%M} UTC"
+        )
         return self.store.lock(who)
 
     def bytes_on_disk(self) -> int:

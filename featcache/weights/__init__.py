@@ -1,6 +1,8 @@
-"""A model's weights: where they are, the hash of their content, and the model loaded from them.
+"""A model's weights: where they are, the hash of their content, and the model loaded from
+them.
 
-Nothing is unpickled, and no code that comes with weights is run unless `featcache.trust` allows it."""
+Nothing is unpickled, and no code that comes with weights is run unless `featcache.trust`
+allows it."""
 
 from featcache.weights.hub import locate as locate
 from featcache.weights.models import Located as Located

@@ -1,5 +1,6 @@
-"""A model's folder: its JSON, its tensors, which are never unpickled, and the hash of what decides values; and the
-model that transformers builds from it, complete, without messages, and with weight norm folded."""
+"""A model's folder: its JSON, its tensors, which are never unpickled, and the hash of
+what decides values; and the model that transformers builds from it, complete, without
+messages, and with weight norm folded."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 """The suffixes of files that hold weights."""
 
 _STANDARD_NAMES = ("model.safetensors", "pytorch_model.bin")
-"""The names that transformers gives to a model's weights. If they are in several files, an index has this name."""
+"""The names that transformers gives to a model's weights. If they are in several files,
+an index has this name."""
 
 _ONE_OF_SEVERAL = re.compile(r"-\d+-of-(?!0*1\.)\d+\.")
 """What the names of files have in them if weights are in several."""
@@ -34,15 +36,27 @@ _ONE_OF_SEVERAL = re.compile(r"-\d+-of-(?!0*1\.)\d+\.")
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 """The files that may say how a model wants its waveforms prepared."""
 
-_IRRELEVANT_KEYS = {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype", "torch_dtype"}
-"""Keys of a model's JSON files that say who wrote it, and decide no values. The dtype is one of them: models always run
-from float32, and the dtype of the stored tensors is hashed with the tensors."""
+_IRRELEVANT_KEYS = {
+    "_name_or_path",
+    "_commit_hash",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+}
+"""Keys of a model's JSON files that say who wrote it, and decide no values. The dtype is
+one of them: models always run from float32, and the dtype of the stored tensors is hashed
+with the tensors."""
 
-_WEIGHT_NORM = {".weight_g": ".parametrizations.weight.original0", ".weight_v": ".parametrizations.weight.original1"}
+_WEIGHT_NORM = {
+    ".weight_g": ".parametrizations.weight.original0",
+    ".weight_v": ".parametrizations.weight.original1",
+}
 """The names of weight norm's magnitude and direction before torch 2.0, and since then."""
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
-"""Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may lack."""
+"""Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may
+lack."""
 
 _MOST_JSON_BYTES = 32 << 20
 """The size of a model's JSON file; the largest lists the tensors of a model, in some MB."""
@@ -51,7 +65,8 @@ _loading = threading.Lock()
 """Held while transformers is silenced, which affects the whole process."""
 
 _digests: dict[tuple[object, ...], str] = {}
-"""The digests computed so far, by the path, size, time and inode of all files that they cover."""
+"""The digests computed so far, by the path, size, time and inode of all files that they
+cover."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,8 @@ class Located:
     folder: Path
     """The folder with config.json and the model's other files."""
     file: Path | None = None
-    """The file of weights, if the user named one; None if the user named a folder or a model on a hub."""
+    """The file of weights, if the user named one; None if the user named a folder or a
+    model on a hub."""
 
     @property
     def path(self) -> Path:
@@ -78,7 +94,8 @@ def weights_error(path: Path | str, what: str) -> ConfigError:
 
 
 def read_json(located: Located, name: str) -> dict[str, Any]:
-    """One of the folder's JSON files; {} if it does not exist. Raises ConfigError if it is no mapping in JSON."""
+    """One of the folder's JSON files; {} if it does not exist. Raises ConfigError if it
+    is no mapping in JSON."""
     path = located.folder / name
     if not path.exists():
         return {}
@@ -96,10 +113,13 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
 
 
 def read_preprocessing(located: Located) -> dict[str, Any]:
-    """How the model wants its waveforms prepared; {} if the folder does not say. preprocessor_config.json says it.
-    transformers 5 writes processor_config.json instead if the model is saved with a tokenizer; then the settings are in
-    its part `feature_extractor`."""
-    found = read_json(located, PREPROCESSING[0]) or read_json(located, PREPROCESSING[1]).get("feature_extractor")
+    """How the model wants its waveforms prepared; {} if the folder does not say.
+    preprocessor_config.json says it. transformers 5 writes processor_config.json instead
+    if the model is saved with a tokenizer; then the settings are in its part
+    `feature_extractor`."""
+    found = read_json(located, PREPROCESSING[0]) or read_json(located, PREPROCESSING[1]).get(
+        "feature_extractor"
+    )
     return found if isinstance(found, dict) else {}
 
 
@@ -112,15 +132,17 @@ def weight_candidates(folder: Path) -> list[Path]:
 
 
 def folder_with_weights(folder: Path) -> Path | None:
-    """The folder itself if it holds weights; else the only folder in it that does; None if there is no such folder."""
+    """The folder itself if it holds weights; else the only folder in it that does; None
+    if there is no such folder."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
     folders = [path for path in (folder, *inside) if path.is_dir() and weight_candidates(path)]
     return folders[0] if folders and (folders[0] == folder or len(folders) == 1) else None
 
 
 def weight_files(located: Located) -> list[Path]:
-    """The files with the tensors: the file that the user named, or the files that transformers would load. Raises
-    ConfigError if there is none, one is missing, or there are several and none has a standard name."""
+    """The files with the tensors: the file that the user named, or the files that
+    transformers would load. Raises ConfigError if there is none, one is missing, or there
+    are several and none has a standard name."""
     if located.file:
         return [located.file]
     folder = located.folder
@@ -130,26 +152,32 @@ def weight_files(located: Located) -> list[Path]:
         return listed
     found = weight_candidates(folder)
     if len(found) != 1:
-        several = f"it holds several files of weights; name one: {listing(path.name for path in found)}"
+        several = (
+            f"it holds several files of weights; name one: {listing(path.name for path in found)}"
+        )
         raise weights_error(folder, several if found else "the folder holds no weights")
     return found
 
 
 def has_all_weights(folder: Path) -> bool:
-    """Whether a folder with weights has all of them: if they are in several files, the index and what it lists."""
+    """Whether a folder with weights has all of them: if they are in several files, the
+    index and what it lists."""
     if files := _standard_files(Located(folder)):
         return all(file.is_file() for file in files)
     return not any(_ONE_OF_SEVERAL.search(file.name) for file in weight_candidates(folder))
 
 
 def _standard_files(located: Located) -> list[Path]:
-    """The file of the first standard name that there is, or those that its index lists; [] if there is neither."""
+    """The file of the first standard name that there is, or those that its index lists;
+    [] if there is neither."""
     for name in _STANDARD_NAMES:
         if (located.folder / name).is_file():
             return [located.folder / name]
         index = read_json(located, f"{name}.index.json").get("weight_map")
         if isinstance(index, dict) and index:
-            return [located.folder / file for file in sorted({str(file) for file in index.values()})]
+            return [
+                located.folder / file for file in sorted({str(file) for file in index.values()})
+            ]
     return []
 
 
@@ -157,26 +185,34 @@ def _standard_files(located: Located) -> list[Path]:
 
 
 def state_dict(located: Located) -> dict[str, torch.Tensor]:
-    """The tensors by name, on the CPU, in their stored dtypes. They may be views of the file: do not write to them.
-    Raises ConfigError if there are none, or a file is missing, damaged, or holds other things than tensors."""
+    """The tensors by name, on the CPU, in their stored dtypes. They may be views of the
+    file: do not write to them. Raises ConfigError if there are none, or a file is
+    missing, damaged, or holds other things than tensors."""
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(located):
         try:
-            tensors |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
+            tensors |= (
+                _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
+            )
         except OSError as error:
             raise weights_error(file, f"cannot be read: {error.strerror or error}") from error
     return tensors
 
 
 def digest(located: Located) -> str:
-    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how waveforms are prepared. Raises
-    ConfigError as `state_dict` and `read_json` do.
+    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how
+    waveforms are prepared. Raises ConfigError as `state_dict` and `read_json` do.
 
-    All copies have the same digest, wherever they are, in one file or several, as safetensors or saved by torch. If
-    config.json names Python code in the folder, the code is hashed too. There is one exception: a tensor that a model
-    uses twice is saved twice by torch and once as safetensors, so these two files have different digests."""
+    All copies have the same digest, wherever they are, in one file or several, as
+    safetensors or saved by torch. If config.json names Python code in the folder, the
+    code is hashed too. There is one exception: a tensor that a model uses twice is saved
+    twice by torch and once as safetensors, so these two files have different digests."""
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
-    code = sorted(located.folder.rglob("*.py")) if "auto_map" in read_json(located, "config.json") else []
+    code = (
+        sorted(located.folder.rglob("*.py"))
+        if "auto_map" in read_json(located, "config.json")
+        else []
+    )
     key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))
     if key not in _digests:
         sha256 = hashlib.sha256()
@@ -197,21 +233,31 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise MissingDependencyError("safetensors", f"params.weights: {file}", extra="models") from error
+        raise MissingDependencyError(
+            "safetensors", f"params.weights: {file}", extra="models"
+        ) from error
     try:
         return dict(load_file(file))
     except SafetensorError as error:
-        raise weights_error(file, f"damaged, or no safetensors file: {first_line(error)}") from error
+        raise weights_error(
+            file, f"damaged, or no safetensors file: {first_line(error)}"
+        ) from error
 
 
 def _read_torch(file: Path) -> dict[str, torch.Tensor]:
     try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        loaded = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+        )
     except PermissionError:
         raise
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
-        raise weights_error(file, "damaged, or not tensors alone; never unpickled: save it as safetensors") from error
-    if not isinstance(loaded, dict) or not all(isinstance(name, str) and _is_plain(loaded[name]) for name in loaded):
+        raise weights_error(
+            file, "damaged, or not tensors alone; never unpickled: save it as safetensors"
+        ) from error
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and _is_plain(loaded[name]) for name in loaded
+    ):
         what = "expected tensors by name (a state dict), and nothing else in the file"
         raise weights_error(file, f"{what}; none that is sparse, a conjugate or without values")
     return loaded
@@ -234,8 +280,14 @@ def _identity(path: Path) -> tuple[object, ...]:
 def _without_irrelevant_keys(value: Any) -> Any:
     """A JSON document without the keys that decide no values, at any depth."""
     if isinstance(value, dict):
-        return {key: _without_irrelevant_keys(inner) for key, inner in value.items() if key not in _IRRELEVANT_KEYS}
-    return [_without_irrelevant_keys(inner) for inner in value] if isinstance(value, list) else value
+        return {
+            key: _without_irrelevant_keys(inner)
+            for key, inner in value.items()
+            if key not in _IRRELEVANT_KEYS
+        }
+    return (
+        [_without_irrelevant_keys(inner) for inner in value] if isinstance(value, list) else value
+    )
 
 
 def _canonical(value: Any) -> bytes:
@@ -251,39 +303,58 @@ def _modern_name(name: str) -> str:
 
 
 def transformers_class(name: str, needed_for: str) -> Any:
-    """A class of transformers, by its name; a MissingDependencyError if it, or what it needs, cannot be imported."""
+    """A class of transformers, by its name; a MissingDependencyError if it, or what it
+    needs, cannot be imported."""
     try:
         import transformers
 
-        if not transformers.is_torch_available():  # it asks for a newer torch than featcache does
+        # it asks for a newer torch than featcache does
+        if not transformers.is_torch_available():
             raise ImportError
         return getattr(transformers, name)
-    except (ImportError, AttributeError, RuntimeError) as error:  # RuntimeError: a backend does not import
+    except (
+        ImportError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a backend does not import
         raise MissingDependencyError("transformers", needed_for, extra="models") from error
 
 
 def load(model_class: Any, located: Located, device: torch.device, **options: Any) -> Any:
     """Build a transformers model from its weights, complete or not at all.
 
-    The model is in eval mode, in float32, needs no gradients, and has weight norm folded into its weights. Folding is
-    done on the CPU in one thread, as the model's own forward does it there, so every device gets the same bits.
+    The model is in eval mode, in float32, needs no gradients, and has weight norm folded
+    into its weights. Folding is done on the CPU in one thread, as the model's own forward
+    does it there, so every device gets the same bits.
 
-    `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json names; `options` are further
-    ones of `from_pretrained`. Raises ConfigError if config.json is missing or another class's; weights are damaged,
-    missing or have other shapes; or the model brings its own code."""
+    `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json
+    names; `options` are further ones of `from_pretrained`. Raises ConfigError if
+    config.json is missing or another class's; weights are damaged, missing or have other
+    shapes; or the model brings its own code."""
     with _loading, _quiet_transformers():
         config, found_class = _resolve(model_class, located)
         tensors = state_dict(located)
         # _require_complete names the weights of other sizes.
-        options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        options |= {
+            "dtype": torch.float32,
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+        }
         try:
-            model, info = found_class.from_pretrained(None, config=config, state_dict=tensors, **options)
-        except Exception as error:  # a model's own code may raise anything on weights that are not its own
-            raise weights_error(located.path, f"not a {found_class.__name__}: {first_line(error)}") from error
+            model, info = found_class.from_pretrained(
+                None, config=config, state_dict=tensors, **options
+            )
+        except (
+            Exception
+        ) as error:  # a model's own code may raise anything on weights that are not its own
+            raise weights_error(
+                located.path, f"not a {found_class.__name__}: {first_line(error)}"
+            ) from error
         _require_complete(info, located, found_class)
         fold_weight_norm(model)
         for parameter in [*model.parameters(), *model.buffers()]:
-            parameter.data = parameter.data.clone()  # the model's own memory, not a view of the file
+            # the model's own memory, not a view of the file
+            parameter.data = parameter.data.clone()
         for name, parameter in model.named_parameters():
             if name in info["missing_keys"]:
                 parameter.data.zero_()
@@ -291,9 +362,11 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
 
 
 def fold_weight_norm(model: nn.Module) -> None:
-    """Replace weight norm, in torch's old or new form, by the weights that it computes, in one thread."""
+    """Replace weight norm, in torch's old or new form, by the weights that it computes,
+    in one thread."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads share the norm's sum, so its last bits depend on their number
+    # threads share the norm's sum, so its last bits depend on their number
+    torch.set_num_threads(1)
     try:
         with torch.no_grad():
             for module in list(model.modules()):
@@ -308,15 +381,21 @@ def fold_weight_norm(model: nn.Module) -> None:
 
 
 def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
-    """The config and the class to build; for an auto class, the class that config.json names."""
+    """The config and the class to build; for an auto class, the class that config.json
+    names."""
     folder, raw = located.folder, read_json(located, "config.json")
     if not raw:
         raise weights_error(folder, "holds no config.json that says what the model is")
     own_code = raw.get("auto_map") or {}
     if own_code and not remote_code_is_allowed():
-        raise weights_error(folder, "has its own Python code: if you trust it, --trust-remote-code runs it")
+        raise weights_error(
+            folder, "has its own Python code: if you trust it, --trust-remote-code runs it"
+        )
     if elsewhere := [name for name in own_code.values() if "--" in str(name)]:
-        raise weights_error(folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}")
+        raise weights_error(
+            folder,
+            f"the model's code is in another repository, which is not pinned: {elsewhere[0]}",
+        )
     is_auto, found = hasattr(model_class, "_model_mapping"), raw.get("model_type", "")
     expected = found if is_auto else model_class.config_class.model_type
     if found != expected:
@@ -324,11 +403,15 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         raise weights_error(folder, f"{what}, not {expected!r}")
     try:
         if not is_auto:
-            return model_class.config_class.from_pretrained(folder, local_files_only=True), model_class
+            return model_class.config_class.from_pretrained(
+                folder, local_files_only=True
+            ), model_class
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=remote_code_is_allowed())
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=remote_code_is_allowed()
+        )
         if reference := own_code.get(model_class.__name__):
             return config, get_class_from_dynamic_module(reference, folder, local_files_only=True)
         return config, model_class._model_mapping[type(config)]
@@ -337,9 +420,12 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
 
 
 def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
-    """Raise ConfigError if transformers drew weights at random, since the file lacks them or has other shapes."""
+    """Raise ConfigError if transformers drew weights at random, since the file lacks them
+    or has other shapes."""
     what = f"is not a whole {model_class.__name__}"
-    if mismatched := sorted(f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]):
+    if mismatched := sorted(
+        f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]
+    ):
         raise weights_error(located.path, f"{what}: wrong shapes: {listing(mismatched, 3)}")
     if missing := sorted(name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)):
         raise weights_error(located.path, f"{what}: it lacks {listing(missing, 3)}")
@@ -349,7 +435,8 @@ def _require_complete(info: dict[str, Any], located: Located, model_class: Any) 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers on stderr: its progress bars, and its report of missing keys, for which `load` raises."""
+    """Silence transformers on stderr: its progress bars, and its report of missing keys,
+    for which `load` raises."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -364,7 +451,8 @@ def _quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def silenced(logging: Any) -> Iterator[None]:
-    """Silence all but errors, by the module `logging` that transformers and huggingface_hub have."""
+    """Silence all but errors, by the module `logging` that transformers and
+    huggingface_hub have."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

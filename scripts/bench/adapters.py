@@ -1,18 +1,22 @@
-"""How fast other toolkits read features through featcache's adapters, and through what they have themselves.
+"""How fast other toolkits read features through featcache's adapters, and through what
+they have themselves.
 
     pip install '.[extract,test,bench]'
     python scripts/bench/adapters.py [--utterances 1000] [--rounds 4] [--json]
 
-The utterances are those of `load.py`: fbank features, float16 [frames, 80], 12.3 s on average, all in the page
-cache. Every line is the best of the rounds, in which all take turns, with one thread and no workers.
+The utterances are those of `load.py`: fbank features, float16 [frames, 80], 12.3 s on
+average, all in the page cache. Every line is the best of the rounds, in which all take
+turns, with one thread and no workers.
 
-* Lhotse: `cut.load_features()` of every cut, in shuffled order; the same of 2 s from the middle of each; and batches of
-  64 from K2SpeechRecognitionDataset. Its own storages are LilcomChunkyWriter's, lossily compressed, and
-  NumpyFilesWriter's, a file of float32 for each.
-* SpeechBrain: batches of 64 from make_dataloader over a DynamicItemDataset: the features gathered by `Collate`, read
-  item by item and padded by PaddedBatch, and, as it has them itself, loaded from the files of a CachedDynamicItem.
-* Hugging Face: shuffled rows, formatted as torch tensors: a column of ids that is read from the cache, and a copy as
-  Array2D.
+* Lhotse: `cut.load_features()` of every cut, in shuffled order; the same of 2 s from the
+  middle of each; and batches of 64 from K2SpeechRecognitionDataset. Its own storages are
+  LilcomChunkyWriter's, lossily compressed, and NumpyFilesWriter's, a file of float32 for
+  each.
+* SpeechBrain: batches of 64 from make_dataloader over a DynamicItemDataset: the features
+  gathered by `Collate`, read item by item and padded by PaddedBatch, and, as it has them
+  itself, loaded from the files of a CachedDynamicItem.
+* Hugging Face: shuffled rows, formatted as torch tensors: a column of ids that is read
+  from the cache, and a copy as Array2D.
 """
 
 import warnings
@@ -30,7 +34,8 @@ import featcache
 BATCH = 64
 
 Reads = dict[str, Callable[[], Iterable[int]]]
-"""By what they are: an iterable of how many utterances each step has read. The first one is ours."""
+"""By what they are: an iterable of how many utterances each step has read. The first one
+is ours."""
 
 
 def main() -> None:
@@ -64,7 +69,10 @@ def lhotse(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) ->
 
     reader, in_order = K2SpeechRecognitionDataset(), cuts(dataset).to_eager()
     cut_sets = {"featcache": CutSet.from_cuts(in_order[row] for row in order)}
-    for name, writer_type in (("LilcomChunkyReader", LilcomChunkyWriter), ("NumpyFilesReader", NumpyFilesWriter)):
+    for name, writer_type in (
+        ("LilcomChunkyReader", LilcomChunkyWriter),
+        ("NumpyFilesReader", NumpyFilesWriter),
+    ):
         with writer_type(folder / name) as writer:
             cut_sets[name] = cut_sets["featcache"].copy_feats(writer).to_eager()
     kinds: dict[str, Reads] = {"lhotse cuts": {}, "lhotse parts": {}, "lhotse batches": {}}
@@ -73,10 +81,14 @@ def lhotse(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) ->
             cut.supervisions[0].text = ""
         long = [cut for cut in all_cuts if cut.duration > 2]
         parts = [cut.truncate(offset=round(cut.duration / 2 - 1, 2), duration=2) for cut in long]
-        batches = [CutSet.from_cuts(all_cuts[at : at + BATCH]) for at in range(0, len(all_cuts), BATCH)]
+        batches = [
+            CutSet.from_cuts(all_cuts[at : at + BATCH]) for at in range(0, len(all_cuts), BATCH)
+        ]
         kinds["lhotse cuts"][name] = partial(load_each, all_cuts)
         kinds["lhotse parts"][name] = partial(load_each, parts)
-        kinds["lhotse batches"][name] = lambda batches=batches: (len(reader[batch]["inputs"]) for batch in batches)
+        kinds["lhotse batches"][name] = lambda batches=batches: (
+            len(reader[batch]["inputs"]) for batch in batches
+        )
     return kinds
 
 
@@ -84,7 +96,9 @@ def load_each(cuts: Iterable) -> Iterable[int]:
     return (bool(len(cut.load_features())) for cut in cuts)
 
 
-def speechbrain(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> dict[str, Reads]:
+def speechbrain(
+    folder: Path, dataset: featcache.FeatureDataset, order: list[int]
+) -> dict[str, Reads]:
     from speechbrain.dataio.dataloader import make_dataloader
     from speechbrain.utils.data_pipeline import CachedDynamicItem
 
@@ -109,16 +123,22 @@ def speechbrain(folder: Path, dataset: featcache.FeatureDataset, order: list[int
     return {"speechbrain batches": reads}
 
 
-def huggingface(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> dict[str, Reads]:
+def huggingface(
+    folder: Path, dataset: featcache.FeatureDataset, order: list[int]
+) -> dict[str, Reads]:
     import datasets
 
     from featcache.adapters.huggingface import to_hf
 
     datasets.disable_progress_bars()
-    made = {"CachedFeatures": to_hf(dataset), "Array2D": to_hf(dataset, copy=True, cache_dir=str(folder / "copy"))}
+    made = {
+        "CachedFeatures": to_hf(dataset),
+        "Array2D": to_hf(dataset, copy=True, cache_dir=str(folder / "copy")),
+    }
     formatted = {name: rows.with_format("torch") for name, rows in made.items()}
     reads = {
-        name: lambda rows=rows: (bool(len(rows[row]["features"])) for row in order) for name, rows in formatted.items()
+        name: lambda rows=rows: (bool(len(rows[row]["features"])) for row in order)
+        for name, rows in formatted.items()
     }
     return {"huggingface rows": reads}
 

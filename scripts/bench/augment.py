@@ -1,17 +1,20 @@
-"""How fast a batch is augmented on its device, beside a loop over its utterances, and what others have.
+"""How fast a batch is augmented on its device, beside a loop over its utterances, and
+what others have.
 
     pip install '.[bench]'    # what is not there is left out
     python scripts/bench/augment.py [--device cuda] [--json]
 
-SpecAugment is two masks of frequency and two of time, within each utterance's own length. The loop is the usual one:
-for each utterance widths and places from Python's generator, and slices that are set. torchaudio's FrequencyMasking and
-TimeMasking are called for each utterance's own frames, as their masks are the same for a whole batch otherwise; its
-loop is as short as it can be. lhotse's SpecAugment has a loop of its own. SpeechBrain's SpectrogramDrop is vectorised,
-takes no lengths and puts masks into the padding too. Noise is at 20 dB of each utterance's own frames; the loop draws
-and scales for each.
+SpecAugment is two masks of frequency and two of time, within each utterance's own length.
+The loop is the usual one: for each utterance widths and places from Python's generator,
+and slices that are set. torchaudio's FrequencyMasking and TimeMasking are called for each
+utterance's own frames, as their masks are the same for a whole batch otherwise; its loop
+is as short as it can be. lhotse's SpecAugment has a loop of its own. SpeechBrain's
+SpectrogramDrop is vectorised, takes no lengths and puts masks into the padding too. Noise
+is at 20 dB of each utterance's own frames; the loop draws and scales for each.
 
-In each round all take turns, the best of three calls counts, and times and ratios are medians of the rounds. On a GPU
-each call is waited for. `operations` are those that torch is asked for, views aside: on a GPU, about as many kernels.
+In each round all take turns, the best of three calls counts, and times and ratios are
+medians of the rounds. On a GPU each call is waited for. `operations` are those that torch
+is asked for, views aside: on a GPU, about as many kernels.
 """
 
 import argparse
@@ -78,7 +81,11 @@ def lhotse_masks() -> Augment:
     from lhotse.dataset.signal_transforms import SpecAugment as Theirs
 
     in_freq = {"num_feature_masks": MASKS, "features_mask_size": FREQ_WIDTH}
-    in_time = {"num_frame_masks": MASKS, "frames_mask_size": TIME_WIDTH, "max_frames_mask_fraction": FRACTION}
+    in_time = {
+        "num_frame_masks": MASKS,
+        "frames_mask_size": TIME_WIDTH,
+        "max_frames_mask_fraction": FRACTION,
+    }
     theirs = Theirs(time_warp_factor=None, **in_freq, **in_time, p=1.0)
     return lambda features, lengths, lengths_list: theirs(features)
 
@@ -93,7 +100,12 @@ def speechbrain_masks() -> Augment:
 
 
 def our_masks() -> Augment:
-    options = {"time_masks": MASKS, "freq_masks": MASKS, "time_width": TIME_WIDTH, "freq_width": FREQ_WIDTH}
+    options = {
+        "time_masks": MASKS,
+        "freq_masks": MASKS,
+        "time_width": TIME_WIDTH,
+        "freq_width": FREQ_WIDTH,
+    }
     augment = SpecAugment(**options, max_time_fraction=FRACTION)
     return lambda features, lengths, lengths_list: augment(features, lengths, step=0)
 
@@ -120,11 +132,18 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     parts = [part for kind, makers in KINDS.items() for part in measure(kind, makers, asked)]
-    present(asked, f"{asked.device}, torch {torch.__version__}, 1 thread, {[ROWS, FRAMES, DIMS]}", *parts)
+    present(
+        asked,
+        f"{asked.device}, torch {torch.__version__}, 1 thread, {[ROWS, FRAMES, DIMS]}",
+        *parts,
+    )
 
 
-def measure(kind: str, makers: dict[str, Callable[[], Augment]], asked: argparse.Namespace) -> tuple[Table, str]:
-    """Median times, how many times as long as `featcache` each took in the same round, and a remark."""
+def measure(
+    kind: str, makers: dict[str, Callable[[], Augment]], asked: argparse.Namespace
+) -> tuple[Table, str]:
+    """Median times, how many times as long as `featcache` each took in the same round,
+    and a remark."""
     device, generator = torch.device(asked.device), torch.Generator().manual_seed(0)
     lengths = torch.randint(FRAMES // 2, FRAMES + 1, (ROWS,), generator=generator)
     features = torch.randn(ROWS, FRAMES, DIMS, generator=generator).to(device)

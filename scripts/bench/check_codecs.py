@@ -1,15 +1,19 @@
-"""Every codec against the real model run on each clip alone, code for code, over whole corpora.
+"""Every codec against the real model run on each clip alone, code for code, over whole
+corpora.
 
     pip install '.[extract,models,speechtokenizer]'
     python scripts/bench/check_codecs.py [--only encodec24k ...] [--limit 500] [--json]
 
-The models are small, with the real strides, rates and numbers of codebooks (tests/helpers/small_models.py): no weights
-are needed. The corpora are those in ../shared/data: 3,000 spoken digits at 8 kHz, and 32 sentences at 22.05 kHz.
+The models are small, with the real strides, rates and numbers of codebooks
+(tests/helpers/small_models.py): no weights are needed. The corpora are those in
+../shared/data: 3,000 spoken digits at 8 kHz, and 32 sentences at 22.05 kHz.
 
-Each codec extracts each corpus three times: killed in the middle and resumed; in one go, by another number of threads;
-and in rows as a GPU has them, up to 256 at once. The first two must be the same bits. All must have the codes that
-the model's own `encode` gives for each clip by itself. What differs is a tie where the latents agree to rounding, and
-an error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the same model."""
+Each codec extracts each corpus three times: killed in the middle and resumed; in one go,
+by another number of threads; and in rows as a GPU has them, up to 256 at once. The first
+two must be the same bits. All must have the codes that the model's own `encode` gives for
+each clip by itself. What differs is a tie where the latents agree to rounding, and an
+error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the
+same model."""
 
 import json
 import random
@@ -28,7 +32,16 @@ import numpy as np
 import torch
 from corpus import write_manifest
 from harness import Table, options, present, temporary_folder
-from small_models import dac_16khz, dac_24khz, dac_44khz, encodec_24khz, encodec_48khz, mimi, speechtokenizer, xcodec
+from small_models import (
+    dac_16khz,
+    dac_24khz,
+    dac_44khz,
+    encodec_24khz,
+    encodec_48khz,
+    mimi,
+    speechtokenizer,
+    xcodec,
+)
 from ties import differences, waveforms_of
 from torch.nn.functional import pad
 
@@ -67,7 +80,9 @@ class Codec:
         if self.model == "SpeechTokenizer":
             from speechtokenizer import SpeechTokenizer
 
-            return SpeechTokenizer.load_from_checkpoint(folder / "config.json", folder / "SpeechTokenizer.pt").eval()
+            return SpeechTokenizer.load_from_checkpoint(
+                folder / "config.json", folder / "SpeechTokenizer.pt"
+            ).eval()
         import transformers
 
         return getattr(transformers, self.model).from_pretrained(folder).eval()
@@ -97,21 +112,29 @@ def _codebooks_first(model: Any, x: Waveforms) -> torch.Tensor:
 
 
 CODECS = {
-    "encodec24k": Codec(encodec_24khz, "encodec", 24000, "EncodecModel", _mono, {"bandwidth": 24.0}),
-    "encodec48k": Codec(encodec_48khz, "encodec", 48000, "EncodecModel", _stereo, {"bandwidth": 6.0}),
+    "encodec24k": Codec(
+        encodec_24khz, "encodec", 24000, "EncodecModel", _mono, {"bandwidth": 24.0}
+    ),
+    "encodec48k": Codec(
+        encodec_48khz, "encodec", 48000, "EncodecModel", _stereo, {"bandwidth": 6.0}
+    ),
     "dac16k": Codec(dac_16khz, "dac", 16000, "DacModel", _whole_hops),
     "dac24k": Codec(dac_24khz, "dac", 24000, "DacModel", _whole_hops),
     "dac44k": Codec(dac_44khz, "dac", 44100, "DacModel", _whole_hops),
     "mimi": Codec(mimi, "mimi", 24000, "MimiModel", _eight, {"codebooks": 8}),
     "xcodec": Codec(xcodec, "xcodec", 16000, "XcodecModel", _whole_hops),
-    "speechtokenizer": Codec(speechtokenizer, "speechtokenizer", 16000, "SpeechTokenizer", _codebooks_first),
+    "speechtokenizer": Codec(
+        speechtokenizer, "speechtokenizer", 16000, "SpeechTokenizer", _codebooks_first
+    ),
 }
 
 
 def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[str, Any]:
     weights = codec.make(folder / "model")
     params, audio = {"weights": str(weights), **codec.params}, {"sample_rate": codec.rate}
-    config = config_from({"name": "codes", "extractor": codec.extractor, "params": params, "audio": audio})
+    config = config_from(
+        {"name": "codes", "extractor": codec.extractor, "params": params, "audio": audio}
+    )
     path = _manifest(corpus, folder, limit)
     manifest = read_manifest(path)
     _killed_and_resumed(path, config, folder)
@@ -141,7 +164,8 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
 
 
 def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: int = 16) -> float:
-    """The share of codes in which zero-padded batches of some clips differ from each alone."""
+    """The share of codes in which zero-padded batches of some clips differ from each
+    alone."""
     clips = [waveform for _, waveform in waveforms_of(manifest, config)]
     random.Random(0).shuffle(clips)
     differ = total = 0
@@ -149,7 +173,9 @@ def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: 
         for first in range(0, min(len(clips), 4 * count), count):
             batch = clips[first : first + count]
             try:
-                together = codec.encode(model, torch.nn.utils.rnn.pad_sequence(batch, batch_first=True))
+                together = codec.encode(
+                    model, torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
+                )
                 for row, clip in zip(together, batch, strict=True):
                     alone = codec.encode(model, clip[None])[0]
                     differ += int((row[: len(alone)] != alone[: len(row)]).sum())
@@ -162,7 +188,9 @@ def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: 
 def _manifest(corpus: Path, folder: Path, limit: int | None) -> Path:
     """The corpus's manifest, with absolute paths, or a random part of it."""
     manifest = read_manifest(corpus)
-    chosen = sorted(random.Random(0).sample(range(len(manifest)), min(limit or len(manifest), len(manifest))))
+    chosen = sorted(
+        random.Random(0).sample(range(len(manifest)), min(limit or len(manifest), len(manifest)))
+    )
     lines = ((manifest[row].id, manifest.resolve(manifest[row].path)) for row in chosen)
     return write_manifest(folder / "manifest.csv", lines, ("id", "path"))
 
@@ -171,9 +199,21 @@ def _killed_and_resumed(path: Path, config: Config, folder: Path) -> None:
     """Extract by the command, killed as soon as a shard is there, and again."""
     text = folder / "codes.yaml"
     text.write_text(json.dumps(config.resolved()))  # JSON is YAML
-    command = [sys.executable, "-m", "featcache", "extract", path, "-c", text, "-o", folder / "resumed"]
+    command = [
+        sys.executable,
+        "-m",
+        "featcache",
+        "extract",
+        path,
+        "-c",
+        text,
+        "-o",
+        folder / "resumed",
+    ]
     command += ["--shard-size", "0.1", "--threads", "2", "--device", "cpu"]
-    running = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     while running.poll() is None and not any((folder / "resumed").glob("*/shards/*/zarr.json")):
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)

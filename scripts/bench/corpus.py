@@ -1,14 +1,17 @@
-"""Makes the corpora that the benchmarks run on; the same one every time, and kept from one run to the next.
+"""Makes the corpora that the benchmarks run on; the same one every time, and kept from
+one run to the next.
 
     python scripts/bench/corpus.py /tmp/corpora --kind long --hours 1.4
     python scripts/bench/corpus.py /tmp/corpora --kind short --hours 0.36
 
-`long` are 16 kHz FLAC files with lengths like LibriSpeech's: 12.3 s on average, from 1.5 to 35 s. `short` are
-8 kHz WAV files with lengths like those of the Free Spoken Digit Dataset: 0.43 s on average, from 0.15 to 2.3 s.
+`long` are 16 kHz FLAC files with lengths like LibriSpeech's: 12.3 s on average, from 1.5
+to 35 s. `short` are 8 kHz WAV files with lengths like those of the Free Spoken Digit
+Dataset: 0.43 s on average, from 0.15 to 2.3 s.
 
-They are cut out of the sentences of LJSpeech in ../shared/data, laid end to end, each file at another place and
-with another gain. Where these are not found, out of syllables with the formants and the pauses of speech.
-Prints the path of the manifest, a CSV with id, path and duration."""
+They are cut out of the sentences of LJSpeech in ../shared/data, laid end to end, each
+file at another place and with another gain. Where these are not found, out of syllables
+with the formants and the pauses of speech. Prints the path of the manifest, a CSV with
+id, path and duration."""
 
 import csv
 import sys
@@ -41,8 +44,11 @@ class Kind:
     def lengths(self, random: np.random.Generator) -> Iterator[float]:
         """Seconds of one file after the other, without end."""
         while True:
-            if self.suffix == "flac":  # LibriSpeech's: most are near 15 s, where its makers cut
-                seconds = random.normal(14.5, 1.5) if random.random() < 0.66 else random.gamma(2.2, 3.75)
+            # LibriSpeech's: most are near 15 s, where its makers cut
+            if self.suffix == "flac":
+                seconds = (
+                    random.normal(14.5, 1.5) if random.random() < 0.66 else random.gamma(2.2, 3.75)
+                )
             else:
                 seconds = random.gamma(9.0, self.mean_seconds / 9.0)
             if self.shortest <= seconds <= self.longest:
@@ -53,7 +59,8 @@ KINDS = {"long": Kind(16000, "flac", 12.3, 1.5, 35.0), "short": Kind(8000, "wav"
 
 
 def make_corpus(folder: Path, kind: str, hours: float) -> Path:
-    """Make a corpus of one of `KINDS`, in its own folder under `folder`, unless it is there; returns its manifest."""
+    """Make a corpus of one of `KINDS`, in its own folder under `folder`, unless it is
+    there; returns its manifest."""
     home = folder / f"{kind}-{hours:g}h-{'speech' if is_speech() else 'made-up'}"
     manifest = home / "manifest.csv"
     if manifest.exists():
@@ -68,16 +75,20 @@ def make_corpus(folder: Path, kind: str, hours: float) -> Path:
             break
         samples = _cut(pool, random, round(seconds * form.sample_rate))
         name = f"{number:06d}"
-        soundfile.write(home / "audio" / f"{name}.{form.suffix}", samples, form.sample_rate, subtype="PCM_16")
+        soundfile.write(
+            home / "audio" / f"{name}.{form.suffix}", samples, form.sample_rate, subtype="PCM_16"
+        )
         rows.append((name, f"audio/{name}.{form.suffix}", f"{len(samples) / form.sample_rate:.6f}"))
         total += seconds
     return write_manifest(manifest, rows)
 
 
 def packed(manifest: Path, form: str) -> Path:
-    """The manifest of the same corpus in another form, one of `FORMS`, which is made if it is not there.
+    """The manifest of the same corpus in another form, one of `FORMS`, which is made if
+    it is not there.
 
-    A tar has 1,000 members, as NeMo's may have; a row group of Parquet has 100 rows, as those of datasets have."""
+    A tar has 1,000 members, as NeMo's may have; a row group of Parquet has 100 rows, as
+    those of datasets have."""
     home = manifest.parent / form
     if (home / "manifest.csv").exists():
         return home / "manifest.csv"
@@ -103,9 +114,14 @@ def _parquet(home: Path, files: list[Path]) -> Iterator[str]:
     import pyarrow.parquet
 
     kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
-    with pyarrow.parquet.ParquetWriter(home / "train.parquet", pyarrow.schema({"audio": kind})) as writer:
+    with pyarrow.parquet.ParquetWriter(
+        home / "train.parquet", pyarrow.schema({"audio": kind})
+    ) as writer:
         for first in range(0, len(files), 100):
-            values = [{"bytes": file.read_bytes(), "path": file.name} for file in files[first : first + 100]]
+            values = [
+                {"bytes": file.read_bytes(), "path": file.name}
+                for file in files[first : first + 100]
+            ]
             writer.write_table(pyarrow.table({"audio": pyarrow.array(values, kind)}))
             yield from (f"train.parquet/audio/{first + row}" for row in range(len(values)))
 
@@ -127,7 +143,9 @@ FORMS: dict[str, Callable[[Path, list[Path]], Iterator[str]]] = {
 
 
 def write_manifest(
-    path: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = ("id", "path", "duration")
+    path: Path,
+    rows: Iterable[Sequence[object]],
+    columns: Sequence[str] = ("id", "path", "duration"),
 ) -> Path:
     """A CSV, which appears when it is whole."""
     beside = path.with_suffix(".part")
@@ -139,22 +157,29 @@ def write_manifest(
 
 
 def make_digits(folder: Path, count: int = 3000) -> Path:
-    """Make what stands for the Free Spoken Digit Dataset where that is not found; returns its manifest.
+    """Make what stands for the Free Spoken Digit Dataset where that is not found; returns
+    its manifest.
 
-    Files are as long as those of `short`. Each is a tone for its digit over a tone for its speaker, of six, and some
-    noise. The last tenth is in the split `test`."""
+    Files are as long as those of `short`. Each is a tone for its digit over a tone for
+    its speaker, of six, and some noise. The last tenth is in the split `test`."""
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     random, form, rows = np.random.default_rng(0), KINDS["short"], []
     for number, seconds in zip(range(count), form.lengths(random), strict=False):
         digit, speaker = number % 10, number // 10 % 6
         at = np.arange(round(seconds * form.sample_rate)) / form.sample_rate
-        tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(2 * np.pi * (100 + 25 * speaker) * at)
+        tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(
+            2 * np.pi * (100 + 25 * speaker) * at
+        )
         samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
         name = f"{digit}_{speaker}_{number // 60}"
-        soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
+        soundfile.write(
+            folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16"
+        )
         split = "test" if number >= 0.9 * count else "train"
         rows.append((name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split))
-    return write_manifest(folder / "manifest.csv", rows, ("id", "path", "digit", "speaker", "split"))
+    return write_manifest(
+        folder / "manifest.csv", rows, ("id", "path", "digit", "speaker", "split")
+    )
 
 
 def is_speech() -> bool:
@@ -173,14 +198,21 @@ def speech_at(sample_rate: int) -> NDArray[np.float32]:
     return np.concatenate(sentences)
 
 
-def _cut(pool: NDArray[np.float32], random: np.random.Generator, num_samples: int) -> NDArray[np.float32]:
-    """Some samples of the pool, which begins again where it ends, somewhat louder or softer."""
+def _cut(
+    pool: NDArray[np.float32], random: np.random.Generator, num_samples: int
+) -> NDArray[np.float32]:
+    """Some samples of the pool, which begins again where it ends, somewhat louder or
+    softer."""
     start = int(random.integers(len(pool)))
-    return pool[np.arange(start, start + num_samples) % len(pool)] * np.float32(random.uniform(0.5, 1.0))
+    return pool[np.arange(start, start + num_samples) % len(pool)] * np.float32(
+        random.uniform(0.5, 1.0)
+    )
 
 
 def main() -> None:
-    asked = options(__doc__, "folder", kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"), hours=1.4)
+    asked = options(
+        __doc__, "folder", kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"), hours=1.4
+    )
     if not is_speech():
         print(f"no speech in {SPEECH}: what is like it stands for it", file=sys.stderr)
     print(make_corpus(asked.folder, asked.kind, asked.hours))

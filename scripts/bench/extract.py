@@ -1,19 +1,23 @@
 """Extraction end to end, beside what its stages cost by themselves, and beside Lhotse.
 
-    pip install '.[extract,bench]'
-    python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
-    python scripts/bench/extract.py --kind short --hours 0.36      3,000 short clips, that are resampled too
-    python scripts/bench/extract.py --no-peers --form mp3          the same as MP3: opus, wav, or in a tar or parquet
+    pip install '.[extract,bench]' python scripts/bench/extract.py [--hours 1.4]
+    [--threads 2] [--rounds 5] [--json] python scripts/bench/extract.py --kind short
+    --hours 0.36      3,000 short clips, that are resampled too python
+    scripts/bench/extract.py --no-peers --form mp3          the same as MP3: opus, wav, or
+    in a tar or parquet
 
-A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
-another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
-to disk. The ideal is the sum of these, divided by the threads. In each round stages, library, command and Lhotse
-take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round. The files
-are in the page cache. The CPU column is what the whole run cost, all threads together.
+A stage by itself goes over the whole corpus on one core: decoding all files; resampling,
+where the corpus has another rate; fbank of all waveforms, in the batches that a run
+makes; writing all features as one shard, flushed to disk. The ideal is the sum of these,
+divided by the threads. In each round stages, library, command and Lhotse take turns; the
+table has the median of the rounds, and ratios are medians of the ratios within a round.
+The files are in the page cache. The CPU column is what the whole run cost, all threads
+together.
 
-Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, into the fastest of
-its storages, a .npy each. `started` leaves out the time that jobs take to import it. `as processes` is featcache with
-as many processes of one thread, which share no interpreter: what a run of threads loses to the interpreter's lock.
+Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as
+many jobs, into the fastest of its storages, a .npy each. `started` leaves out the time
+that jobs take to import it. `as processes` is featcache with as many processes of one
+thread, which share no interpreter: what a run of threads loses to the interpreter's lock.
 """
 
 import argparse
@@ -30,7 +34,18 @@ from pathlib import Path
 
 import numpy as np
 from corpus import FORMS, KINDS, make_corpus, packed
-from harness import KEPT, Table, Timed, Turns, options, present, remark, temporary_folder, timed, undisturbed
+from harness import (
+    KEPT,
+    Table,
+    Timed,
+    Turns,
+    options,
+    present,
+    remark,
+    temporary_folder,
+    timed,
+    undisturbed,
+)
 
 import featcache
 from featcache.audio.resample import to_waveform
@@ -50,39 +65,58 @@ PEER = Path(__file__).with_name("peer_lhotse.py")
 
 
 def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]:
-    """What each stage takes, over the whole corpus by itself; holds all waveforms, 230 MB for an hour."""
+    """What each stage takes, over the whole corpus by itself; holds all waveforms, 230 MB
+    for an hour."""
     device = Device("cpu", 1)
     device.configure_torch()
     extractor = config.build(device.torch_device)
     spec = stored_spec(extractor.spec, config.dtype)
     utterances = [manifest[row] for row in range(len(manifest))]
-    parts = [utterances[cut] for cut in batches(utterances, manifest.duration.tolist(), device.batch_seconds)]
+    parts = [
+        utterances[cut]
+        for cut in batches(utterances, manifest.duration.tolist(), device.batch_seconds)
+    ]
     waveforms: list[list[np.ndarray]] = []
     computed = []
 
     def resample() -> None:
         for clips in decoded:
-            waveforms.append([to_waveform(clip.audio[0], clip.audio[1].sample_rate, config.audio) for clip in clips])
+            waveforms.append(
+                [
+                    to_waveform(clip.audio[0], clip.audio[1].sample_rate, config.audio)
+                    for clip in clips
+                ]
+            )
 
     def compute() -> None:
         for part, clips in zip(parts, waveforms, strict=True):
             computed.append(
-                compute_clips(extractor, dict(zip((row.id for row in part), clips, strict=True)), spec, device)
+                compute_clips(
+                    extractor, dict(zip((row.id for row in part), clips, strict=True)), spec, device
+                )
             )
 
     def write() -> None:
         builder = ShardBuilder(spec)
         for part, found in zip(parts, computed, strict=True):
             for row, clip in zip(part, found, strict=True):
-                item = Item(id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1)
+                item = Item(
+                    id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1
+                )
                 builder.append(item, clip.features)
-        name, files = builder.files(fingerprint="ab" * 32, row=0, manifest="0" * 16, made_by={}, where="")
+        name, files = builder.files(
+            fingerprint="ab" * 32, row=0, manifest="0" * 16, made_by={}, where=""
+        )
         open_store(folder).publish(files, f"shards/{name}")
 
-    spent = {"decode": timed(lambda: [None for part in parts for _ in decode_all(part, manifest.root)])}
+    spent = {
+        "decode": timed(lambda: [None for part in parts for _ in decode_all(part, manifest.root)])
+    }
     decoded = [list(decode_all(part, manifest.root)) for part in parts]
     spent |= {"resample": timed(resample), "fbank": timed(compute), "write": timed(write)}
-    if all(clip.audio[1].sample_rate == config.audio.sample_rate for clips in decoded for clip in clips):
+    if all(
+        clip.audio[1].sample_rate == config.audio.sample_rate for clips in decoded for clip in clips
+    ):
         del spent["resample"]
     shutil.rmtree(folder)
     return spent
@@ -93,13 +127,19 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
     manifest, config = read_manifest(path), load_config("fbank80")
     taken: dict[str, list[Timed]] = {}
     context = get_context("spawn")
-    with temporary_folder(asked.folder) as folder, ProcessPoolExecutor(asked.threads, mp_context=context) as pool:
+    with (
+        temporary_folder(asked.folder) as folder,
+        ProcessPoolExecutor(asked.threads, mp_context=context) as pool,
+    ):
         runs: dict[str, Callable[[], Timed]] = {
             OURS: lambda: _library(manifest, config, folder / "library", asked.threads),
-            "as processes, started": lambda: _processes(pool, path, folder / "parts", asked.threads),
+            "as processes, started": lambda: _processes(
+                pool, path, folder / "parts", asked.threads
+            ),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
         }
-        if not asked.no_peers and asked.kind != "short":  # whose rate Lhotse would have to change
+        # whose rate Lhotse would have to change
+        if not asked.no_peers and asked.kind != "short":
             for how in ([], ["started"]):
                 run = partial(_lhotse, path, asked.threads, *how)
                 runs[", ".join(["Lhotse", f"{asked.threads} jobs", *how])] = run
@@ -107,29 +147,44 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
             print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
             alone = stages(manifest, config, folder / "stages")
             ideal = {IDEAL: Timed(sum(stage.seconds for stage in alone.values()) / asked.threads)}
-            for name, one in (alone | ideal | {name: undisturbed(run) for name, run in runs.items()}).items():
+            for name, one in (
+                alone | ideal | {name: undisturbed(run) for name, run in runs.items()}
+            ).items():
                 taken.setdefault(name, []).append(one)
     audio, turns = float(manifest.duration.sum()), Turns(taken)
     figures = {"seconds": "{:.3f}", "best": "{:.3f}", "CPU s/h": "{:.2f}", "× real time": "{:,.0f}"}
     table = Table(
-        f"{audio / 3600:.2f} h in {len(manifest):,} files; {asked.threads} threads; 80 mel bins, float16",
+        f"{audio / 3600:.2f} h in {len(manifest):,} files; {asked.threads} threads; 80 "
+        "mel bins, float16",
         {**figures, "of ideal": "{:.2f}", "library is": "{:.2f} ×"},
     )
     for name in taken:
-        compared = (turns.ratio(IDEAL, name), turns.ratio(name, OURS)) if name in runs else (None, None)
+        compared = (
+            (turns.ratio(IDEAL, name), turns.ratio(name, OURS)) if name in runs else (None, None)
+        )
         seconds, cpu_seconds = turns.median(name), turns.best(name, "cpu_seconds")
-        table.add(name, seconds, turns.best(name), cpu_seconds * 3600 / audio or None, audio / seconds, *compared)
+        table.add(
+            name,
+            seconds,
+            turns.best(name),
+            cpu_seconds * 3600 / audio or None,
+            audio / seconds,
+            *compared,
+        )
     return table, remark(turns.others)
 
 
 def _library(manifest: Manifest, config: Config, cache: Path, threads: int) -> Timed:
-    taken = timed(lambda: featcache.extract(manifest, config, cache, featcache.Options("cpu", threads)))
+    taken = timed(
+        lambda: featcache.extract(manifest, config, cache, featcache.Options("cpu", threads))
+    )
     shutil.rmtree(cache)
     return taken
 
 
 def _processes(pool: ProcessPoolExecutor, path: Path, cache: Path, count: int) -> Timed:
-    """What the slowest of so many processes takes, which have started, and extract a part each with one thread."""
+    """What the slowest of so many processes takes, which have started, and extract a part
+    each with one thread."""
     parts = [f"{number}/{count}" for number in range(count)]
     taken = list(pool.map(_part, [path] * count, [cache / part[0] for part in parts], parts))
     shutil.rmtree(cache)
@@ -137,13 +192,31 @@ def _processes(pool: ProcessPoolExecutor, path: Path, cache: Path, count: int) -
 
 
 def _part(path: Path, cache: Path, part: str) -> Timed:
-    manifest, config, options = read_manifest(path), load_config("fbank80"), featcache.Options("cpu", 1, partition=part)
+    manifest, config, options = (
+        read_manifest(path),
+        load_config("fbank80"),
+        featcache.Options("cpu", 1, partition=part),
+    )
     return timed(lambda: featcache.extract(manifest, config, cache, options), patience=0)
 
 
 def _command(path: Path, cache: Path, threads: int) -> Timed:
-    command = [sys.executable, "-m", "featcache", "extract", str(path), "-o", str(cache), "--device", "cpu"]
-    taken = timed(lambda: subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True))
+    command = [
+        sys.executable,
+        "-m",
+        "featcache",
+        "extract",
+        str(path),
+        "-o",
+        str(cache),
+        "--device",
+        "cpu",
+    ]
+    taken = timed(
+        lambda: subprocess.run(
+            [*command, "--threads", str(threads)], check=True, capture_output=True
+        )
+    )
     shutil.rmtree(cache)
     return taken
 
@@ -152,7 +225,11 @@ def _lhotse(path: Path, jobs: int, *options: str) -> Timed:
     """What `peer_lhotse.py` says that it took: without what it takes to import it."""
     command, said = [sys.executable, str(PEER), str(path), str(jobs), *options], []
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    taken = timed(lambda: said.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)))
+    taken = timed(
+        lambda: said.append(
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        )
+    )
     return Timed(json.loads(said[0].stdout)["seconds"], others=taken.others)
 
 

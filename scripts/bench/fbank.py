@@ -1,11 +1,13 @@
-"""How fast fbank is, beside torchaudio, Lhotse and kaldi-native-fbank: one thread, one process, in turns.
+"""How fast fbank is, beside torchaudio, Lhotse and kaldi-native-fbank: one thread, one
+process, in turns.
 
     python scripts/bench/fbank.py [--rounds 20] [--json]
 
-The audio is noise: what it holds does not change the time. Each line is the best of the rounds, in which all
-take turns, so that a noisy neighbour meets them all. The others take one clip at a time; featcache is shown
-both so, and with all clips in one call, as a run makes it. A call costs whole blocks, of 640
-frames, or of 128 if it has few. The difference is that of the largest value, to featcache's."""
+The audio is noise: what it holds does not change the time. Each line is the best of the
+rounds, in which all take turns, so that a noisy neighbour meets them all. The others take
+one clip at a time; featcache is shown both so, and with all clips in one call, as a run
+makes it. A call costs whole blocks, of 640 frames, or of 128 if it has few. The
+difference is that of the largest value, to featcache's."""
 
 import torch
 import torchaudio
@@ -29,20 +31,27 @@ def main() -> None:
         clips = [Clip(str(i), torch.randn(int(seconds * RATE)) * 0.1) for i in range(count)]
         runs = {
             "featcache, one call": lambda clips=clips: extractor.extract(clips),
-            "featcache, clip by clip": lambda clips=clips: [extractor.extract([clip])[0] for clip in clips],
+            "featcache, clip by clip": lambda clips=clips: [
+                extractor.extract([clip])[0] for clip in clips
+            ],
         }
         for name, function in others.items():
-            runs[name] = lambda clips=clips, function=function: [function(clip.waveform) for clip in clips]
+            runs[name] = lambda clips=clips, function=function: [
+                function(clip.waveform) for clip in clips
+            ]
         turns = quick_turns(runs, asked.rounds, 1)
         ours, reference = torch.cat(extractor.extract(clips)), turns.best("torchaudio")
         table = Table(
-            f"{count} × {length}", {"× real time": "{:.0f}", "torchaudio =": "{:.2f}", "max difference": "{:.1e}"}
+            f"{count} × {length}",
+            {"× real time": "{:.0f}", "torchaudio =": "{:.2f}", "max difference": "{:.1e}"},
         )
         for name, run in runs.items():
             apart = (torch.cat(run()) - ours).abs().max()
             table.add(name, count * seconds / turns.best(name), reference / turns.best(name), apart)
         tables.append(table)
-    present(asked, f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread", *tables)
+    present(
+        asked, f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread", *tables
+    )
 
 
 def by_torchaudio():
@@ -70,7 +79,9 @@ def by_native():
         online = knf.OnlineFbank(options)
         online.accept_waveform(RATE, (waveform * 32768).numpy())
         online.input_finished()
-        return torch.from_numpy(np.array([online.get_frame(t) for t in range(online.num_frames_ready)]))
+        return torch.from_numpy(
+            np.array([online.get_frame(t) for t in range(online.num_frames_ready)])
+        )
 
     return fbank
 

@@ -1,14 +1,17 @@
-"""The blocks of docs/from-other-tools.md, timed as they stand there: one's own loop, Lhotse, Hugging Face, featcache.
+"""The blocks of docs/from-other-tools.md, timed as they stand there: one's own loop,
+Lhotse, Hugging Face, featcache.
 
     pip install '.[extract,bench]'
     python scripts/bench/from_other_tools.py [--hours 0.7] [--rounds 3] [--json]
 
-The corpus is that of `extract.py`, FLAC at 16 kHz, 12.3 s on average, in the page cache. Each tool runs in a process of
-its own, pinned to one core, first on 20 utterances, which imports what it needs, and then on all: the block that
-extracts, and the block that makes ten epochs of batches. In each round the tools take turns. Figures are the best of
-the rounds, in CPU seconds of all threads and processes, as the machine may be at work for others; waiting for the disk
-is not in them, and only featcache flushes what it has written. `seconds` are by the clock. Ratios are medians of the
-ratios within a round. Megabytes are those of all files that a tool has written."""
+The corpus is that of `extract.py`, FLAC at 16 kHz, 12.3 s on average, in the page cache.
+Each tool runs in a process of its own, pinned to one core, first on 20 utterances, which
+imports what it needs, and then on all: the block that extracts, and the block that makes
+ten epochs of batches. In each round the tools take turns. Figures are the best of the
+rounds, in CPU seconds of all threads and processes, as the machine may be at work for
+others; waiting for the disk is not in them, and only featcache flushes what it has
+written. `seconds` are by the clock. Ratios are medians of the ratios within a round.
+Megabytes are those of all files that a tool has written."""
 
 import contextlib
 import csv
@@ -32,8 +35,13 @@ EPOCHS, WARM = 10, 20
 
 def blocks_by_tool() -> dict[str, list[str]]:
     """The first two blocks of Python of each section that has them."""
-    sections = (section.partition("\n") for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
-    found = {title: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for title, _, text in sections}
+    sections = (
+        section.partition("\n") for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+    )
+    found = {
+        title: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for title, _, text in sections
+    }
     return {title: blocks[:2] for title, blocks in found.items() if blocks}
 
 
@@ -57,7 +65,11 @@ def one_tool(tool: str, manifest: Path) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with manifest.open(newline="") as file:
         rows = [row | {"path": str(manifest.parent / row["path"])} for row in csv.DictReader(file)]
-    with temporary_folder() as folder, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with (
+        temporary_folder() as folder,
+        contextlib.redirect_stdout(sys.stderr),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         os.environ |= {"HF_HOME": str(folder), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         run_blocks(tool, rows[:WARM], folder / "warm")
@@ -67,7 +79,8 @@ def one_tool(tool: str, manifest: Path) -> None:
 
 
 def measure(manifest: Path, rounds: int) -> tuple[Turns, dict[str, int]]:
-    """What each step of each tool took, in rounds in which tools took turns; and the bytes of what each wrote."""
+    """What each step of each tool took, in rounds in which tools took turns; and the
+    bytes of what each wrote."""
     taken: dict[str, list[Timed]] = defaultdict(list)
     num_bytes = {}
     for number in range(rounds):
@@ -89,11 +102,21 @@ def main() -> None:
     with manifest.open(newline="") as file:
         lengths = [float(row["duration"]) for row in csv.DictReader(file)]
     turns, num_bytes = measure(manifest, asked.rounds)
-    amounts = {"extract": ("× real time", sum(lengths)), "train": ("utterances/s", len(lengths) * EPOCHS)}
+    amounts = {
+        "extract": ("× real time", sum(lengths)),
+        "train": ("utterances/s", len(lengths) * EPOCHS),
+    }
     formats = {}
     for step, (unit, _) in amounts.items():
-        formats |= {f"{step}, {unit}": "{:,.0f}", f"{step}: featcache is": "{:.1f} ×", f"{step}, seconds": "{:.2f}"}
-    about = f"{sum(lengths) / 3600:.2f} h in {len(lengths):,} files; one core, CPU seconds, best of {asked.rounds}"
+        formats |= {
+            f"{step}, {unit}": "{:,.0f}",
+            f"{step}: featcache is": "{:.1f} ×",
+            f"{step}, seconds": "{:.2f}",
+        }
+    about = (
+        f"{sum(lengths) / 3600:.2f} h in {len(lengths):,} files; one core, CPU seconds, "
+        f"best of {asked.rounds}"
+    )
     table = Table(f"{about} rounds", {**formats, "MB on disk": "{:,.0f}"})
     for tool, size in num_bytes.items():
         figures = []

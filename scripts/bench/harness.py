@@ -1,6 +1,8 @@
-"""What the scripts share: options, tables of figures, a clock of the wall and of the CPU, rounds in turns.
+"""What the scripts share: options, tables of figures, a clock of the wall and of the CPU,
+rounds in turns.
 
-Whoever imports it can import what tests have in `tests/helpers` too: small models, made-up speech and features."""
+Whoever imports it can import what tests have in `tests/helpers` too: small models,
+made-up speech and features."""
 
 import argparse
 import json
@@ -37,10 +39,12 @@ def options(doc: str | None, *positional: str, **defaults: Any) -> argparse.Name
     Args:
         doc: The script's docstring, its help.
         positional: Names of paths that must be given.
-        defaults: The default of each option, or it and a help: of the option's type, a type where there is none, False
-            for a flag, a list for several.
+        defaults: The default of each option, or it and a help: of the option's type, a
+            type where there is none, False for a flag, a list for several.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in positional:
         parser.add_argument(name, type=Path)
     for name, given in {**defaults, "json": (False, "print JSON")}.items():
@@ -78,7 +82,9 @@ class Table:
         rows = [[self.title, *self.formats]]
         for name, figures in self.rows.items():
             written = zip(self.formats.values(), figures, strict=True)
-            rows.append([name, *("" if figure is None else text.format(figure) for text, figure in written)])
+            rows.append(
+                [name, *("" if figure is None else text.format(figure) for text, figure in written)]
+            )
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         cells = ([row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in rows)
         head, *lines = (f"| {' | '.join(row)} |" for row in cells)
@@ -86,13 +92,20 @@ class Table:
 
     def document(self) -> dict[str, dict[str, Any]]:
         """The figures by row and column, for JSON."""
-        return {name: dict(zip(self.formats, figures, strict=True)) for name, figures in self.rows.items()}
+        return {
+            name: dict(zip(self.formats, figures, strict=True))
+            for name, figures in self.rows.items()
+        }
 
 
 def present(asked: argparse.Namespace, *parts: Table | str) -> None:
     """Print tables and lines, in order: as a list in JSON if that was asked for."""
     if asked.json:
-        documents = [{part.title: part.document()} if isinstance(part, Table) else part for part in parts if part]
+        documents = [
+            {part.title: part.document()} if isinstance(part, Table) else part
+            for part in parts
+            if part
+        ]
         print(json.dumps(documents, indent=2, default=float))
     else:
         print(*filter(None, map(str, parts)), sep="\n")
@@ -125,7 +138,8 @@ class Timed:
 
 
 def timed(function: Callable[[], object], *, patience: float = 10.0) -> Timed:
-    """Call a function, and say what it took. Waits, for `patience` seconds, while the machine is at work for others."""
+    """Call a function, and say what it took. Waits, for `patience` seconds, while the
+    machine is at work for others."""
     _wait_for_quiet(patience)
     busy, cpu, start = _busy_seconds(), _own_seconds(), perf_counter()
     function()
@@ -176,9 +190,13 @@ def take_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> Turns:
 
 
 def quick_turns(
-    runs: Mapping[str, Callable[[], object]], rounds: int, calls: int, before: Callable[[str], object] = lambda _: None
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    calls: int,
+    before: Callable[[str], object] = lambda _: None,
 ) -> Turns:
-    """The same for calls of microseconds: the best of some calls in a row counts. `before` is called before each."""
+    """The same for calls of microseconds: the best of some calls in a row counts.
+    `before` is called before each."""
 
     def all_rounds() -> None:
         taken.update({name: [] for name in runs})
@@ -188,11 +206,14 @@ def quick_turns(
 
     taken: dict[str, list[Timed]] = {}
     others = undisturbed(lambda: timed(all_rounds)).others
-    return Turns({name: [Timed(one.seconds, others=others) for one in each] for name, each in taken.items()})
+    return Turns(
+        {name: [Timed(one.seconds, others=others) for one in each] for name, each in taken.items()}
+    )
 
 
 def best_speeds(reads: Mapping[str, Callable[[], Iterable[int]]], rounds: int) -> dict[str, float]:
-    """Items per second of each, the best of the rounds in turns, from its second step on: when workers are running.
+    """Items per second of each, the best of the rounds in turns, from its second step on:
+    when workers are running.
 
     Args:
         reads: What begins to read, and gives how many items each step has read.
@@ -206,12 +227,15 @@ def best_speeds(reads: Mapping[str, Callable[[], Iterable[int]]], rounds: int) -
         count = sum(counts)
         return Timed((perf_counter() - start) / count)
 
-    turns = take_turns({name: partial(seconds_of_one, read) for name, read in reads.items()}, rounds)
+    turns = take_turns(
+        {name: partial(seconds_of_one, read) for name, read in reads.items()}, rounds
+    )
     return {name: 1 / turns.best(name) for name in reads}
 
 
 def remark(*others: float) -> str:
-    """A line below a table whose measurements others disturbed, by these shares of the cores; empty if none did."""
+    """A line below a table whose measurements others disturbed, by these shares of the
+    cores; empty if none did."""
     if (most := max(others)) < DISTURBED:
         return ""
     return f"other processes had up to {most:.0%} of the cores: repeat it when they are idle"
@@ -246,8 +270,11 @@ def _own_seconds() -> float:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that all processes have used since the machine started: all but idle and iowait."""
-    user, nice, system, _idle, _iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    """CPU seconds that all processes have used since the machine started: all but idle
+    and iowait."""
+    user, nice, system, _idle, _iowait, *rest = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
     return (user + nice + system + sum(rest[:3])) / _TICKS
 
 
@@ -287,7 +314,8 @@ def in_child(function: Callable[..., object], *arguments: object) -> Any:
 
 @contextmanager
 def temporary_folder(home: Path | None = None) -> Iterator[Path]:
-    """A folder that goes afterwards: in `home`, which is made if it is missing, or where temporary files lie."""
+    """A folder that goes afterwards: in `home`, which is made if it is missing, or where
+    temporary files lie."""
     if home is not None:
         home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home) as name:

@@ -1,23 +1,29 @@
-"""How fast training reads: shuffled batches of padded fbank features, from featcache and from what others use.
+"""How fast training reads: shuffled batches of padded fbank features, from featcache and
+from what others use.
 
-    pip install '.[extract,bench]'
-    python scripts/bench/load.py [--utterances 3000] [--seconds 1] [--rounds 4] [--folder FOLDER] [--json]
+    pip install '.[extract,bench]' python scripts/bench/load.py [--utterances 3000]
+    [--seconds 1] [--rounds 4] [--folder FOLDER] [--json]
 
-The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's (12.3 s on average), or with
---seconds of so many, to a tenth. The same ones quantised are in another version, for the line that says uint8.
-Everything is in the page cache. Every line makes batches of 64 in one shuffled order, as a padded tensor
-[64, frames, 80] and lengths [64], and is the best of the rounds, in which all take turns. The limit is a plain
-loop that copies rows of one numpy memmap into a padded array that is there already: into always the same one, which
-stays in the processor's cache, and into three in turn, as many as a loader has that works while training does.
+The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's
+(12.3 s on average), or with --seconds of so many, to a tenth. The same ones quantised are
+in another version, for the line that says uint8. Everything is in the page cache. Every
+line makes batches of 64 in one shuffled order, as a padded tensor [64, frames, 80] and
+lengths [64], and is the best of the rounds, in which all take turns. The limit is a plain
+loop that copies rows of one numpy memmap into a padded array that is there already: into
+always the same one, which stays in the processor's cache, and into three in turn, as many
+as a loader has that works while training does.
 
-The peers go through torch's DataLoader with 0 and with 2 workers, the start of the workers not counted; the last column
-is how many times as fast featcache.DataLoader is. They hold the first 1,000 utterances only, which does them no harm,
-and their batches are padded by the same plain loop, as torch's pad_sequence is slower. For Hugging Face datasets,
-Array2D is what its documentation has for matrices, and with_format converts to float32 unless told otherwise. A flat
-list, told so and reshaped by hand, is its fastest: a slice of a memory map.
+The peers go through torch's DataLoader with 0 and with 2 workers, the start of the
+workers not counted; the last column is how many times as fast featcache.DataLoader is.
+They hold the first 1,000 utterances only, which does them no harm, and their batches are
+padded by the same plain loop, as torch's pad_sequence is slower. For Hugging Face
+datasets, Array2D is what its documentation has for matrices, and with_format converts to
+float32 unless told otherwise. A flat list, told so and reshaped by hand, is its fastest:
+a slice of a memory map.
 
-Cold means that no byte of the features is in the page cache before each round, on the disk that holds --folder;
-"without asking ahead" is what the kernel's own readahead makes of it."""
+Cold means that no byte of the features is in the page cache before each round, on the
+disk that holds --folder; "without asking ahead" is what the kernel's own readahead makes
+of it."""
 
 import math
 import os
@@ -30,7 +36,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import Table, available, best_speeds, forget, in_child, options, present, temporary_folder
+from harness import (
+    Table,
+    available,
+    best_speeds,
+    forget,
+    in_child,
+    options,
+    present,
+    temporary_folder,
+)
 from made_up import BINS, make_features, make_version
 from torch.utils.data import DataLoader
 
@@ -59,8 +74,14 @@ def main() -> None:
     num_bytes = sum(array.nbytes for array in utterances)
     versions = f"torch {torch.__version__}, numpy {np.__version__}, Python {sys.version.split()[0]}"
     table = Table(
-        f"{len(utterances):,} utterances, {num_bytes / 1e6:,.0f} MB; {os.cpu_count()} cores; {versions}",
-        {"utterances/s": "{:,.0f}", "GB/s": "{:.2f}", "of the limit": "{:.2f}", "featcache is": "{:.1f} ×"},
+        f"{len(utterances):,} utterances, {num_bytes / 1e6:,.0f} MB; {os.cpu_count()} "
+        f"cores; {versions}",
+        {
+            "utterances/s": "{:,.0f}",
+            "GB/s": "{:.2f}",
+            "of the limit": "{:.2f}",
+            "featcache is": "{:.1f} ×",
+        },
     )
     for name, speed in speeds.items():
         gigabytes = speed * num_bytes / len(utterances) / 1e9
@@ -120,7 +141,9 @@ def ours(folder: Path, batches: list[list[int]]) -> Reads:
         "featcache.DataLoader, to float32": lambda: sizes(to_float),
         "featcache in torch's, 0 workers": partial(load, dataset, batches, dataset.collate, 0),
         "featcache in torch's, 2 workers": partial(load, dataset, batches, dataset.collate, 2),
-        "cache.batch, reused buffer": lambda: sizes(cache.batch(rows, out=rooms[0]) for rows in batches),
+        "cache.batch, reused buffer": lambda: sizes(
+            cache.batch(rows, out=rooms[0]) for rows in batches
+        ),
         "cache.batch": lambda: sizes(map(cache.batch, batches)),
         "cache.batch, uint8 to float32": lambda: sizes(map(quantized.batch, batches)),
     }
@@ -132,7 +155,8 @@ class NoReadahead(Readahead):
 
 
 def cold_speeds(folder: Path, rounds: int) -> dict[str, float]:
-    """Of batches whose features are on the disk alone: in a process of its own, as what it maps stays in memory."""
+    """Of batches whose features are on the disk alone: in a process of its own, as what
+    it maps stays in memory."""
 
     def cold(ask: bool) -> Iterable[int]:
         forget(folder.glob("*/shards/*/features/c/0/0"))
@@ -150,14 +174,22 @@ def cold_speeds(folder: Path, rounds: int) -> dict[str, float]:
 
 def load(dataset, batches: list[list[int]], collate: Callable, workers: int) -> Iterator[int]:
     """Through torch's DataLoader."""
-    return sizes(DataLoader(dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers))
+    return sizes(
+        DataLoader(dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers)
+    )
 
 
-def pad(arrays: list[np.ndarray], room: np.ndarray | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def pad(
+    arrays: list[np.ndarray], room: np.ndarray | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The plain loop."""
     counts = [len(array) for array in arrays]
     shape = len(arrays), max(counts), BINS
-    padded = np.empty(shape, arrays[0].dtype) if room is None else room[: math.prod(shape)].reshape(shape)
+    padded = (
+        np.empty(shape, arrays[0].dtype)
+        if room is None
+        else room[: math.prod(shape)].reshape(shape)
+    )
     for row, array, count in zip(padded, arrays, counts, strict=True):
         row[:count] = array
         row[count:] = 0
@@ -194,9 +226,12 @@ class Lhotse(Numpy):
 
 
 class HuggingFace:
-    """Hugging Face datasets, saved to disk and mapped from there, formatted as they are asked to be."""
+    """Hugging Face datasets, saved to disk and mapped from there, formatted as they are
+    asked to be."""
 
-    def __init__(self, folder: Path, utterances: list[np.ndarray], column, how: str, **options) -> None:
+    def __init__(
+        self, folder: Path, utterances: list[np.ndarray], column, how: str, **options
+    ) -> None:
         import datasets
 
         datasets.disable_progress_bars()
@@ -226,8 +261,12 @@ PEERS = {
     "Lhotse LilcomChunky": Lhotse,
     "HF, Array2D, numpy": partial(HuggingFace, column=matrices, how="numpy"),
     "HF, Array2D, torch": partial(HuggingFace, column=matrices, how="torch"),
-    "HF, Array2D, numpy float16": partial(HuggingFace, column=matrices, how="numpy", dtype=np.float16),
-    "HF, flat list, numpy float16": partial(HuggingFace, column=flat_lists, how="numpy", dtype=np.float16),
+    "HF, Array2D, numpy float16": partial(
+        HuggingFace, column=matrices, how="numpy", dtype=np.float16
+    ),
+    "HF, flat list, numpy float16": partial(
+        HuggingFace, column=flat_lists, how="numpy", dtype=np.float16
+    ),
 }
 
 

@@ -29,11 +29,17 @@ def make_features(count: int, mean_seconds: float | None = None) -> list[NDArray
     if mean_seconds is not None:
         seconds = iter(mean_seconds * random.uniform(0.9, 1.1, count))
     cuts = ((int(next(seconds) * 100) - 2, int(random.integers(len(pool)))) for _ in range(count))
-    return [np.take(pool, np.arange(start, start + length), axis=0, mode="wrap") for length, start in cuts]
+    return [
+        np.take(pool, np.arange(start, start + length), axis=0, mode="wrap")
+        for length, start in cuts
+    ]
 
 
 def make_version(
-    cache: Location, utterances: Sequence[NDArray], items_per_shard: int = 500, quantized: bool = False
+    cache: Location,
+    utterances: Sequence[NDArray],
+    items_per_shard: int = 500,
+    quantized: bool = False,
 ) -> Version:
     """A version of these features, wanted by a manifest as after a run over it."""
     version = make_cache.make_version(
@@ -41,8 +47,14 @@ def make_version(
     )
     for row in range(items_per_shard, len(utterances), items_per_shard):
         add_shard(version, utterances[row : row + items_per_shard], row)
-    tables = [shard.table for shard in sorted(map(version.shard, version.shard_names()), key=lambda one: one.info.row)]
-    rows = [np.stack([table[name] for name in ("id_hash", "row_hash", "generation")]) for table in tables]
+    tables = [
+        shard.table
+        for shard in sorted(map(version.shard, version.shard_names()), key=lambda one: one.info.row)
+    ]
+    rows = [
+        np.stack([table[name] for name in ("id_hash", "row_hash", "generation")])
+        for table in tables
+    ]
     Wanted("made up", np.concatenate(rows, axis=1)).save(version)
     return version
 
@@ -54,4 +66,7 @@ def add_shard(version: Version, utterances: Sequence[NDArray], row: int) -> str:
 
 def shard_of(utterances: Sequence[NDArray], row: int) -> dict[str, NDArray]:
     """The features of a shard by id."""
-    return {f"speaker{number % 997:03}-{number:08}": array for number, array in enumerate(utterances, row)}
+    return {
+        f"speaker{number % 997:03}-{number:08}": array
+        for number, array in enumerate(utterances, row)
+    }

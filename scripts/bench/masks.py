@@ -1,18 +1,23 @@
-"""How fast chunked attention masks are made, beside a loop over steps and a loop over chunks, at several lengths.
+"""How fast chunked attention masks are made, beside a loop over steps and a loop over
+chunks, at several lengths.
 
     pip install '.[extract]'
     python scripts/bench/masks.py [--rounds 15] [--cold] [--json]
 
-The loop over steps is WeNet's (`subsequent_chunk_mask`): a slice of each row. A loop over chunks sets the frames of a
-chunk at once. SpeechBrain's pull request 2426 is about going from one to the other, "10x 50x"; its loop had two passes,
-over what is ahead and, where the left context is limited, over what is too far back. One pass is the best that such
-a loop can be, and is shown too. What was merged, and SpeechBrain has since 1.0, compares all frames with all.
+The loop over steps is WeNet's (`subsequent_chunk_mask`): a slice of each row. A loop over
+chunks sets the frames of a chunk at once. SpeechBrain's pull request 2426 is about going
+from one to the other, "10x 50x"; its loop had two passes, over what is ahead and, where
+the left context is limited, over what is too far back. One pass is the best that such a
+loop can be, and is shown too. What was merged, and SpeechBrain has since 1.0, compares
+all frames with all.
 
-All have the same values, which is checked. What featcache keeps is emptied before each call, but for the line that
-shows what a mask costs that is kept. In each round all take turns, and the best of five calls in a row counts, as in
-timeit: the memory is then near. With --cold it is not: 64 MB of other memory are written before each call, and how
-fast the mask can be written decides. Times and ratios are medians of the rounds. The CPU has one thread, and malloc
-keeps what is freed: else the kernel's page faults, 2 ms for a mask of 2,000 frames, hide what is measured."""
+All have the same values, which is checked. What featcache keeps is emptied before each
+call, but for the line that shows what a mask costs that is kept. In each round all take
+turns, and the best of five calls in a row counts, as in timeit: the memory is then near.
+With --cold it is not: 64 MB of other memory are written before each call, and how fast
+the mask can be written decides. Times and ratios are medians of the rounds. The CPU has
+one thread, and malloc keeps what is freed: else the kernel's page faults, 2 ms for a mask
+of 2,000 frames, hide what is measured."""
 
 import argparse
 from collections.abc import Callable
@@ -51,7 +56,9 @@ def loop_over_chunks(num_frames: int, chunk_size: int, num_left_chunks: int | No
         masked[first : first + chunk_size, first + chunk_size :] = True
     if num_left_chunks is not None:
         for first in range(0, num_frames, chunk_size):
-            masked[first : first + chunk_size, : max(first - num_left_chunks * chunk_size, 0)] = True
+            masked[first : first + chunk_size, : max(first - num_left_chunks * chunk_size, 0)] = (
+                True
+            )
     return masked
 
 
@@ -91,7 +98,9 @@ SETS_MASKED = {TWO, ALL}
 
 
 def main() -> None:
-    asked = options(__doc__, cold=(False, "write 64 MB of other memory before each call"), rounds=15)
+    asked = options(
+        __doc__, cold=(False, "write 64 MB of other memory before each call"), rounds=15
+    )
     torch.set_num_threads(1)
     keep_freed_memory()
     by_frames = [(num_frames, CHUNK_SIZE, LEFT_CHUNKS) for num_frames in FRAMES]
@@ -104,7 +113,8 @@ def main() -> None:
         times.add(name, *(turns.median(name) * 1e6 for turns in of_frames.values()))
         ratios.add(name, *(turns.ratio(name, MADE) for turns in of_frames.values()))
     gains = Table(
-        f"{AT:,} frames: times as fast as the loop over chunks", {"two passes": "{:.1f} ×", "one": "{:.1f} ×"}
+        f"{AT:,} frames: times as fast as the loop over chunks",
+        {"two passes": "{:.1f} ×", "one": "{:.1f} ×"},
     )
     for shape in by_chunks:
         gains.add(title_of(*shape[1:]), *(found[shape].ratio(name, MADE) for name in (TWO, ONE)))
@@ -126,7 +136,9 @@ def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.
         if asked.cold:
             OTHER_MEMORY.add_(1)
 
-    return quick_turns({name: partial(run, *shape) for name, run in RUNS.items()}, asked.rounds, 5, prepare)
+    return quick_turns(
+        {name: partial(run, *shape) for name, run in RUNS.items()}, asked.rounds, 5, prepare
+    )
 
 
 def title_of(chunk_size: int, left: int | None) -> str:

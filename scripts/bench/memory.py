@@ -1,10 +1,12 @@
-"""Whether a run's memory grows with its manifest: 10^5 and 10^6 clips of 0.1 s, planned, extracted and asked for again.
+"""Whether a run's memory grows with its manifest: 10^5 and 10^6 clips of 0.1 s, planned,
+extracted and asked for again.
 
     python scripts/bench/memory.py [--rows 100000 1000000] [--threads 2] [--json]
 
-The clips are 64 WAV files, each named by many rows of the manifest under an id of its own; every row is decoded and
-extracted by itself. Commands run in processes of their own, whose resident memory is read 20 times a second. Peaks
-are beyond what `import torch` takes; a run with nothing to do imports none."""
+The clips are 64 WAV files, each named by many rows of the manifest under an id of its
+own; every row is decoded and extracted by itself. Commands run in processes of their own,
+whose resident memory is read 20 times a second. Peaks are beyond what `import torch`
+takes; a run with nothing to do imports none."""
 
 import argparse
 import subprocess
@@ -45,7 +47,9 @@ def make_manifest(folder: Path, rows: int) -> Path:
         (home / "audio").mkdir(parents=True)
         for number in range(FILES):
             start = number * 160 % (len(samples) - 1600)
-            soundfile.write(home / "audio" / f"{number}.wav", samples[start : start + int(SECONDS * RATE)], RATE)
+            soundfile.write(
+                home / "audio" / f"{number}.wav", samples[start : start + int(SECONDS * RATE)], RATE
+            )
     clips = ((f"utterance-{row:08d}", f"audio/{row % FILES}.wav", SECONDS) for row in range(rows))
     return write_manifest(home / f"{rows}.csv", clips)
 
@@ -54,7 +58,17 @@ def measure(rows: int, asked: argparse.Namespace) -> dict[str, tuple[float, ...]
     """A manifest of that many rows: read, planned, extracted, and asked for again."""
     manifest = make_manifest(asked.folder, rows)
     with temporary_folder(asked.folder) as cache:
-        command = [sys.executable, "-m", "featcache", "extract", str(manifest), "-o", str(cache), "--device", "cpu"]
+        command = [
+            sys.executable,
+            "-m",
+            "featcache",
+            "extract",
+            str(manifest),
+            "-o",
+            str(cache),
+            "--device",
+            "cpu",
+        ]
         command += ["--threads", str(asked.threads)]
         start = perf_counter()
         read = read_manifest(manifest, carry=False)
@@ -68,13 +82,21 @@ def measure(rows: int, asked: argparse.Namespace) -> dict[str, tuple[float, ...]
 
 def main() -> None:
     asked = options(__doc__, folder=KEPT, rows=[100_000, 1_000_000], threads=2)
-    of_torch = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"])[1] for _ in range(2))
+    of_torch = max(
+        watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"])[1] for _ in range(2)
+    )
     table = Table("what", {"seconds": "{:.2f}", "MB beyond torch": "{:,.0f}"})
     for rows in asked.rows:
         for what, (seconds, *peak) in measure(rows, asked).items():
             imported = of_torch if what == "extract" else 0.0
-            table.add(f"{rows:,} rows: {what}", seconds, *([size - imported for size in peak] or [None]))
-    present(asked, f"{SECONDS} s clips, {asked.threads} threads; import torch takes {of_torch:,.0f} MB", table)
+            table.add(
+                f"{rows:,} rows: {what}", seconds, *([size - imported for size in peak] or [None])
+            )
+    present(
+        asked,
+        f"{SECONDS} s clips, {asked.threads} threads; import torch takes {of_torch:,.0f} MB",
+        table,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""What opening ten million utterances takes: seconds, and memory that no other process shares.
+"""What opening ten million utterances takes: seconds, and memory that no other process
+shares.
 
     pip install .
     python scripts/bench/open.py [--utterances 10000000] [--folder FOLDER] [--json]
 
-A version of so many tiny utterances is made first, which takes some minutes and 0.2 kB each; with --folder it is kept
-there, and used again the next time. Memory is Private_Dirty of /proc/self/smaps_rollup, what a step leaves; and the
-most on the way is RssAnon, as a thread sees it every few milliseconds. Mapped files are in neither: they are the page
-cache's, and all processes share them. Cold means that the index is not in the page cache."""
+A version of so many tiny utterances is made first, which takes some minutes and 0.2 kB
+each; with --folder it is kept there, and used again the next time. Memory is
+Private_Dirty of /proc/self/smaps_rollup, what a step leaves; and the most on the way is
+RssAnon, as a thread sees it every few milliseconds. Mapped files are in neither: they are
+the page cache's, and all processes share them. Cold means that the index is not in the
+page cache."""
 
 import pickle
 import threading
@@ -19,7 +22,16 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from harness import Table, forget, in_child, options, present, private_bytes, status_bytes, temporary_folder
+from harness import (
+    Table,
+    forget,
+    in_child,
+    options,
+    present,
+    private_bytes,
+    status_bytes,
+    temporary_folder,
+)
 from made_up import make_version
 
 import featcache
@@ -40,7 +52,9 @@ def main() -> None:
         if not list(folder.glob("*/zarr.json")):
             steps |= in_child(make, folder, asked.utterances)
         steps |= in_child(measure, folder)
-    table = Table("step", {"seconds": "{:.3f}", **dict.fromkeys(("MB left", "MB at most"), "{:.1f}")})
+    table = Table(
+        "step", {"seconds": "{:.3f}", **dict.fromkeys(("MB left", "MB at most"), "{:.1f}")}
+    )
     for step, figures in steps.items():
         table.add(step, *figures)
     present(asked, table)

@@ -1,10 +1,11 @@
-"""Lhotse's `compute_and_store_features` over a manifest, for `extract.py`, which holds featcache against it.
+"""Lhotse's `compute_and_store_features` over a manifest, for `extract.py`, which holds
+featcache against it.
 
     python scripts/bench/peer_lhotse.py MANIFEST JOBS [started]
 
-Prints a JSON object: seconds, of this one call. `started` hands it a pool of processes that have imported Lhotse
-already; otherwise it starts them, as it does when called by a user. A process of its own and a small module, since
-those processes import it anew."""
+Prints a JSON object: seconds, of this one call. `started` hands it a pool of processes
+that have imported Lhotse already; otherwise it starts them, as it does when called by a
+user. A process of its own and a small module, since those processes import it anew."""
 
 import csv
 import json
@@ -28,15 +29,25 @@ def extract(manifest: Path, jobs: int, started: bool) -> float:
     """Seconds of extracting 80 mel bins from a manifest's files."""
     with manifest.open() as rows:
         recordings = lhotse.RecordingSet.from_recordings(
-            lhotse.Recording.from_file(manifest.parent / row["path"], row["id"]) for row in csv.DictReader(rows)
+            lhotse.Recording.from_file(manifest.parent / row["path"], row["id"])
+            for row in csv.DictReader(rows)
         )
     cuts = lhotse.CutSet.from_manifests(recordings=recordings).to_eager()
     fbank = lhotse.Fbank(lhotse.FbankConfig(num_filters=80))
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) if started and jobs > 1 else None
+    pool = (
+        ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"))
+        if started and jobs > 1
+        else None
+    )
     with tempfile.TemporaryDirectory() as folder:
         begin = perf_counter()
         cuts.compute_and_store_features(
-            fbank, Path(folder, "features"), jobs, storage_type=NumpyFilesWriter, executor=pool, progress_bar=False
+            fbank,
+            Path(folder, "features"),
+            jobs,
+            storage_type=NumpyFilesWriter,
+            executor=pool,
+            progress_bar=False,
         )
         return perf_counter() - begin
 

@@ -1,11 +1,15 @@
-"""EnCodec for 24 kHz at its full size, without a hub: random weights, whose codes still tell sounds apart.
+"""EnCodec for 24 kHz at its full size, without a hub: random weights, whose codes still
+tell sounds apart.
 
-With the weights that transformers draws, the encoder is all but linear, and its latents follow a sound's phase: nothing
-that a classifier learns of them holds for another recording. Here the filters that lower the rate smooth over time, and
-the signal is so large that the ELUs between them rectify it: energies in random bands, as in a scattering transform
-(Andén and Mallat, "Deep Scattering Spectrum", 2014). The codebooks are k-means centroids of the encoder's own latents.
+With the weights that transformers draws, the encoder is all but linear, and its latents
+follow a sound's phase: nothing that a classifier learns of them holds for another
+recording. Here the filters that lower the rate smooth over time, and the signal is so
+large that the ELUs between them rectify it: energies in random bands, as in a scattering
+transform (Andén and Mallat, "Deep Scattering Spectrum", 2014). The codebooks are k-means
+centroids of the encoder's own latents.
 
-It computes as much as the real one does; what its codes tell is not what the real ones tell."""
+It computes as much as the real one does; what its codes tell is not what the real ones
+tell."""
 
 from pathlib import Path
 
@@ -22,7 +26,8 @@ GAIN, FIRST_GAIN = 1.5, 10.0
 
 
 def make_weights(folder: Path) -> Path:
-    """The folder of the weights in a folder where such things are kept; made unless they are there."""
+    """The folder of the weights in a folder where such things are kept; made unless they
+    are there."""
     home = folder / "encodec-24khz-smooth"
     if not (home / "config.json").exists():
         save_weights(home)
@@ -51,7 +56,8 @@ def save_weights(home: Path) -> None:
 
 
 def filters(convolution: nn.Conv1d) -> Tensor:
-    """Random weights of a convolution; of one with a stride, random mixes of channels, smoothed over time."""
+    """Random weights of a convolution; of one with a stride, random mixes of channels,
+    smoothed over time."""
     weight = torch.randn_like(convolution.weight)
     if convolution.stride == (1,):
         return weight / weight[0].numel() ** 0.5

@@ -3,7 +3,8 @@
     pip install '.[extract,bench]'
     python scripts/bench/resample.py [--rounds 7] [--json]
 
-From 8 to 24 kHz, from 22.05 and from 44.1 to 16 kHz, each of these takes turns, on one thread:
+From 8 to 24 kHz, from 22.05 and from 44.1 to 16 kHz, each of these takes turns, on one
+thread:
 
 soxr         LQ, MQ, HQ and VHQ of libsoxr, clip by clip
 featcache    `to_waveform` under the default policy: what a run does
@@ -11,8 +12,9 @@ torchaudio   `transforms.Resample`, which keeps its filters, on batches of 16 cl
              that imitate librosa's kaiser_best
 scipy        `signal.resample_poly`, clip by clip
 
-The reference is a sinc under a Kaiser window (beta 16) that reaches 1,024 samples of the lower rate to either side, in
-float64. Up to 0.9 of the lower Nyquist frequency, these are measured:
+The reference is a sinc under a Kaiser window (beta 16) that reaches 1,024 samples of the
+lower rate to either side, in float64. Up to 0.9 of the lower Nyquist frequency, these are
+measured:
 
 noise       what it makes of speech, against the reference with the resampler's own response: dB by which that is
             stronger than the difference, which is what no filtering explains
@@ -20,9 +22,10 @@ sweep       as `noise`, of a sweep
 ripple      the most by which it weakens or strengthens a tone
 left over   of tones above the lower Nyquist frequency, or on the way up of the mirror images of tones below it
 
-A resampler is called clean here, if noise and sweep are above 90 dB, what is left over is below -90 dB, and the ripple
-is at most 0.01 dB. Rounding to 16 bits by itself leaves -98 dB of a loud sine; 0.01 dB move a log mel energy by 0.002,
-which is half of float16's rounding. Speeds are medians.
+A resampler is called clean here, if noise and sweep are above 90 dB, what is left over is
+below -90 dB, and the ripple is at most 0.01 dB. Rounding to 16 bits by itself leaves -98
+dB of a loud sine; 0.01 dB move a log mel energy by 0.002, which is half of float16's
+rounding. Speeds are medians.
 """
 
 import math
@@ -43,7 +46,8 @@ from featcache.config import AudioPolicy
 
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
 LENGTHS = {"× real time, 10 s": 10.0, "0.43 s": 0.43}
-"""Seconds of a clip, by the figure that tells the speed: of a sentence, and of a spoken digit."""
+"""Seconds of a clip, by the figure that tells the speed: of a sentence, and of a spoken
+digit."""
 BATCH = 16
 """Clips that are resampled in a call."""
 SHIPPED = "featcache"
@@ -51,9 +55,11 @@ PASSBAND = 0.9  # of the lower Nyquist frequency
 CLEAN_DB = 90.0
 RIPPLE_DB = 0.01
 REACH = 1024  # samples of the lower rate, to either side
-OUTSIDE = (1.05, 1.1, 1.25, 1.5)  # tones, in lower Nyquist frequencies, that no resampler may let through
+# tones, in lower Nyquist frequencies, that no resampler may let through
+OUTSIDE = (1.05, 1.1, 1.25, 1.5)
 INSIDE = (0.5, 0.75, 0.9)  # tones whose mirror images it may not leave
-TONES = np.linspace(0.01, 0.99, 99)  # in lower Nyquist frequencies: where the response is measured
+# in lower Nyquist frequencies: where the response is measured
+TONES = np.linspace(0.01, 0.99, 99)
 FIGURES = {
     **dict.fromkeys(LENGTHS, "{:,.0f}"),
     **dict.fromkeys(("noise", "sweep"), "{:.0f} dB"),
@@ -110,14 +116,16 @@ def _scipy(source: int, target: int) -> dict[str, Resampler]:
 
 
 def compare(source: int, target: int, rounds: int) -> tuple[dict[str, dict], float]:
-    """Quality and speed of every resampler, in turns; and the largest share of the cores that others had."""
+    """Quality and speed of every resampler, in turns; and the largest share of the cores
+    that others had."""
     found, voice, others = resamplers(source, target), speech_at(source), 0.0
 
     def one_clip(run: Resampler, samples: Signal) -> Signal:
         return np.asarray(run(samples.astype(np.float32)[None])[0], np.float64)
 
     results = {
-        name: quality(partial(one_clip, run), source, target, voice[: 6 * source]) for name, run in found.items()
+        name: quality(partial(one_clip, run), source, target, voice[: 6 * source])
+        for name, run in found.items()
     }
     for length, seconds in LENGTHS.items():
         clips = np.resize(voice, (BATCH, int(seconds * source)))
@@ -131,12 +139,17 @@ def compare(source: int, target: int, rounds: int) -> tuple[dict[str, dict], flo
 
 
 def against_fastest(results: Sequence[dict[str, dict]], length: str) -> str:
-    """The fastest that is clean in all pairs, on clips of a length, by the geometric mean of its speeds."""
+    """The fastest that is clean in all pairs, on clips of a length, by the geometric mean
+    of its speeds."""
 
     def speed(name: str) -> float:
         return geometric_mean(found[name][length] for found in results)
 
-    clean = [name for name in results[0] if all(found[name]["clean"] for found in results) and name != SHIPPED]
+    clean = [
+        name
+        for name in results[0]
+        if all(found[name]["clean"] for found in results) and name != SHIPPED
+    ]
     fastest = max(clean, key=speed)
     return (
         f"of {LENGTHS[length]:g} s: the fastest that is clean is {fastest}; "
@@ -148,7 +161,8 @@ def against_fastest(results: Sequence[dict[str, dict]], length: str) -> str:
 
 
 def ideal(samples: Signal, source: int, target: int) -> Signal:
-    """The reference: a windowed sinc at every output's own time, with zeros around the clip."""
+    """The reference: a windowed sinc at every output's own time, with zeros around the
+    clip."""
     up, down = target // math.gcd(source, target), source // math.gcd(source, target)
     num_out = int(len(samples) * up / down + 0.5)
     band = min(1.0, target / source)  # the lower Nyquist frequency, in the source's
@@ -156,10 +170,16 @@ def ideal(samples: Signal, source: int, target: int) -> Signal:
     padded = np.concatenate([np.zeros(reach), samples, np.zeros(reach + down)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1)
     made = np.empty(num_out)
-    for phase in range(min(up, num_out)):  # output k = phase + j * up lies at k * down / up of the source's samples
+    # output k = phase + j * up lies at k * down / up of the source's samples
+    for phase in range(min(up, num_out)):
         whole, part = divmod(phase * down, up)
         at = np.arange(-reach, reach + 1) - part / up
-        kernel = band * np.sinc(band * at) * np.i0(16.0 * np.sqrt(np.clip(1 - (at / reach) ** 2, 0, 1))) / np.i0(16.0)
+        kernel = (
+            band
+            * np.sinc(band * at)
+            * np.i0(16.0 * np.sqrt(np.clip(1 - (at / reach) ** 2, 0, 1)))
+            / np.i0(16.0)
+        )
         made[phase::up] = windows[whole::down][: len(made[phase::up])] @ kernel
     return made
 
@@ -177,7 +197,8 @@ def response(resample: Resample, source: int, target: int) -> Signal:
 
 
 def snr(made: Signal, expected: Signal, rate: int, lower: int, gains: Signal) -> float:
-    """dB by which the expected signal, with these gains, is stronger than what differs from it, in the passband."""
+    """dB by which the expected signal, with these gains, is stronger than what differs
+    from it, in the passband."""
     length = min(len(made), len(expected))
     window = np.hanning(length)
     frequencies = np.fft.rfftfreq(length, 1 / rate) / (lower / 2)

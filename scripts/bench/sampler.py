@@ -1,11 +1,13 @@
-"""What padding costs with BucketBatchSampler, sorted by length, and at random; and how long an epoch's batches take.
+"""What padding costs with BucketBatchSampler, sorted by length, and at random; and how
+long an epoch's batches take.
 
     pip install .
     python scripts/bench/sampler.py [--utterances 28000] [--large 10000000]
 
-`padding` is how many frames are added to those that there are, `batches` how many an epoch has, and `again` how many of
-those that an utterance shares a batch with it meets again in the next epoch's. Lengths are at 100 frames a second:
-like those of LibriSpeech (most near 15 s, 12.3 s on average), or log-normal, as in read prompts (5 s)."""
+`padding` is how many frames are added to those that there are, `batches` how many an
+epoch has, and `again` how many of those that an utterance shares a batch with it meets
+again in the next epoch's. Lengths are at 100 frames a second: like those of LibriSpeech
+(most near 15 s, 12.3 s on average), or log-normal, as in read prompts (5 s)."""
 
 from itertools import islice
 from time import perf_counter
@@ -34,7 +36,8 @@ def padding(lengths, batches):
 
 
 def seen_again(before, after, count):
-    """How many of those that an utterance shared a batch with it shares one with again, on average."""
+    """How many of those that an utterance shared a batch with it shares one with again,
+    on average."""
     numbers = np.empty((2, count), np.int64)
     for row, batches in zip(numbers, (before, after), strict=True):
         for number, batch in enumerate(batches):
@@ -78,7 +81,8 @@ def time_one(lengths):
         f"{len(lengths):,} utterances: made in {(made - begin) * 1e3:.0f} ms\n"
         f"  the first batch of an epoch after {first - made:.1f} s\n"
         f"  each further one after {(last - first) / count * 1e6:.1f} µs\n"
-        f"  the first with 6 ranks, after half an epoch with 8, after {perf_counter() - resume:.1f} s"
+        "  the first with 6 ranks, after half an epoch with 8, after "
+        f"{perf_counter() - resume:.1f} s"
     )
 
 
@@ -87,7 +91,9 @@ def main():
     rng = np.random.default_rng(0)
     makers = {"like LibriSpeech": like_librispeech, "log-normal": log_normal}
     counts = asked.utterances, 1000
-    tables = [compare(name, make(count, rng), rng) for count in counts for name, make in makers.items()]
+    tables = [
+        compare(name, make(count, rng), rng) for count in counts for name, make in makers.items()
+    ]
     present(asked, *tables, time_one(log_normal(asked.large, rng)))
 
 

@@ -3,8 +3,9 @@
     pip install .
     python scripts/bench/stats.py CACHE[/VERSION] [--threads 1 2] [--rounds 5]
 
-Reading is a copy of all features, a megabyte at a time, by one thread. What is on the disk is read once before: both
-then come from the page cache. In each round all take turns; rates are medians of the rounds."""
+Reading is a copy of all features, a megabyte at a time, by one thread. What is on the
+disk is read once before: both then come from the page cache. In each round all take
+turns; rates are medians of the rounds."""
 
 import numpy as np
 from harness import Table, options, present, remark, take_turns
@@ -29,13 +30,17 @@ def main() -> None:
     asked = options(__doc__, "path", threads=[1, 2], rounds=5)
     cache = Cache(select_version(asked.path))
     runs = {"reading": lambda: read(cache)}
-    runs |= {f"stats, {count} threads": lambda count=count: moments(cache, threads=count) for count in asked.threads}
+    runs |= {
+        f"stats, {count} threads": lambda count=count: moments(cache, threads=count)
+        for count in asked.threads
+    }
     read(cache)
     turns = take_turns(runs, asked.rounds)
     values = int(cache.lengths.sum()) * int(np.prod(cache.spec.item_shape))
     gigabytes = values * cache.version.dtype.itemsize / 1e9
     table = Table(
-        f"{cache.version.path.name}: {gigabytes * 1e3:,.0f} MB", {"GB/s": "{:.2f}", "million values/s": "{:,.0f}"}
+        f"{cache.version.path.name}: {gigabytes * 1e3:,.0f} MB",
+        {"GB/s": "{:.2f}", "million values/s": "{:,.0f}"},
     )
     for name in runs:
         seconds = turns.median(name)

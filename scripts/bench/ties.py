@@ -1,4 +1,5 @@
-"""Codes that lie on a tie: where the latents agree to rounding, and another codeword is as near."""
+"""Codes that lie on a tie: where the latents agree to rounding, and another codeword is
+as near."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ def waveforms_of(manifest: Manifest, config: Config) -> Iterator[tuple[str, torc
 def differences(
     codes: np.ndarray, alone: np.ndarray, extractor: CodecExtractor, waveform: torch.Tensor
 ) -> Counter[str]:
-    """How many codes `[F, Q]` a clip has, how many are `different` from the model's alone, and which are `ties`."""
+    """How many codes `[F, Q]` a clip has, how many are `different` from the model's
+    alone, and which are `ties`."""
     if codes.shape != alone.shape:
         return Counter(codes=alone.size, different=alone.size)
     differ = codes != alone
@@ -39,8 +41,13 @@ def differences(
 
 
 def latent_distances(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:
-    """How far each frame's latents in a batch of rows are from those of the clip alone, relative in norm: `[F]`."""
-    device, clip, latents = Device(str(waveform.device), 1), SampledClip("", waveform.cpu().numpy()), []
+    """How far each frame's latents in a batch of rows are from those of the clip alone,
+    relative in norm: `[F]`."""
+    device, clip, latents = (
+        Device(str(waveform.device), 1),
+        SampledClip("", waveform.cpu().numpy()),
+        [],
+    )
     with torch.inference_mode(), device.slot():
         for policy in ("padded", "single"):
             extractor.chosen_batching = policy

@@ -1,19 +1,21 @@
-"""EnCodec from FLAC files to codes on disk: beside the model alone, and beside the loop that people write.
+"""EnCodec from FLAC files to codes on disk: beside the model alone, and beside the loop
+that people write.
 
-    pip install '.[extract,models]'
-    python scripts/bench/tokenizing.py [--hours 0.1] [--threads 2] [--rounds 3] [--json]
-    python scripts/bench/tokenizing.py --kind short      clips of 0.43 s at 8 kHz, the worst case for padding
+    pip install '.[extract,models]' python scripts/bench/tokenizing.py [--hours 0.1]
+    [--threads 2] [--rounds 3] [--json] python scripts/bench/tokenizing.py --kind short
+    clips of 0.43 s at 8 kHz, the worst case for padding
 
-The model is EnCodec for 24 kHz at its full size, with random weights (`random_encodec.py`), at 6 kbps in fp32. In each
-round three things take turns:
+The model is EnCodec for 24 kHz at its full size, with random weights
+(`random_encodec.py`), at 6 kbps in fp32. In each round three things take turns:
 
 model   `EncodecModel.encode` on tensors that lie on the device, without padding, in the fastest of several shapes, on
         a CPU by as many threads as the others have: the limit
 featcache   `run_extraction`: decode, resample, extract, commit
 loop    for each file: soundfile.read, torchaudio's resample, model.encode, np.save; over the first two minutes
 
-The table has the median of the rounds; ratios are medians of the ratios within a round. At the end every code that
-featcache has stored is held against the loop's: a difference is a tie where the latents agree to rounding.
+The table has the median of the rounds; ratios are medians of the ratios within a round.
+At the end every code that featcache has stored is held against the loop's: a difference
+is a tie where the latents agree to rounding.
 """
 
 import argparse
@@ -27,7 +29,18 @@ import numpy as np
 import soundfile
 import torch
 from corpus import KINDS, make_corpus
-from harness import CORES, KEPT, Table, Timed, options, present, remark, take_turns, temporary_folder, timed
+from harness import (
+    CORES,
+    KEPT,
+    Table,
+    Timed,
+    options,
+    present,
+    remark,
+    take_turns,
+    temporary_folder,
+    timed,
+)
 from random_encodec import make_weights
 from ties import differences, waveforms_of
 
@@ -70,7 +83,8 @@ class Model:
         return [layer.codebook.embed for layer in self._model.quantizer.layers]
 
     def fastest(self, seconds: float) -> tuple[str, Timed]:
-        """The fastest shape, and what a second of audio takes in it, over about so many seconds of audio."""
+        """The fastest shape, and what a second of audio takes in it, over about so many
+        seconds of audio."""
         found = {}
         for rows, length in SHAPES:
             waveforms = 0.1 * torch.randn(rows, round(length * RATE))
@@ -85,7 +99,9 @@ class Model:
             for _ in range(count):
                 self.encode(waveforms)
 
-        with ThreadPoolExecutor(self._workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(
+            self._workers, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
             list(pool.map(work, range(self._workers)))
 
 
@@ -99,12 +115,16 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, threads: int, fo
         utterance = manifest[row]
         samples, rate = soundfile.read(manifest.resolve(utterance.path), dtype="float32")
         waveform = torchaudio.functional.resample(torch.from_numpy(samples), rate, RATE)
-        np.save(folder / f"{utterance.id}.npy", model.encode(waveform[None])[0].T.numpy().astype(np.uint16))
+        np.save(
+            folder / f"{utterance.id}.npy",
+            model.encode(waveform[None])[0].T.numpy().astype(np.uint16),
+        )
     torch.set_num_threads(1)
 
 
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model) -> str:
-    """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
+    """Hold every code in the cache against the model alone on the same waveforms; ties
+    apart."""
     stored = featcache.open(cache)
     extractor = config.build(torch.device("cpu"))
     assert isinstance(extractor, CodecExtractor)
@@ -115,7 +135,8 @@ def compare(manifest: Manifest, config: Config, cache: Path, model: Model) -> st
         counts += differences(stored[id_], alone, extractor, waveform)
         distinct.update(alone[:, 0].tolist())
     return (
-        f"{counts['codes']:,} codes, {len(distinct)} distinct in the first codebook; {counts['different']} differ from "
+        f"{counts['codes']:,} codes, {len(distinct)} distinct in the first codebook; "
+        f"{counts['different']} differ from "
         f"the model alone, {counts['ties']} of them ties"
     )
 
@@ -124,7 +145,9 @@ def measure(asked: argparse.Namespace) -> list[Table | str]:
     manifest = read_manifest(make_corpus(asked.folder, asked.kind, asked.hours))
     weights = make_weights(asked.folder)
     params, audio = {"weights": str(weights), "bandwidth": BANDWIDTH}, {"sample_rate": RATE}
-    config = config_from({"name": "encodec24k", "extractor": "encodec", "params": params, "audio": audio})
+    config = config_from(
+        {"name": "encodec24k", "extractor": "encodec", "params": params, "audio": audio}
+    )
     device = Device("cpu", asked.threads)
     device.configure_torch()
     model = Model(weights, device)
@@ -141,7 +164,11 @@ def measure(asked: argparse.Namespace) -> list[Table | str]:
         def extraction() -> Timed:
             shutil.rmtree(folder / "cache", ignore_errors=True)
             chosen = featcache.Options("cpu", asked.threads)
-            taken = timed(lambda: summaries.append(featcache.extract(manifest, config, folder / "cache", chosen)))
+            taken = timed(
+                lambda: summaries.append(
+                    featcache.extract(manifest, config, folder / "cache", chosen)
+                )
+            )
             return of_audio(taken, seconds)
 
         def by_hand() -> Timed:
@@ -149,14 +176,26 @@ def measure(asked: argparse.Namespace) -> list[Table | str]:
             taken = timed(lambda: loop(manifest, in_loop, model, asked.threads, folder / "loop"))
             return of_audio(taken, float(manifest.duration[in_loop].sum()))
 
-        turns = take_turns({LIMIT: alone, OURS: extraction, "load, resample, encode, np.save": by_hand}, asked.rounds)
+        turns = take_turns(
+            {LIMIT: alone, OURS: extraction, "load, resample, encode, np.save": by_hand},
+            asked.rounds,
+        )
         compared = compare(manifest, config, folder / "cache", model)
-    about = f"{len(manifest):,} files, {seconds / 3600:.2f} h, {device.label}, {device.threads} threads"
-    table = Table(about, {"× real time": "{:,.1f}", "of the limit": "{:.2f}", "featcache is": "{:.1f} ×"})
+    about = (
+        f"{len(manifest):,} files, {seconds / 3600:.2f} h, {device.label}, {device.threads} threads"
+    )
+    table = Table(
+        about, {"× real time": "{:,.1f}", "of the limit": "{:.2f}", "featcache is": "{:.1f} ×"}
+    )
     for name in turns.taken:
         table.add(name, 1 / turns.median(name), turns.ratio(LIMIT, name), turns.ratio(name, OURS))
     stages = ", ".join(f"{name} {share:.1%}" for name, share in summaries[-1].stages.items())
-    said = [f"the limit is in the shape {shapes[-1]}", f"time in stages: {stages}", compared, remark(turns.others)]
+    said = [
+        f"the limit is in the shape {shapes[-1]}",
+        f"time in stages: {stages}",
+        compared,
+        remark(turns.others),
+    ]
     return [table, *said]
 
 

@@ -2,12 +2,14 @@
 
     python scripts/bench/verify.py [--megabytes 1000] [--threads 2] [--rounds 5] [--json]
 
-Two caches: of items like fbank of LibriSpeech (float16, 80 bins, 12.3 s: 200 kB), and of short ones (0.3 s: 5 kB).
-The comparison reads each chunk file of features into one buffer, a megabyte at a time, and takes the checksum of
-the whole: once over every byte. verify does that, and finds each item's checksum, values that are not finite,
-offsets, ids, durations, and metadata. The files are in the page cache. A second line of the comparison reads into
-memory that begins at a page, in the same pieces, as verify does: the kernel copies faster there. In each round
-all take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round."""
+Two caches: of items like fbank of LibriSpeech (float16, 80 bins, 12.3 s: 200 kB), and of
+short ones (0.3 s: 5 kB). The comparison reads each chunk file of features into one
+buffer, a megabyte at a time, and takes the checksum of the whole: once over every byte.
+verify does that, and finds each item's checksum, values that are not finite, offsets,
+ids, durations, and metadata. The files are in the page cache. A second line of the
+comparison reads into memory that begins at a page, in the same pieces, as verify does:
+the kernel copies faster there. In each round all take turns; the table has the median of
+the rounds, and ratios are medians of the ratios within a round."""
 
 import argparse
 import mmap
@@ -41,11 +43,15 @@ def measure(name: str, folder: Path, asked: argparse.Namespace) -> tuple[Table, 
     """The figures of a cache of items of this kind, made in a folder, and a remark."""
     mean_seconds = CACHES[name]
     frame_bytes = 2 * BINS
-    arrays = make_features(round(asked.megabytes * 1e6 / frame_bytes / 100 / (mean_seconds or 12.3)), mean_seconds)
+    arrays = make_features(
+        round(asked.megabytes * 1e6 / frame_bytes / 100 / (mean_seconds or 12.3)), mean_seconds
+    )
     num_bytes = sum(array.nbytes for array in arrays)
     version = make_version(folder, arrays, round(SHARD_BYTES * len(arrays) / num_bytes))
     block = np.empty(BLOCK_BYTES, np.uint8)
-    at_page = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    at_page = np.frombuffer(
+        mmap.mmap(-1, BLOCK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8
+    )
     runs = {
         LIMIT: lambda: read_and_sum(version, block),
         "the same, at a page": lambda: read_and_sum(version, at_page),
@@ -56,14 +62,28 @@ def measure(name: str, folder: Path, asked: argparse.Namespace) -> tuple[Table, 
     if problems := verify(version).problems:  # and everything is in the page cache now
         raise SystemExit(f"a cache that was just made has {problems[0]}")
     turns = take_turns(runs, asked.rounds)
-    about = f"{len(arrays):,} {name} items of {num_bytes / len(arrays) / 1e3:,.0f} kB, {num_bytes / 1e6:,.0f} MB in"
+    about = (
+        f"{len(arrays):,} {name} items of {num_bytes / len(arrays) / 1e3:,.0f} kB, "
+        f"{num_bytes / 1e6:,.0f} MB in"
+    )
     table = Table(
         f"{about} {len(version.shard_names())} shards",
-        {**dict.fromkeys(("seconds", "best", "CPU s"), "{:.3f}"), "GB/s": "{:.2f}", "of reading": "{:.2f}"},
+        {
+            **dict.fromkeys(("seconds", "best", "CPU s"), "{:.3f}"),
+            "GB/s": "{:.2f}",
+            "of reading": "{:.2f}",
+        },
     )
     for run in runs:
         seconds, ratio = turns.median(run), turns.ratio(LIMIT, run)
-        table.add(run, seconds, turns.best(run), turns.median(run, "cpu_seconds"), num_bytes / seconds / 1e9, ratio)
+        table.add(
+            run,
+            seconds,
+            turns.best(run),
+            turns.median(run, "cpu_seconds"),
+            num_bytes / seconds / 1e9,
+            ratio,
+        )
     return table, remark(turns.others)
 
 

@@ -1,6 +1,7 @@
 """Codes of full-size codecs on a device, and what precision and batching do to them.
 
-Three questions, for EnCodec, DAC and Mimi with random filters and spread codebooks, on speech-like clips:
+Three questions, for EnCodec, DAC and Mimi with random filters and spread codebooks, on
+speech-like clips:
 
 against the model alone   the model of transformers, run on each clip alone on the device
 against the CPU           featcache on the CPU, on some of the clips
@@ -37,8 +38,12 @@ def run(step: Step) -> None:
 def check(step: Step, name: str) -> None:
     rate = step.config(name).audio.sample_rate
     lengths = [0.3, 0.4] if step.small else np.random.default_rng(0).uniform(0.5, 15, 16).tolist()
-    waveforms = (small_models.speech_like(length, rate, seed=number) for number, length in enumerate(lengths))
-    clips = [SampledClip(str(number), waveform.numpy()) for number, waveform in enumerate(waveforms)]
+    waveforms = (
+        small_models.speech_like(length, rate, seed=number) for number, length in enumerate(lengths)
+    )
+    clips = [
+        SampledClip(str(number), waveform.numpy()) for number, waveform in enumerate(waveforms)
+    ]
     extractor = build(step, name)
     against_model(step, name, extractor, clips)
     against_cpu(step, name, extractor, clips)
@@ -46,10 +51,20 @@ def check(step: Step, name: str) -> None:
     for precision in ("fp32", "tf32", "bf16"):
         if precision == "tf32" and not step.device.is_cuda:
             continue
-        trials, alone = try_batchings(build(step, name, precision=precision), clips, step.device, precision, reference)
+        trials, alone = try_batchings(
+            build(step, name, precision=precision), clips, step.device, precision, reference
+        )
         reference = reference or alone
         for trial in trials:
-            shown = ("mismatch", "tied", "disturbed", "relative", "repeatable", "times_real_time", "error")
+            shown = (
+                "mismatch",
+                "tied",
+                "disturbed",
+                "relative",
+                "repeatable",
+                "times_real_time",
+                "error",
+            )
             figures = {figure: getattr(trial, figure) for figure in shown}
             step.record("batching", codec=name, precision=precision, policy=trial.policy, **figures)
 
@@ -60,8 +75,11 @@ def build(step: Step, name: str, **params: str) -> CodecExtractor:
     return extractor
 
 
-def against_model(step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]) -> None:
-    """The model does not tell its latents, so noise of the size of rounding tells whether a frame was tied."""
+def against_model(
+    step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]
+) -> None:
+    """The model does not tell its latents, so noise of the size of rounding tells whether
+    a frame was tied."""
     counts = Counter(codes=0, differing=0, mismatched=0)
     seen: set[int] = set()
     codec, device = check_codecs.CODECS[CODECS[name]], step.device.torch_device
@@ -90,7 +108,10 @@ def against_cpu(step: Step, name: str, extractor: CodecExtractor, clips: list[Sa
         found = [result.cpu() for result in extract_results(extractor, some, step.device)]
     for rounding in (ROUNDING, 1e-4):
         apart = compare_all(found, expected, rounding)
-        shown = {figure: getattr(apart, figure) for figure in ("differing", "mismatched", "disturbed", "relative")}
+        shown = {
+            figure: getattr(apart, figure)
+            for figure in ("differing", "mismatched", "disturbed", "relative")
+        }
         step.record("against the CPU", codec=name, rounding=rounding, codes=apart.values, **shown)
 
 

@@ -1,11 +1,13 @@
 """Everything that only a GPU can settle, in one command: see docs/gpu.md.
 
-    python scripts/gpu/day.py --out results [--minutes 25] [--device cuda] [--only tests codes …]
-    python scripts/gpu/day.py --out results --device cpu --minutes 5    # whether the script itself works
+    python scripts/gpu/day.py --out results [--minutes 25] [--device cuda] [--only tests
+    codes …] python scripts/gpu/day.py --out results --device cpu --minutes 5    # whether
+    the script itself works
 
-Steps run in the order of their value, each in a process of its own, which is killed when its time is up. What a step
-has found until then is kept: in OUT/<step>.jsonl, a result a line, and for people in OUT/report.md, which is written
-anew after each step, of all steps that are in OUT. So a day may be several commands with the same OUT.
+Steps run in the order of their value, each in a process of its own, which is killed when
+its time is up. What a step has found until then is kept: in OUT/<step>.jsonl, a result a
+line, and for people in OUT/report.md, which is written anew after each step, of all steps
+that are in OUT. So a day may be several commands with the same OUT.
 """
 
 import argparse
@@ -30,9 +32,23 @@ ROOT = HERE.parents[1]
 LAST_LINES = 30
 
 ON_A_GPU = ["gpu", "augment", "test_cmvn.py", "test_masks.py", "loader/test_data_loader.py"]
-"""Where, in tests/, those marked gpu are, but for those of `conformance`; the other files would only be collected."""
-PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=short", "-vv", "-rfE"]
-WORKERS = ["-n", str(max(1, min(8, len(os.sched_getaffinity(0)) // 2)))] if find_spec("xdist") else []
+"""Where, in tests/, those marked gpu are, but for those of `conformance`; the other files
+would only be collected."""
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "default",
+    "--tb=short",
+    "-vv",
+    "-rfE",
+]
+WORKERS = (
+    ["-n", str(max(1, min(8, len(os.sched_getaffinity(0)) // 2)))] if find_spec("xdist") else []
+)
 
 
 @dataclass(frozen=True)
@@ -68,8 +84,24 @@ def sanitizer(asked: argparse.Namespace) -> list[str] | None:
     if asked.device == "cpu" or not (tool := shutil.which("compute-sanitizer", path=path)):
         return None
     # Each tensor has memory of its own, whose ends the sanitizer then sees.
-    own_memory = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", tool, "--error-exitcode", "9", "--target-processes", "all"]
-    return [*own_memory, *PYTEST, "-m", "gpu", "tests/gpu/test_gpu_memory.py", "-k", "threads or loader"]
+    own_memory = [
+        "env",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING=1",
+        tool,
+        "--error-exitcode",
+        "9",
+        "--target-processes",
+        "all",
+    ]
+    return [
+        *own_memory,
+        *PYTEST,
+        "-m",
+        "gpu",
+        "tests/gpu/test_gpu_memory.py",
+        "-k",
+        "threads or loader",
+    ]
 
 
 def tokens(asked: argparse.Namespace) -> list[str] | None:
@@ -81,12 +113,22 @@ def tokens(asked: argparse.Namespace) -> list[str] | None:
 
 
 def noise(asked: argparse.Namespace) -> list[str]:
-    return story(asked, "train_xvector", ["--limit", "60", "--epochs", "2"] if asked.small else ["--epochs", "3"])
+    return story(
+        asked,
+        "train_xvector",
+        ["--limit", "60", "--epochs", "2"] if asked.small else ["--epochs", "3"],
+    )
 
 
 def cores(asked: argparse.Namespace) -> list[str]:
     size = ["--hours", "0.1", "--rounds", "1"] if asked.small else ["--hours", "6", "--rounds", "2"]
-    command = [sys.executable, "scripts/bench/extract.py", "--no-peers", "--folder", str(asked.work)]
+    command = [
+        sys.executable,
+        "scripts/bench/extract.py",
+        "--no-peers",
+        "--folder",
+        str(asked.work),
+    ]
     return [*command, "--threads", str(min(8, len(os.sched_getaffinity(0)))), *size]
 
 
@@ -95,29 +137,56 @@ def story(asked: argparse.Namespace, name: str, options: list[str]) -> list[str]
 
 
 STEPS = {
-    "tests": Step("whether values and bits are right there, and memory is not reused too early", 4, tests, False),
-    "codes": Step("how many codes differ, by batching and precision, and which are ties", 4, script("codes")),
-    "throughput": Step("how near to the model alone a run is, and with which constants", 7, script("throughput")),
+    "tests": Step(
+        "whether values and bits are right there, and memory is not reused too early",
+        4,
+        tests,
+        False,
+    ),
+    "codes": Step(
+        "how many codes differ, by batching and precision, and which are ties", 4, script("codes")
+    ),
+    "throughput": Step(
+        "how near to the model alone a run is, and with which constants", 7, script("throughput")
+    ),
     "conformance": Step("whether every extractor keeps its guarantees", 2.5, conformance, False),
-    "graphs": Step("whether CUDA graphs or torch.compile keep the bits, and what they gain", 3, script("graphs")),
+    "graphs": Step(
+        "whether CUDA graphs or torch.compile keep the bits, and what they gain",
+        3,
+        script("graphs"),
+    ),
     "loading": Step("whether the loader keeps a GPU busy", 1.5, script("loading")),
     "tokens": Step("what training gains from codes that are there", 1.5, tokens, False),
     "noise": Step("what noise costs that is drawn on the CPU", 1, noise, False),
     "cores": Step(
-        "what threads on the CPU, which has many cores here, lose to the interpreter's lock", 1, cores, False
+        "what threads on the CPU, which has many cores here, lose to the interpreter's lock",
+        1,
+        cores,
+        False,
     ),
     "sanitizer": Step("whether any kernel leaves its memory", 1.5, sanitizer, False),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder of results")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "featcache-gpu"), help="for models")
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir(), "featcache-gpu"), help="for models"
+    )
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="*", metavar="STEP", help=f"some of {', '.join(STEPS)}; none: the report alone")
-    parser.add_argument("--small", action="store_true", help="small models and corpora, as on a CPU")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        metavar="STEP",
+        help=f"some of {', '.join(STEPS)}; none: the report alone",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="small models and corpora, as on a CPU"
+    )
     asked = parser.parse_args()
     if unknown := {*(asked.only or ())} - STEPS.keys():
         parser.error(f"--only: there is no step {', '.join(sorted(unknown))}")
@@ -154,15 +223,35 @@ def run(name: str, command: list[str], seconds: float, asked: argparse.Namespace
     results = asked.out / f"{name}.jsonl"
     results.unlink(missing_ok=True)
     if STEPS[name].takes_options:
-        command = [*command, "--device", asked.device, "--out", str(results), "--work", str(asked.work)]
+        command = [
+            *command,
+            "--device",
+            asked.device,
+            "--out",
+            str(results),
+            "--work",
+            str(asked.work),
+        ]
         command += ["--seconds", f"{seconds:.0f}", *(["--small"] if asked.small else [])]
     print(f"{name}: at most {seconds:.0f} s", file=sys.stderr)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_LAUNCH_BLOCKING": "0", "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_LAUNCH_BLOCKING": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    )
     start = perf_counter()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             code = process.wait(seconds)
@@ -180,10 +269,13 @@ def run(name: str, command: list[str], seconds: float, asked: argparse.Namespace
 def write_end(results: Path, how: str, seconds: float, said: str) -> None:
     """How a step ended is its last result."""
     lines = [line for line in said.splitlines() if line.strip()]
-    failed = [line for line in lines[:-LAST_LINES] if " FAILED" in line or " ERROR" in line]  # tests, as they ran
+    # tests, as they ran
+    failed = [line for line in lines[:-LAST_LINES] if " FAILED" in line or " ERROR" in line]
     said_last = [*failed[:LAST_LINES], *lines[-LAST_LINES:]]
     with results.open("a") as file:
-        file.write(json.dumps({"end": how, "seconds": round(seconds, 1), "last lines": said_last}) + "\n")
+        file.write(
+            json.dumps({"end": how, "seconds": round(seconds, 1), "last lines": said_last}) + "\n"
+        )
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -196,7 +288,11 @@ def machine(device: str) -> dict[str, Any]:
     found["cores"] = len(os.sched_getaffinity(0))
     if device != "cpu":
         properties = torch.cuda.get_device_properties(device)
-        found |= {"gpu": properties.name, "GiB": round(properties.total_memory / 2**30, 1), "cuda": torch.version.cuda}
+        found |= {
+            "gpu": properties.name,
+            "GiB": round(properties.total_memory / 2**30, 1),
+            "cuda": torch.version.cuda,
+        }
         found["cudnn"] = torch.backends.cudnn.version()
     return found
 
@@ -209,7 +305,9 @@ def commit() -> str:
     """The commit of this copy; empty where git or its history is missing."""
     try:
         command = ["git", "rev-parse", "HEAD"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
     except OSError:
         return ""
 
@@ -218,7 +316,9 @@ def report(out: Path) -> Iterable[str]:
     """The report of all steps whose results are there, in Markdown."""
     yield "# Results"
     yield ""
-    yield ", ".join(f"{name} {value}" for name, value in json.loads((out / "machine.json").read_text()).items())
+    yield ", ".join(
+        f"{name} {value}" for name, value in json.loads((out / "machine.json").read_text()).items()
+    )
     for name, step in STEPS.items():
         if not (out / f"{name}.jsonl").exists():
             continue

@@ -1,9 +1,10 @@
 """Whether CUDA graphs and torch.compile are worth having, over batches of constant shape.
 
-A run computes batches of a few shapes, one for each padded length, and each shape many times. `Graphs` is how that
-might look in featcache: a graph for each shape, captured when it is first met. Every line compares with eager: the
-bits, the speed, the memory that is held, and the seconds that the first call takes.
-On a CPU there are no graphs: eager is compared with itself."""
+A run computes batches of a few shapes, one for each padded length, and each shape many
+times. `Graphs` is how that might look in featcache: a graph for each shape, captured when
+it is first met. Every line compares with eager: the bits, the speed, the memory that is
+held, and the seconds that the first call takes. On a CPU there are no graphs: eager is
+compared with itself."""
 
 from step import Step, main
 
@@ -15,7 +16,8 @@ import torch
 
 from featcache.extractors.rows import RowExtractor
 
-NAMES = ("encodec", "hubert", "dac", "whisper", "mimi")  # what is least likely to be captured comes last
+# what is least likely to be captured comes last
+NAMES = ("encodec", "hubert", "dac", "whisper", "mimi")
 SECONDS = (1.0, 4.0, 12.0)
 """Lengths of the clips."""
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -25,12 +27,15 @@ class Graphs:
     """Runs a function of tensors through a graph for each shape.
 
     Args:
-        function: The function, which must launch the same kernels each time and never wait for the device.
+        function: The function, which must launch the same kernels each time and never
+            wait for the device.
     """
 
     def __init__(self, function: Run) -> None:
         self._function = function
-        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]] = {}
+        self._graphs: dict[
+            torch.Size, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]
+        ] = {}
         self._pool = None
 
     def __call__(self, waveforms: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -63,14 +68,22 @@ def run(step: Step) -> None:
     lengths = (0.3,) if step.small else SECONDS
     for name in NAMES:
         way = Graphs if is_cuda else lambda eager: eager
-        step.attempt("graphs", lambda name=name, way=way: measure(step, "graph", name, way, lengths), model=name)
+        step.attempt(
+            "graphs",
+            lambda name=name, way=way: measure(step, "graph", name, way, lengths),
+            model=name,
+        )
     for name in NAMES[:2] if is_cuda else ():
         step.attempt(
-            "compile", lambda name=name: measure(step, "compile", name, torch.compile, SECONDS[1:2]), model=name
+            "compile",
+            lambda name=name: measure(step, "compile", name, torch.compile, SECONDS[1:2]),
+            model=name,
         )
 
 
-def measure(step: Step, what: str, name: str, way: Callable[[Run], Run], lengths: Sequence[float]) -> None:
+def measure(
+    step: Step, what: str, name: str, way: Callable[[Run], Run], lengths: Sequence[float]
+) -> None:
     """A model in this way, on batches of clips of these lengths."""
     extractor = step.config(name).build(step.device.torch_device)
     assert isinstance(extractor, RowExtractor)
@@ -83,7 +96,15 @@ def measure(step: Step, what: str, name: str, way: Callable[[Run], Run], lengths
         compare(step, what, name, extractor, seconds, eager, other)
 
 
-def compare(step: Step, what: str, name: str, extractor: RowExtractor, seconds: float, eager: Run, other: Run) -> None:
+def compare(
+    step: Step,
+    what: str,
+    name: str,
+    extractor: RowExtractor,
+    seconds: float,
+    eager: Run,
+    other: Run,
+) -> None:
     """Two ways to compute a batch of clips of this length."""
     device, rate = step.device.torch_device, extractor.spec.sample_rate
     length = extractor.padded_length(round(seconds * rate))
@@ -103,7 +124,9 @@ def compare(step: Step, what: str, name: str, extractor: RowExtractor, seconds: 
     found.append(other(*second).clone())
     shortest = min(int(lengths.min()) for _, lengths in (first, second))
     frames = extractor.num_frames(shortest)  # after a row's end is no value
-    same = all(torch.equal(a[:, :frames], b[:, :frames]) for a, b in zip(found, expected, strict=True))
+    same = all(
+        torch.equal(a[:, :frames], b[:, :frames]) for a, b in zip(found, expected, strict=True)
+    )
     times = [step.time(lambda run=run: run(*second)) for run in (eager, other, eager, other)]
     step.record(
         what,

@@ -1,4 +1,5 @@
-"""The loader into a GPU's memory, beside copies of the same bytes from pinned memory; and how long training waits.
+"""The loader into a GPU's memory, beside copies of the same bytes from pinned memory; and
+how long training waits.
 
     copy       batches' bytes that lie in pinned memory, copied one after the other: the limit
     loader     featcache.DataLoader on log mel features, stored as float16 and as uint8
@@ -29,7 +30,9 @@ def run(step: Step) -> None:
     utterances = make_features(*((40, 0.5) if step.small else (3000,)))
     batches = shuffled(len(utterances), 4 if step.small else BATCHES)
     longest = max(map(len, utterances))
-    num_bytes = sum(BATCH * max(len(utterances[row]) for row in rows) * BINS * 2 for rows in batches)
+    num_bytes = sum(
+        BATCH * max(len(utterances[row]) for row in rows) * BINS * 2 for rows in batches
+    )
     limit = copy(step, num_bytes // len(batches), len(batches))
     with temporary_folder(step.work) as folder:
         for stored, is_quantized in (("float16", False), ("uint8", True)):
@@ -37,19 +40,31 @@ def run(step: Step) -> None:
             dataset = featcache.FeatureDataset(featcache.open(folder / stored))
             size = num_bytes // (2 if is_quantized else 1)
             for prefetch in (2, 4) if step.small else (2, 4, 8):
-                loader = featcache.DataLoader(dataset, batches, device=step.device.torch_device, prefetch=prefetch)
+                loader = featcache.DataLoader(
+                    dataset, batches, device=step.device.torch_device, prefetch=prefetch
+                )
                 seconds = min(epoch(step, loader) for _ in range(3))
                 speed = size / seconds / 1e9
-                step.record("loader", stored=stored, prefetch=prefetch, GB_per_s=speed, of_limit=speed / limit)
+                step.record(
+                    "loader",
+                    stored=stored,
+                    prefetch=prefetch,
+                    GB_per_s=speed,
+                    of_limit=speed / limit,
+                )
         dataset = featcache.FeatureDataset(featcache.open(folder / "float16"))
-        loader = featcache.DataLoader(dataset, batches, device=step.device.torch_device, dtype=torch.float32)
+        loader = featcache.DataLoader(
+            dataset, batches, device=step.device.torch_device, dtype=torch.float32
+        )
         for name, layers in LAYERS.items():
             train(step, loader, name, 1 if step.small else layers, longest)
 
 
 def copy(step: Step, num_bytes: int, count: int) -> float:
     """GB/s of copies from a few pinned buffers, which the processor's cache does not hold."""
-    pinned = [torch.ones(num_bytes, dtype=torch.uint8, pin_memory=step.device.is_cuda) for _ in range(4)]
+    pinned = [
+        torch.ones(num_bytes, dtype=torch.uint8, pin_memory=step.device.is_cuda) for _ in range(4)
+    ]
     target = torch.empty(num_bytes, dtype=torch.uint8, device=step.device.torch_device)
 
     def copy_all() -> None:

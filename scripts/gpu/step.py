@@ -1,4 +1,5 @@
-"""What the steps of `day.py` share: their options, their results, a clock for a device, and models at their full size.
+"""What the steps of `day.py` share: their options, their results, a clock for a device,
+and models at their full size.
 
 A step is a script of its own, so that it can be killed; it can be run by hand, too:
 
@@ -17,7 +18,9 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / folder) for folder in ("", "scripts/bench", "scripts/stories", "tests/helpers")]
+sys.path += [
+    str(ROOT / folder) for folder in ("", "scripts/bench", "scripts/stories", "tests/helpers")
+]
 
 import small_models  # noqa: E402
 import small_ssl  # noqa: E402
@@ -36,7 +39,8 @@ class Step:
         out: The file of the results, a JSON object a line.
         work: A folder for models and corpora, which later steps find there.
         seconds: When the step is killed, counted from its start.
-        small: Whether everything is to be small: to see that the script works, and nothing else.
+        small: Whether everything is to be small: to see that the script works, and
+            nothing else.
         started: When the step began, by `perf_counter`.
     """
 
@@ -48,9 +52,11 @@ class Step:
     started: float
 
     def record(self, what: str, **figures: Any) -> None:
-        """Keep a result. Those of one kind, with the same figures, become a table of the report."""
+        """Keep a result. Those of one kind, with the same figures, become a table of the
+        report."""
         rounded = {
-            name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()
+            name: float(f"{value:.4g}") if isinstance(value, float) else value
+            for name, value in figures.items()
         }
         line = json.dumps({"what": what, **rounded})
         with self.out.open("a") as file:
@@ -63,7 +69,9 @@ class Step:
             function()
         except Exception as error:  # noqa: BLE001 - a day has one try
             message = str(error).strip().partition("\n")[0]
-            self.record(f"{what}: failed", **which, error=f"{type(error).__name__}: {message}"[:300])
+            self.record(
+                f"{what}: failed", **which, error=f"{type(error).__name__}: {message}"[:300]
+            )
 
     @property
     def left(self) -> float:
@@ -80,7 +88,9 @@ class Step:
         self.wait()
         taken: list[float] = []
         begun = perf_counter()
-        while len(taken) < (2 if self.small else rounds) and (not taken or perf_counter() - begun < at_most):
+        while len(taken) < (2 if self.small else rounds) and (
+            not taken or perf_counter() - begun < at_most
+        ):
             start = perf_counter()
             function()
             self.wait()
@@ -88,7 +98,8 @@ class Step:
         return median(taken)
 
     def config(self, name: str, **params: Any) -> Config:
-        """The config of one of `MODELS`, whose weights are made unless they are there; or a packaged one."""
+        """The config of one of `MODELS`, whose weights are made unless they are there; or
+        a packaged one."""
         if name not in MODELS:
             return config_from({"name": name, "extractor": name})
         extractor, rate, save_small, more = MODELS[name]
@@ -97,7 +108,9 @@ class Step:
             save = save_small if self.small else partial(save_full, name)
             save(home)
         params = {"weights": str(home), **more, **params}
-        return config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
+        return config_from(
+            {"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}}
+        )
 
 
 def main(run: Callable[[Step], object], description: str) -> None:
@@ -130,14 +143,21 @@ def save_full(name: str, folder: Path) -> None:
         case "encodec":
             small_models.save_encodec(hf.EncodecConfig(), folder)
         case "dac":
-            small_models.save_dac(hf.DacConfig(decoder_hidden_size=32, **small_models.DAC_16KHZ), folder)
+            small_models.save_dac(
+                hf.DacConfig(decoder_hidden_size=32, **small_models.DAC_16KHZ), folder
+            )
         case "mimi":
             small_models.save_mimi(hf.MimiConfig(layer_scale_initial_scale=1.0), folder)
         case "hubert":
             hf.HubertModel(hf.HubertConfig()).save_pretrained(folder)
             hf.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
         case "whisper":
-            encoder = {"d_model": 768, "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
+            encoder = {
+                "d_model": 768,
+                "encoder_layers": 12,
+                "encoder_attention_heads": 12,
+                "encoder_ffn_dim": 3072,
+            }
             decoder = {"decoder_layers": 1, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072}
             hf.WhisperModel(hf.WhisperConfig(**encoder, **decoder)).save_pretrained(folder)
             hf.WhisperFeatureExtractor().save_pretrained(folder)
@@ -150,5 +170,5 @@ MODELS: dict[str, tuple[str, int, Callable[[Path], Path], dict[str, Any]]] = {
     "hubert": ("ssl", 16000, partial(small_ssl.save, "hubert"), {}),
     "whisper": ("ssl", 16000, partial(small_ssl.save, "whisper"), {}),
 }
-"""Name -> extractor, sample rate, what saves a small one, further parameters. At their full size, HuBERT is the base
-model, and Whisper has the encoder of the small one."""
+"""Name -> extractor, sample rate, what saves a small one, further parameters. At their
+full size, HuBERT is the base model, and Whisper has the encoder of the small one."""

@@ -1,4 +1,5 @@
-"""How fast extraction is on a device, end to end from FLAC files, beside the model alone; and what its constants cost.
+"""How fast extraction is on a device, end to end from FLAC files, beside the model alone;
+and what its constants cost.
 
     alone        the model on tensors that lie on the device, in several shapes: the fastest is the limit
     batch        a batch of rows as featcache computes it; `first` is in a new thread, which makes its plans; `waits`
@@ -7,7 +8,8 @@
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
     sweep        end to end with other constants: ROW_SECONDS, slots, threads
 
-The audio is 16 kHz FLAC. Speeds are × real time. For Whisper and fbank the limit is featcache's own extractor.
+The audio is 16 kHz FLAC. Speeds are × real time. For Whisper and fbank the limit is
+featcache's own extractor.
 """
 
 from step import Step, main
@@ -45,8 +47,14 @@ NAMES = ("encodec", "hubert", "mimi", "fbank", "dac", "whisper")
 SWEPT = ("hubert", "encodec")
 SHAPES = [(8, 10.0), (24, 10.0), (64, 10.0)]
 RUNS = {
-    "encodec": ("EncodecModel", lambda model, x: model.encode(x[:, None], bandwidth=6.0).audio_codes),
-    "dac": ("DacModel", lambda model, x: model.encode(x[:, None, : x.shape[1] // 320 * 320]).audio_codes),
+    "encodec": (
+        "EncodecModel",
+        lambda model, x: model.encode(x[:, None], bandwidth=6.0).audio_codes,
+    ),
+    "dac": (
+        "DacModel",
+        lambda model, x: model.encode(x[:, None, : x.shape[1] // 320 * 320]).audio_codes,
+    ),
     "mimi": ("MimiModel", lambda model, x: model.encode(x[:, None], num_quantizers=8).audio_codes),
     "hubert": ("HubertModel", lambda model, x: model(x).last_hidden_state),
 }
@@ -64,7 +72,9 @@ Function = Callable[[torch.Tensor], object]
 def run(step: Step) -> None:
     limits: dict[str, float] = {}
     for name in NAMES:
-        step.attempt("throughput", lambda name=name: limits.update({name: measure(step, name)}), model=name)
+        step.attempt(
+            "throughput", lambda name=name: limits.update({name: measure(step, name)}), model=name
+        )
     for name in SWEPT:
         step.attempt("sweep", lambda name=name: sweep(step, name, limits[name]), model=name)
 
@@ -73,12 +83,22 @@ def measure(step: Step, name: str) -> float:
     """A model in all ways; returns the limit."""
     config = step.config(name)
     alone = model_alone(step, name, config)
-    limit = max(speed_alone(step, name, alone, config.audio.sample_rate, *shape) for shape in shapes(step))
+    limit = max(
+        speed_alone(step, name, alone, config.audio.sample_rate, *shape) for shape in shapes(step)
+    )
     batch(step, name, config)
     manifest = files(step, limit)
     speed, figures = end_to_end(step, config, manifest)
     looped = loop(step, manifest, config.audio.sample_rate, alone)
-    step.record("end to end", model=name, speed=speed, limit=limit, of_limit=speed / limit, loop=looped, **figures)
+    step.record(
+        "end to end",
+        model=name,
+        speed=speed,
+        limit=limit,
+        of_limit=speed / limit,
+        loop=looped,
+        **figures,
+    )
     return limit
 
 
@@ -93,13 +113,20 @@ def model_alone(step: Step, name: str, config: Config) -> Function:
 
         folder = config.params.weights  # type: ignore[attr-defined]
         model_class, run_model = RUNS[name]
-        model = getattr(transformers, model_class).from_pretrained(folder).eval().to(step.device.torch_device)
+        model = (
+            getattr(transformers, model_class)
+            .from_pretrained(folder)
+            .eval()
+            .to(step.device.torch_device)
+        )
         return lambda x: run_model(model, x)
     extractor = config.build(step.device.torch_device)
     return lambda x: extractor.extract([Clip(str(number), row) for number, row in enumerate(x)])
 
 
-def speed_alone(step: Step, name: str, alone: Function, rate: int, count: int, seconds: float) -> float:
+def speed_alone(
+    step: Step, name: str, alone: Function, rate: int, count: int, seconds: float
+) -> float:
     """Times real time in one shape; 0 where it does not fit."""
     waveforms = 0.1 * torch.randn(count, round(seconds * rate), device=step.device.torch_device)
     try:
@@ -188,11 +215,14 @@ def kernels(step: Step, name: str, function: Callable[[], object]) -> None:
 
 
 def files(step: Step, speed: float) -> Manifest:
-    """Files whose extraction takes some seconds at this speed: the same ones, time and again."""
+    """Files whose extraction takes some seconds at this speed: the same ones, time and
+    again."""
     path = corpus.make_corpus(step.work, "long", 0.003 if step.small else 0.5)
     once = read_manifest(path)
     speed = min(speed, DECODED_BY_A_CORE * step.device.threads)
-    wanted = 1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))
+    wanted = (
+        1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))
+    )
     repeated = path.with_name(f"{wanted}.csv")
     lines = path.read_text().splitlines()
     rows_of = [f"{number}-{line}" for number in range(wanted) for line in lines[1:]]
@@ -203,8 +233,8 @@ def files(step: Step, speed: float) -> Manifest:
 def end_to_end(
     step: Step, config: Config, manifest: Manifest, threads: int | None = None
 ) -> tuple[float, dict[str, Any]]:
-    """Times real time from files to shards, once that is planned, and what else there is to know: `filled` is the share
-    of what batches of rows hold that is audio."""
+    """Times real time from files to shards, once that is planned, and what else there is
+    to know: `filled` is the share of what batches of rows hold that is audio."""
     held: Counter[str] = Counter()
     compute = local.compute_rows
 
@@ -246,7 +276,9 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
         for row in islice(cycle(range(len(manifest))), 1000):
             if perf_counter() - start > (0.1 if step.small else SECONDS_OF_A_RUN):
                 break
-            samples, original = soundfile.read(manifest.resolve(manifest[row].path), dtype="float32")
+            samples, original = soundfile.read(
+                manifest.resolve(manifest[row].path), dtype="float32"
+            )
             samples = samples[: (2 if step.small else 30) * original]  # Whisper takes no more
             waveform = torch.from_numpy(samples).to(step.device.torch_device)
             found = alone(torchaudio.functional.resample(waveform, original, rate)[None])
@@ -257,9 +289,13 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
 
 
 def sweep(step: Step, name: str, limit: float) -> None:
-    """One constant after the other, over the same files; the first line has all of them as they are."""
+    """One constant after the other, over the same files; the first line has all of them
+    as they are."""
     kind, config = step.device.torch_device.type, step.config(name)
-    changed = [("as they are", 0), *((constant, value) for constant, values in SWEEP.items() for value in values)]
+    changed = [
+        ("as they are", 0),
+        *((constant, value) for constant, values in SWEEP.items() for value in values),
+    ]
     manifest = files(step, limit)
     for constant, value in changed[:2] if step.small else changed:
         if step.left < 30 and not step.small:
@@ -271,7 +307,10 @@ def sweep(step: Step, name: str, limit: float) -> None:
             if constant == "ROW_SECONDS":
                 rows.ROW_SECONDS[kind] = value
             found, figures = end_to_end(step, config, manifest, threads)
-        shown = {figure: figures.get(figure) for figure in ("busy", "in quarters", "filled", "GiB at most")}
+        shown = {
+            figure: figures.get(figure)
+            for figure in ("busy", "in quarters", "filled", "GiB at most")
+        }
         step.record("sweep", model=name, constant=constant, value=value, speed=found, **shown)
 
 

@@ -1,10 +1,11 @@
-"""What a bucket is asked for: by shards that are uploaded, an index of very many, one shard more, opening and `info`.
+"""What a bucket is asked for: by shards that are uploaded, an index of very many, one
+shard more, opening and `info`.
 
     python scripts/scale/bucket.py [--shards 2000] [--latency 0 50]
 
-The store is an S3 server on loopback that holds everything in memory, counts requests, and holds each back for the
-latency in ms; it shares the cores with what is measured. Shards are uploaded as a run uploads them, of a few tiny items
-each."""
+The store is an S3 server on loopback that holds everything in memory, counts requests,
+and holds each back for the latency in ms; it shares the cores with what is measured.
+Shards are uploaded as a run uploads them, of a few tiny items each."""
 
 import os
 import sys
@@ -47,7 +48,9 @@ def measure(server, shards: int, latencies: list[float]) -> Table:
         start, cpu = perf_counter(), process_time()
         function()
         taken = perf_counter() - start, process_time() - cpu
-        counts = ", ".join(f"{count / each:g} {method}" for method, count in sorted(server.requests().items()))
+        counts = ", ".join(
+            f"{count / each:g} {method}" for method, count in sorted(server.requests().items())
+        )
         table.add(f"{what}, {latency:g} ms", *taken, counts)
 
     def upload(numbers: range) -> None:

@@ -1,9 +1,11 @@
-"""What a part of a corpus costs, whatever the number of parts: planning, a rerun, opening; seconds and memory.
+"""What a part of a corpus costs, whatever the number of parts: planning, a rerun,
+opening; seconds and memory.
 
     python scripts/scale/parts.py --rows 1000000 --parts 1 3 10 --open 10 100 1000
 
-One part is made by the store's own writer: items of one frame each, of rows of a Parquet manifest. The others are hard
-links of it under other names. Each figure is of a process of its own."""
+One part is made by the store's own writer: items of one frame each, of rows of a Parquet
+manifest. The others are hard links of it under other names. Each figure is of a process
+of its own."""
 
 import os
 import shutil
@@ -38,20 +40,29 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     """A manifest, and the version that extracting it would have made."""
     ids, path = [f"utterance-{row:08}" for row in range(rows)], "audio.flac"
     starts = np.arange(rows) / 10
-    table = {"id": ids, "path": pa.array([path] * rows), "start": starts, "duration": np.full(rows, 0.1)}
+    table = {
+        "id": ids,
+        "path": pa.array([path] * rows),
+        "start": starts,
+        "duration": np.full(rows, 0.1),
+    }
     pyarrow.parquet.write_table(pa.table(table), manifest)
     info = BuiltConfig(load_config("mfcc13"), Device("cpu", 1)).info
     version = create(cache, info)
     frame = np.zeros((1, *info.spec.item_shape), version.dtype)
     for first in range(0, rows, ITEMS):
         numbers = range(first, min(first + ITEMS, rows))
-        of_manifest = {ids[row]: {"path": path, "start": float(starts[row]), "duration": 0.1} for row in numbers}
+        of_manifest = {
+            ids[row]: {"path": path, "start": float(starts[row]), "duration": 0.1}
+            for row in numbers
+        }
         add_shard(version, dict.fromkeys(of_manifest, frame), row=first, rows=of_manifest)
     open_index(version)
 
 
 def open_corpus(path: Path) -> list[float]:
-    """What opening a corpus takes: time, memory, maps and descriptors; and the time of a batch of 64 of all parts."""
+    """What opening a corpus takes: time, memory, maps and descriptors; and the time of a
+    batch of 64 of all parts."""
     started, before = perf_counter(), resources()
     corpus = featcache.open(path)
     seconds = perf_counter() - started
@@ -70,9 +81,15 @@ def begin_epoch(path: Path) -> list[float]:
 
 
 def resources() -> list[float]:
-    """MB of this process's own, MB that it has mapped of files, its maps and its descriptors."""
+    """MB of this process's own, MB that it has mapped of files, its maps and its
+    descriptors."""
     maps = Path("/proc/self/maps").read_text().count("\n")
-    return [status_bytes("RssAnon") / 1e6, status_bytes("RssFile") / 1e6, maps, len(os.listdir("/proc/self/fd"))]
+    return [
+        status_bytes("RssAnon") / 1e6,
+        status_bytes("RssFile") / 1e6,
+        maps,
+        len(os.listdir("/proc/self/fd")),
+    ]
 
 
 def corpus_of(part: Path, corpus: Path, count: int) -> Path:
@@ -90,7 +107,10 @@ def main() -> None:
         folder=(Path, "where to work; a temporary folder by default"),
     )
     runs = Table("runs", {"seconds": "{:.1f}", "a part": "{:.2f}", "MB": "{:,.0f}"})
-    taken = {"opened in": "{:.3f} s", **dict.fromkeys(("MB of its own", "MB mapped", "maps", "descriptors"), "{:,.0f}")}
+    taken = {
+        "opened in": "{:.3f} s",
+        **dict.fromkeys(("MB of its own", "MB mapped", "maps", "descriptors"), "{:,.0f}"),
+    }
     taken |= {"a batch in": "{:.3f} s", "an epoch begins in": "{:.2f} s", "more MB": "{:,.0f}"}
     opened = Table("opened", taken)
     with temporary_folder(asked.folder) as folder:
@@ -99,11 +119,22 @@ def main() -> None:
         seconds, memory = watch([*FEATCACHE, "configs"])
         runs.add("a command that does nothing", seconds, None, memory)
         for count in asked.parts:
-            corpus, manifests = corpus_of(part, folder / f"corpus-{count}", count), folder / f"manifests-{count}"
+            corpus, manifests = (
+                corpus_of(part, folder / f"corpus-{count}", count),
+                folder / f"manifests-{count}",
+            )
             manifests.mkdir()
             for path in corpus.iterdir():
                 os.link(manifest, manifests / f"{path.name}.parquet")
-            command = [*FEATCACHE, "extract", f"{manifests}/*.parquet", "-c", "mfcc13", "-o", str(corpus)]
+            command = [
+                *FEATCACHE,
+                "extract",
+                f"{manifests}/*.parquet",
+                "-c",
+                "mfcc13",
+                "-o",
+                str(corpus),
+            ]
             for what in ("first run, which finds everything there", "the same again"):
                 seconds, memory = watch([*command, "--device", "cpu"])
                 runs.add(f"{count} parts, {what}", seconds, seconds / count, memory)
@@ -116,7 +147,8 @@ def main() -> None:
 
 
 def record(corpus: Path) -> None:
-    """Record what is known of the parts, which are links of one another, as extracting them would have done."""
+    """Record what is known of the parts, which are links of one another, as extracting
+    them would have done."""
     names = sorted(path.name for path in corpus.iterdir())
     version = select_version(corpus / names[0])
     known = {version.path.name: PartVersion.of(version, open_index(version))}

@@ -1,23 +1,27 @@
 """Spotting spoken digits in EnCodec's codes: tokenised again in every epoch, and once.
 
-    pip install '.[extract,models]'
-    python scripts/stories/train_keywords.py [--limit 1200] [--epochs 2] [--more-epochs 30] [--device cuda]
-    python scripts/stories/train_keywords.py --weights facebook/encodec_24khz      the real weights, from the hub
+    pip install '.[extract,models]' python scripts/stories/train_keywords.py [--limit
+    1200] [--epochs 2] [--more-epochs 30] [--device cuda] python
+    scripts/stories/train_keywords.py --weights facebook/encodec_24khz      the real
+    weights, from the hub
 
 The same classifier is trained on the same batches of the same clips in three ways:
 
-one by one  every epoch loads, resamples and tokenises each clip by itself: the codes that the clip has
-padded      every epoch tokenises padded batches, as most people do: other codes in clips' last frames
-featcache   `featcache extract` once, and a `featcache.DataLoader`
+one by one  every epoch loads, resamples and tokenises each clip by itself: the codes that
+the clip has padded      every epoch tokenises padded batches, as most people do: other
+codes in clips' last frames featcache   `featcache extract` once, and a
+`featcache.DataLoader`
 
-`OnTheFly` does the first two as well as they can be done. The classifier is an x-vector network (`xvector.py`) over
-the sum of the codes' embeddings. EnCodec is the 24 kHz model at 6 kbps, in fp32. Without --weights it has its full
-size, random weights, and codebooks made from its own latents (`random_encodec.py`): it computes as much as the real
-one, but its accuracies say nothing of that one's.
+`OnTheFly` does the first two as well as they can be done. The classifier is an x-vector
+network (`xvector.py`) over the sum of the codes' embeddings. EnCodec is the 24 kHz model
+at 6 kbps, in fp32. Without --weights it has its full size, random weights, and codebooks
+made from its own latents (`random_encodec.py`): it computes as much as the real one, but
+its accuracies say nothing of that one's.
 
-All three train for --epochs from the same seed; featcache goes on until --more-epochs. An epoch's time is the median of
-them, without the test. The extraction is the whole command, from the start of Python on, of both splits. The codes of
-the first way are held against featcache's; one that differs is a tie where the latents agree to rounding.
+All three train for --epochs from the same seed; featcache goes on until --more-epochs. An
+epoch's time is the median of them, without the test. The extraction is the whole command,
+from the start of Python on, of both splits. The codes of the first way are held against
+featcache's; one that differs is a tie where the latents agree to rounding.
 """
 
 import argparse
@@ -50,7 +54,18 @@ from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, KEPT, Table, Timed, median, options, present, remark, temporary_folder, timed
+from harness import (
+    CORES,
+    KEPT,
+    Table,
+    Timed,
+    median,
+    options,
+    present,
+    remark,
+    temporary_folder,
+    timed,
+)
 from random_encodec import make_weights
 from ties import differences
 from tokenizing import RATE, Model
@@ -65,20 +80,26 @@ DIGITS = [str(digit) for digit in range(10)]
 
 
 def one_by_one(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
-    """Codes `[B, F, Q]` of waveforms `[B, n]` with `num_samples` `[B]` on the CPU; each as if alone."""
+    """Codes `[B, F, Q]` of waveforms `[B, n]` with `num_samples` `[B]` on the CPU; each
+    as if alone."""
     clips = zip(waveforms, num_samples.tolist(), strict=True)
-    return pad_sequence([model.encode(clip[None, :count])[0].T for clip, count in clips], batch_first=True)
+    return pad_sequence(
+        [model.encode(clip[None, :count])[0].T for clip, count in clips], batch_first=True
+    )
 
 
 def at_once(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
     """The same, but for what padding changes."""
-    return model.encode(waveforms).mT.clone()  # which, unlike what inference mode gives, can be trained on
+    # which, unlike what inference mode gives, can be trained on
+    return model.encode(waveforms).mT.clone()
 
 
 Tokenise = Callable[[Tensor, Tensor], Tensor]
 
 
-def collate(tokenise: Tokenise | None, items: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor, Tensor]:
+def collate(
+    tokenise: Tokenise | None, items: list[tuple[int, Tensor]]
+) -> tuple[list[int], Tensor, Tensor]:
     """The rows of a batch, `num_samples` `[B]`, and the waveforms or codes, padded."""
     waveforms = pad_sequence([waveform for _, waveform in items], batch_first=True)
     num_samples = torch.tensor([len(waveform) for _, waveform in items])
@@ -87,7 +108,8 @@ def collate(tokenise: Tokenise | None, items: list[tuple[int, Tensor]]) -> tuple
 
 
 class Waveforms(Dataset[tuple[int, Tensor]]):
-    """The clips of a manifest, mono, loaded and resampled when they are asked for: their rows and `[num_samples]`."""
+    """The clips of a manifest, mono, loaded and resampled when they are asked for: their
+    rows and `[num_samples]`."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -99,26 +121,36 @@ class Waveforms(Dataset[tuple[int, Tensor]]):
 
 
 class OnTheFly:
-    """Batches like those of `featcache.DataLoader`, tokenised in every epoch: the usual recipe.
+    """Batches like those of `featcache.DataLoader`, tokenised in every epoch: the usual
+    recipe.
 
-    Worker processes of torch's DataLoader load and resample. On the CPU, where clips are tokenised one by one, they do
-    that as well, with one thread each: two threads in one call are no faster on a clip of half a second, and two
-    processes are. On a GPU, and where a padded batch is tokenised at once, the training process does it.
+    Worker processes of torch's DataLoader load and resample. On the CPU, where clips are
+    tokenised one by one, they do that as well, with one thread each: two threads in one
+    call are no faster on a clip of half a second, and two processes are. On a GPU, and
+    where a padded batch is tokenised at once, the training process does it.
 
     Args:
         manifest: The manifest of the clips, with a column `digit`.
         sampler: Gives lists of the manifest's rows.
         model: EnCodec.
         device: The device of the model, and of the batches.
-        padded: Whether the model gets a batch at once, padded with zeros, instead of clip by clip.
+        padded: Whether the model gets a batch at once, padded with zeros, instead of clip
+            by clip.
 
     Attributes:
-        waited: Seconds spent waiting for batches in the last pass; on a GPU, without what is still being computed.
+        waited: Seconds spent waiting for batches in the last pass; on a GPU, without what
+            is still being computed.
         codes: The codes `[F, Q]` of each row in the last pass, on the device.
     """
 
     def __init__(
-        self, manifest: Manifest, sampler: featcache.BucketBatchSampler, model: Model, device: Device, *, padded: bool
+        self,
+        manifest: Manifest,
+        sampler: featcache.BucketBatchSampler,
+        model: Model,
+        device: Device,
+        *,
+        padded: bool,
     ) -> None:
         self.waited = 0.0
         self.codes: dict[int, Tensor] = {}
@@ -151,8 +183,13 @@ class OnTheFly:
                 codes = self._tokenise(padded.to(self._device, non_blocking=True), num_samples)
                 torch.set_num_threads(1)
             counts = -(-num_samples // HOP)
-            self.codes |= {row: one[:count] for row, one, count in zip(rows, codes, counts.tolist(), strict=True)}
-            lengths, digits = (one.to(self._device, non_blocking=True) for one in (counts, self._digits[rows]))
+            self.codes |= {
+                row: one[:count]
+                for row, one, count in zip(rows, codes, counts.tolist(), strict=True)
+            }
+            lengths, digits = (
+                one.to(self._device, non_blocking=True) for one in (counts, self._digits[rows])
+            )
             self.waited += perf_counter() - start
             yield {"features": codes, "lengths": lengths, "digit": digits}
             start = perf_counter()
@@ -184,7 +221,8 @@ class Outcome:
     gpu: str = ""
     """How busy the GPU was."""
     codes: dict[str, dict[int, Tensor]] = field(default_factory=dict)
-    """The codes that it trained and was tested on, by split, as in `OnTheFly.codes`; empty for featcache."""
+    """The codes that it trained and was tested on, by split, as in `OnTheFly.codes`;
+    empty for featcache."""
     later: float | None = None
     """The accuracy after --more-epochs; for featcache alone."""
 
@@ -211,11 +249,14 @@ class Story:
         if way == CACHED:
             return self.data.loader(name, torch.long)
         manifest = read_manifest(self.data.manifests[name])
-        return OnTheFly(manifest, self.data.sampler(name), self.model, self.device, padded=way == PADDED)
+        return OnTheFly(
+            manifest, self.data.sampler(name), self.model, self.device, padded=way == PADDED
+        )
 
     def run(self, way: str) -> Outcome:
         print(f"training: {way}", file=sys.stderr)
-        torch.set_num_threads(1)  # which is no slower for a network so small, and leaves the cores to workers
+        # which is no slower for a network so small, and leaves the cores to workers
+        torch.set_num_threads(1)
         torch.manual_seed(self.asked.seed)
         codebooks = self.model.codebooks[: self.data.cache.spec.item_shape[0]]
         network = XVector(codebooks[0].shape[1], len(DIGITS), self.asked.channels)
@@ -226,7 +267,9 @@ class Story:
         outcome.accuracy = self._test(trainer, way, outcome)
         if way == CACHED:
             with gpu.watched():
-                self._epochs(trainer, way, range(self.asked.epochs, self.asked.more_epochs), outcome)
+                self._epochs(
+                    trainer, way, range(self.asked.epochs, self.asked.more_epochs), outcome
+                )
             outcome.later = self._test(trainer, way, outcome)
         outcome.gpu = gpu.text(outcome.passes)
         return outcome
@@ -237,11 +280,16 @@ class Story:
         extractor = self.config.build(self.asked.device)
         assert isinstance(extractor, CodecExtractor)
         for name, found in outcome.codes.items():
-            waveforms, ids = Waveforms(read_manifest(self.data.manifests[name])), self.data.datasets[name].ids
+            waveforms, ids = (
+                Waveforms(read_manifest(self.data.manifests[name])),
+                self.data.datasets[name].ids,
+            )
             for row, on_device in found.items():
                 codes, expected = on_device.cpu().numpy(), self.data.cache[ids[row]]
                 if ties:
-                    counts += differences(codes, expected, extractor, waveforms[row][1].to(self.asked.device))
+                    counts += differences(
+                        codes, expected, extractor, waveforms[row][1].to(self.asked.device)
+                    )
                 else:
                     counts += Counter(codes=codes.size, different=int((codes != expected).sum()))
         return counts
@@ -278,7 +326,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     )
     for way, outcome in outcomes.items():
         fetching = median([epoch.fetched / epoch.seconds for epoch in outcome.passes])
-        cpu = sum(part.cpu_seconds for part in outcome.parts) / sum(part.seconds for part in outcome.parts)
+        cpu = sum(part.cpu_seconds for part in outcome.parts) / sum(
+            part.seconds for part in outcome.parts
+        )
         table.add(way, outcome.epoch_seconds, fetching, cpu, outcome.gpu, outcome.accuracy)
     cached, extraction = outcomes[CACHED], data.extraction.seconds
     waited = median([epoch.waited / epoch.seconds for epoch in cached.passes])
@@ -286,19 +336,27 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     fastest = min(outcomes[way].epoch_seconds for way in (ALONE, PADDED))
     gained = fastest - cached.epoch_seconds
     paid = f"after {math.ceil(extraction / gained)} epochs" if gained > 0 else "never"
-    alone, padded = story.compare(outcomes[ALONE], ties=True), story.compare(outcomes[PADDED], ties=False)
+    alone, padded = (
+        story.compare(outcomes[ALONE], ties=True),
+        story.compare(outcomes[PADDED], ties=False),
+    )
     parts = [data.extraction, *(part for outcome in outcomes.values() for part in outcome.parts)]
-    weights = asked.weights or "random ones, of the full size, with codebooks made from its own latents"
+    weights = (
+        asked.weights or "random ones, of the full size, with codebooks made from its own latents"
+    )
     return [
         f"{num_train:,} digits to train on, {num_test:,} to test with; "
-        f"{story.device.label}, {asked.threads} threads; EnCodec 24 kHz, 6 kbps; weights: {weights}",
+        f"{story.device.label}, {asked.threads} threads; EnCodec 24 kHz, 6 kbps; "
+        f"weights: {weights}",
         table,
-        f"epochs from featcache are {gained / fastest:.1%} shorter than in the faster of the other two",
+        f"epochs from featcache are {gained / fastest:.1%} shorter than in the faster "
+        "of the other two",
         f"loader.waited of featcache's: {waited:.2%} of the epoch",
         f"the one extraction took {extraction:.1f} s, which is paid for {paid}",
-        f"featcache after {asked.more_epochs} epochs: accuracy {cached.later:.1%}, {in_all:.0f} s after the extraction "
-        "began",
-        f"{alone['codes']:,} codes one by one: {alone['different']} differ from featcache's, {alone['ties']} of them "
+        f"featcache after {asked.more_epochs} epochs: accuracy {cached.later:.1%}, "
+        f"{in_all:.0f} s after the extraction began",
+        f"{alone['codes']:,} codes one by one: {alone['different']} differ from "
+        f"featcache's, {alone['ties']} of them "
         f"ties; of padded batches {padded['different'] / padded['codes']:.2%} differ",
         remark(*(part.others for part in parts)),
     ]

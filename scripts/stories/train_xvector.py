@@ -1,18 +1,21 @@
-"""An x-vector network that tells speakers apart, with noise before its pooling: drawn on the CPU, or in place.
+"""An x-vector network that tells speakers apart, with noise before its pooling: drawn on
+the CPU, or in place.
 
-    pip install '.[extract]'
-    python scripts/stories/train_xvector.py [--epochs 10] [--channels 128] [--device cuda] [--json]
+    pip install '.[extract]' python scripts/stories/train_xvector.py [--epochs 10]
+    [--channels 128] [--device cuda] [--json]
 
-The features are the paper's, 24 log mel energies of 8 kHz speech, extracted once by `featcache extract` and read by a
-`featcache.DataLoader`. The network (`xvector.py`) has 128 channels instead of 512, or --channels. Noise of 1e-5 is
-added to what is pooled, [batch, frames, channels], so that no standard deviation over time is zero. Two ways:
+The features are the paper's, 24 log mel energies of 8 kHz speech, extracted once by
+`featcache extract` and read by a `featcache.DataLoader`. The network (`xvector.py`) has
+128 channels instead of 512, or --channels. Noise of 1e-5 is added to what is pooled,
+[batch, frames, channels], so that no standard deviation over time is zero. Two ways:
 
 on the CPU      x + 1e-5 * torch.randn(x.shape).to(x.device): the GPU waits while the CPU draws, and for the copy
 on the device   featcache.augment.GaussianNoise(1e-5): nothing is copied, and the same step draws the same noise again
 
-Both train on the same batches from the same seed, and take turns. A step goes from the end of the one before to its
-own end, its batch included; on a GPU it is measured by events in the stream, which hold nothing up, and so is the noise
-in it: the time for which the stream stood at it. The first epoch of each is not counted.
+Both train on the same batches from the same seed, and take turns. A step goes from the
+end of the one before to its own end, its batch included; on a GPU it is measured by
+events in the stream, which hold nothing up, and so is the noise in it: the time for which
+the stream stood at it. The first epoch of each is not counted.
 """
 
 import argparse
@@ -97,7 +100,10 @@ class Way:
         steps = np.array([seconds for epoch in counted for seconds in epoch.steps])
         noise = np.array(self.noise.seconds()[-len(steps) :])
         return [
-            *(1e3 * seconds for seconds in (np.median(steps), np.quantile(steps, 0.9), np.median(noise))),
+            *(
+                1e3 * seconds
+                for seconds in (np.median(steps), np.quantile(steps, 0.9), np.median(noise))
+            ),
             noise.sum() / steps.sum(),
             sum(epoch.cpu_seconds for epoch in counted) / sum(epoch.seconds for epoch in counted),
             self.gpu.text(counted),
@@ -121,12 +127,17 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     data = Data(asked, split(asked.data, folder, asked.limit), CONFIG, "speaker")
     torch.set_num_threads(asked.threads)
     ways = {}
-    for name, noise in {"on the CPU": on_the_cpu, "on the device": on_the_device(asked.seed)}.items():
+    for name, noise in {
+        "on the CPU": on_the_cpu,
+        "on the device": on_the_device(asked.seed),
+    }.items():
         torch.manual_seed(asked.seed)
         watched = Watched(noise, asked.device)
         model = XVector(data.cache.spec.item_shape[0], len(data.classes), asked.channels, watched)
         trainer = Trainer(model, data.column, asked.device)
-        ways[name] = Way(trainer, watched, data.loader("train", torch.float32), GpuUse(asked.device))
+        ways[name] = Way(
+            trainer, watched, data.loader("train", torch.float32), GpuUse(asked.device)
+        )
 
     def take_turns() -> None:
         for first in range(0, asked.epochs, TURN):
@@ -139,10 +150,11 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
         table.add(name, *way.figures(data.loader("test", torch.float32)))
     num_train, num_test = map(len, data.datasets.values())
     return [
-        f"{num_train:,} utterances of {len(data.classes)} speakers to train on, {num_test:,} to test with; "
+        f"{num_train:,} utterances of {len(data.classes)} speakers to train on, "
+        f"{num_test:,} to test with; "
         f"{asked.epochs} epochs; {Device(str(asked.device)).label}, {asked.threads} threads",
-        f"fbank of 24 bins, extracted in {data.extraction.seconds:.1f} s; {asked.channels} channels, batches of "
-        f"{asked.batch_size}",
+        f"fbank of 24 bins, extracted in {data.extraction.seconds:.1f} s; "
+        f"{asked.channels} channels, batches of {asked.batch_size}",
         table,
         "" if asked.device.type == "cuda" else ON_THE_CPU,
         remark(data.extraction.others, taken.others),
@@ -150,7 +162,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
 
 
 def main() -> None:
-    asked = options(__doc__, **OPTIONS, epochs=(10, "at least 2"), channels=(128, "512 in the paper"))
+    asked = options(
+        __doc__, **OPTIONS, epochs=(10, "at least 2"), channels=(128, "512 in the paper")
+    )
     if asked.epochs < 2:
         sys.exit("--epochs: the first one is not counted: give at least 2")
     with temporary_folder() as folder:

@@ -1,4 +1,5 @@
-"""What the training stories share: splits of a manifest, a training loop, and what it costs the CPU and the GPU."""
+"""What the training stories share: splits of a manifest, a training loop, and what it
+costs the CPU and the GPU."""
 
 import argparse
 import csv
@@ -43,31 +44,47 @@ OPTIONS: dict[str, Any] = {
 
 
 def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, Path]:
-    """Write the manifests `all`, `train` and `test` into a folder: by the column `split`, with absolute paths.
+    """Write the manifests `all`, `train` and `test` into a folder: by the column `split`,
+    with absolute paths.
 
-    Without a manifest, of the Free Spoken Digit Dataset in ../shared/data; where it is not found, of tones.
-    Exits with a message where there is no such manifest, or nothing to train on or to test with."""
+    Without a manifest, of the Free Spoken Digit Dataset in ../shared/data; where it is
+    not found, of tones. Exits with a message where there is no such manifest, or nothing
+    to train on or to test with."""
     if manifest is None and not (manifest := DATA).is_file():
-        print(f"no {DATA}, and no --data: tones stand for spoken digits; accuracies say nothing", file=sys.stderr)
+        print(
+            f"no {DATA}, and no --data: tones stand for spoken digits; accuracies say nothing",
+            file=sys.stderr,
+        )
         manifest = make_digits(folder / "digits")
     if not manifest.is_file():
         sys.exit(
-            f"{manifest}: there is none; --data takes a manifest with id, path, split (train or test), digit and "
-            "speaker, as of the Free Spoken Digit Dataset, github.com/Jakobovski/free-spoken-digit-dataset"
+            f"{manifest}: there is none; --data takes a manifest with id, path, split "
+            "(train or test), digit and speaker, as of the Free Spoken Digit Dataset, "
+            "github.com/Jakobovski/free-spoken-digit-dataset"
         )
     with manifest.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if missing := {"id", "path", "split", "digit", "speaker"} - set(rows[0] if rows else ()):
         sys.exit(f"{manifest}: lacks {', '.join(sorted(missing))}, or has no rows")
     if limit is not None:
-        rows = [rows[row] for row in sorted(np.random.default_rng(0).permutation(len(rows))[:limit])]
+        rows = [
+            rows[row] for row in sorted(np.random.default_rng(0).permutation(len(rows))[:limit])
+        ]
     rows = [{**row, "path": str((manifest.parent / row["path"]).absolute())} for row in rows]
-    chosen = {"all": rows, **{name: [row for row in rows if row["split"] == name] for name in SPLITS}}
+    chosen = {
+        "all": rows,
+        **{name: [row for row in rows if row["split"] == name] for name in SPLITS},
+    }
     paths = {}
     for name, some in chosen.items():
         if len(some) < 2:
-            sys.exit(f"{manifest}: of its {len(rows)} rows, {len(some)} are in split {name!r}: that is too few")
-        paths[name] = write_manifest(folder / f"{name}.csv", (row.values() for row in some), [*some[0]])
+            sys.exit(
+                f"{manifest}: of its {len(rows)} rows, {len(some)} are in split {name!r}: "
+                "that is too few"
+            )
+        paths[name] = write_manifest(
+            folder / f"{name}.csv", (row.values() for row in some), [*some[0]]
+        )
     return paths
 
 
@@ -82,7 +99,11 @@ class Data:
     """
 
     def __init__(
-        self, asked: argparse.Namespace, manifests: dict[str, Path], config: dict, classes: str | dict[str, list[str]]
+        self,
+        asked: argparse.Namespace,
+        manifests: dict[str, Path],
+        config: dict,
+        classes: str | dict[str, list[str]],
     ) -> None:
         self.manifests, folder = manifests, manifests["all"].parent
         self.config = folder / "config.yaml"
@@ -92,7 +113,9 @@ class Data:
         self.column = classes if isinstance(classes, str) else next(iter(classes))
         self.datasets: dict[str, featcache.FeatureDataset] = {}
         for name in SPLITS:
-            dataset = featcache.FeatureDataset(self.cache, self.manifests[name], columns=[self.column], classes=classes)
+            dataset = featcache.FeatureDataset(
+                self.cache, self.manifests[name], columns=[self.column], classes=classes
+            )
             self.datasets[name], classes = dataset, dataset.classes
         self.classes: list[str] = dataset.classes[self.column]
         self._asked = asked
@@ -101,10 +124,14 @@ class Data:
         """Batches of a split: the same ones for everyone."""
         size, seed = self._asked.batch_size, self._asked.seed
         lengths = self.datasets[name].lengths
-        return featcache.BucketBatchSampler(lengths, batch_size=size, shuffle=name == "train", seed=seed)
+        return featcache.BucketBatchSampler(
+            lengths, batch_size=size, shuffle=name == "train", seed=seed
+        )
 
     def loader(self, name: str, dtype: torch.dtype) -> featcache.DataLoader:
-        return featcache.DataLoader(self.datasets[name], self.sampler(name), device=self._asked.device, dtype=dtype)
+        return featcache.DataLoader(
+            self.datasets[name], self.sampler(name), device=self._asked.device, dtype=dtype
+        )
 
 
 def extract(manifest: Path, config: Path, cache: Path, asked: argparse.Namespace) -> Timed:
@@ -124,7 +151,8 @@ def extract(manifest: Path, config: Path, cache: Path, asked: argparse.Namespace
 
 
 class Watch:
-    """Moments on a device: of a GPU, events in its stream, which hold nothing up; of the CPU, the time."""
+    """Moments on a device: of a GPU, events in its stream, which hold nothing up; of the
+    CPU, the time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -138,7 +166,8 @@ class Watch:
         return event
 
     def settle(self) -> None:
-        """Wait until the device has nothing to do; before that no `seconds` can be asked for."""
+        """Wait until the device has nothing to do; before that no `seconds` can be asked
+        for."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -162,11 +191,13 @@ class Pass:
     fetched: float
     """Seconds that the loop was in the loader, for whatever reason."""
     busy: float
-    """Seconds from each step's beginning to its end on the device: no less than a GPU was at work."""
+    """Seconds from each step's beginning to its end on the device: no less than a GPU was
+    at work."""
 
 
 class GpuUse:
-    """How much of the time a GPU was busy, while blocks run; NVML tells, where nvidia-ml-py is installed.
+    """How much of the time a GPU was busy, while blocks run; NVML tells, where
+    nvidia-ml-py is installed.
 
     Args:
         device: The device; on a CPU there is nothing to tell.
@@ -178,7 +209,8 @@ class GpuUse:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look ten times a second, while a block runs: NVML tells how it was since about the last look."""
+        """Look ten times a second, while a block runs: NVML tells how it was since about
+        the last look."""
         over = threading.Event()
         looking = threading.Thread(target=self._look, args=[over])
         looking.start()
@@ -195,19 +227,29 @@ class GpuUse:
 
     @property
     def quarters(self) -> list[float]:
-        """That of each quarter of the time: a short run may do nothing but write in the last one."""
-        return [round(float(part.mean()) / 100, 2) for part in np.array_split(self._samples, 4) if len(part)]
+        """That of each quarter of the time: a short run may do nothing but write in the
+        last one."""
+        return [
+            round(float(part.mean()) / 100, 2)
+            for part in np.array_split(self._samples, 4)
+            if len(part)
+        ]
 
     def text(self, passes: Sequence[Pass]) -> str:
-        """The share, for people; without NVML what the steps of these passes took, with gaps between kernels."""
+        """The share, for people; without NVML what the steps of these passes took, with
+        gaps between kernels."""
         if self._device.type != "cuda":
             return "–"
         if self.share is not None:
             return f"{self.share:.0%}"
-        return f"at most {sum(epoch.busy for epoch in passes) / sum(epoch.seconds for epoch in passes):.0%}"
+        return (
+            "at most "
+            f"{sum(epoch.busy for epoch in passes) / sum(epoch.seconds for epoch in passes):.0%}"
+        )
 
     def _look(self, over: threading.Event) -> None:
-        with suppress(Exception):  # on a CPU; without pynvml, of nvidia-ml-py, or without its permission
+        # on a CPU; without pynvml, of nvidia-ml-py, or without its permission
+        with suppress(Exception):
             while not over.wait(0.1):
                 self._samples.append(torch.cuda.utilization(self._device))
 
@@ -267,6 +309,8 @@ class Trainer:
         right, count = 0, 0
         for batch in loader:
             labels = batch[self.column]
-            right += int((self.model(batch["features"], batch["lengths"]).argmax(1) == labels).sum())
+            right += int(
+                (self.model(batch["features"], batch["lengths"]).argmax(1) == labels).sum()
+            )
             count += len(labels)
         return right / count

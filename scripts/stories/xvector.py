@@ -1,10 +1,12 @@
 """The x-vector network, as the training stories use it.
 
-Snyder, Garcia-Romero, Sell, Povey and Khudanpur, "X-Vectors: Robust DNN Embeddings for Speaker Recognition" (ICASSP
-2018), table 1: five layers over time, which see 5, 9, 15, 15 and 15 frames; mean and standard deviation over time; two
-more layers; classes. Ours pads in time, since the shortest spoken digits have fewer than 15 frames.
+Snyder, Garcia-Romero, Sell, Povey and Khudanpur, "X-Vectors: Robust DNN Embeddings for
+Speaker Recognition" (ICASSP 2018), table 1: five layers over time, which see 5, 9, 15, 15
+and 15 frames; mean and standard deviation over time; two more layers; classes. Ours pads
+in time, since the shortest spoken digits have fewer than 15 frames.
 
-Shapes: `B` rows of a batch, `T` frames of the longest, `D` dimensions of a frame, `C` channels, `Q` codebooks."""
+Shapes: `B` rows of a batch, `T` frames of the longest, `D` dimensions of a frame, `C`
+channels, `Q` codebooks."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,13 +22,15 @@ CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
 LEAST_VARIANCE = 1e-5
 
 Noise = Callable[[Tensor, Tensor, int], Tensor]
-"""What is pooled, with noise: of float `[B, T, C]`, lengths `[B]` and the number of the step."""
+"""What is pooled, with noise: of float `[B, T, C]`, lengths `[B]` and the number of the
+step."""
 
 
 class XVector(nn.Module):
     """Classes of utterances.
 
-    A row's scores do not depend on what it shares a batch with, but for the statistics of batch norm in training.
+    A row's scores do not depend on what it shares a batch with, but for the statistics of
+    batch norm in training.
 
     Args:
         dims: The dimensions of a frame.
@@ -56,7 +60,8 @@ class XVector(nn.Module):
         self.noise = noise
 
     def forward(self, features: Tensor, lengths: Tensor, step: int = 0) -> Tensor:
-        """Scores, float `[B, classes]`, of features float `[B, T, D]` with int64 lengths `[B]`, on one device."""
+        """Scores, float `[B, classes]`, of features float `[B, T, D]` with int64 lengths
+        `[B]`, on one device."""
         mask = masks.padding_mask(lengths, features.shape[1])[:, None]
         x = self.normalise(features.mT) * mask
         for layer in self.frames:
@@ -67,7 +72,8 @@ class XVector(nn.Module):
 
 
 def statistics(x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """Mean and standard deviation over each row's frames: `[B, 2 C]` of `[B, C, T]`, a mask `[B, 1, T]`, lengths."""
+    """Mean and standard deviation over each row's frames: `[B, 2 C]` of `[B, C, T]`, a
+    mask `[B, 1, T]`, lengths."""
     count = lengths[:, None]
     mean = (x * mask).sum(2) / count
     variance = ((x - mean[:, :, None]) * mask).square().sum(2) / count
@@ -75,9 +81,11 @@ def statistics(x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 class EmbeddedCodes(nn.Module):
-    """A classifier of codes: their embeddings, added up over the codebooks, are what its network sees.
+    """A classifier of codes: their embeddings, added up over the codebooks, are what its
+    network sees.
 
-    The embeddings begin as the codec's own codewords, whose sum is the latent vector that was coded.
+    The embeddings begin as the codec's own codewords, whose sum is the latent vector that
+    was coded.
 
     Args:
         codebooks: float `[K, D]` each.
@@ -87,7 +95,9 @@ class EmbeddedCodes(nn.Module):
     def __init__(self, codebooks: Sequence[Tensor], network: nn.Module) -> None:
         super().__init__()
         sizes = [len(codebook) for codebook in codebooks]
-        self.embed = nn.Embedding.from_pretrained(torch.cat(list(codebooks)) / codebooks[0].std(), freeze=False)
+        self.embed = nn.Embedding.from_pretrained(
+            torch.cat(list(codebooks)) / codebooks[0].std(), freeze=False
+        )
         self.register_buffer("first", torch.tensor([0, *sizes[:-1]]).cumsum(0))
         self.network = network
 

@@ -10,7 +10,8 @@ from featcache.version.tags import make_tag
 
 @pytest.fixture
 def tagged(tmp_path) -> tuple[featcache.Cache, featcache.Cache]:
-    """A version at a tag, and as it is since `utt-0` has been extracted again, with other features."""
+    """A version at a tag, and as it is since `utt-0` has been extracted again, with other
+    features."""
     version = make_version(tmp_path / "features", make_features(4))
     make_tag(version, "paper", open_index(version))
     add_shard(version, make_features(1, seed=9), generation=2)

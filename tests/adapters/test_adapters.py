@@ -1,4 +1,5 @@
-"""What holds of all adapters: they say what is missing. (The examples of their page run in tests/test_pages.py.)"""
+"""What holds of all adapters: they say what is missing. (The examples of their page run
+in tests/test_pages.py.)"""
 
 import pytest
 from processes import run_script

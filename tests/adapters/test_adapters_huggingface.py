@@ -1,4 +1,5 @@
-"""Datasets of a cache, used as Hugging Face's own: indexed, mapped, filtered, saved, loaded by other processes."""
+"""Datasets of a cache, used as Hugging Face's own: indexed, mapped, filtered, saved,
+loaded by other processes."""
 
 import pickle
 
@@ -83,7 +84,9 @@ class TestRows:
 
 
 class TestFormats:
-    @pytest.mark.parametrize(("name", "dtype"), [(None, np.float16), ("torch", torch.float32), ("numpy", np.float32)])
+    @pytest.mark.parametrize(
+        ("name", "dtype"), [(None, np.float16), ("torch", torch.float32), ("numpy", np.float32)]
+    )
     def test_formats_give_what_they_make_of_arrays(self, made, name, dtype):
         rows = to_hf(made.both()).with_format(name)
         for row in rows:
@@ -91,31 +94,45 @@ class TestFormats:
             assert np.array_equal(np.asarray(row["fbank"]), made.fbank[row["id"]])
             assert np.array_equal(np.asarray(row["codes"]), made.codes[row["id"]])
         batch = rows[4:9]
-        assert [len(array) for array in batch["codes"]] == [len(made.codes[id_]) for id_ in batch["id"]]
+        assert [len(array) for array in batch["codes"]] == [
+            len(made.codes[id_]) for id_ in batch["id"]
+        ]
 
     def test_ids_can_be_had_instead(self, made):
         rows = to_hf(made.dataset())
-        ids = rows.cast_column("features", CachedFeatures(rows.features["features"].path, decode=False))
+        ids = rows.cast_column(
+            "features", CachedFeatures(rows.features["features"].path, decode=False)
+        )
         assert ids[2]["features"] == ids[2]["id"]
 
     def test_ids_that_pandas_gives_back_are_theirs(self, made):
         """Which are large strings."""
         rows = to_hf(made.cache())
-        ids = rows.cast_column("features", CachedFeatures(rows.features["features"].path, decode=False))
-        table = ids.data.table.cast(pa.schema([(name, pa.large_string()) for name in ids.column_names]))
+        ids = rows.cast_column(
+            "features", CachedFeatures(rows.features["features"].path, decode=False)
+        )
+        table = ids.data.table.cast(
+            pa.schema([(name, pa.large_string()) for name in ids.column_names])
+        )
         again = datasets.Dataset(table).cast(rows.features)
         assert np.array_equal(again[7]["features"], rows[7]["features"])
-        frame = ids.with_format("pandas").map(lambda some: some.assign(length=some["id"].str.len()), batched=True)
+        frame = ids.with_format("pandas").map(
+            lambda some: some.assign(length=some["id"].str.len()), batched=True
+        )
         assert frame.with_format(None)[7]["features"] == ids[7]["id"]
 
-    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # which Python 3.12 gives of any fork
+    @pytest.mark.filterwarnings(
+        "ignore:This process:DeprecationWarning"
+    )  # which Python 3.12 gives of any fork
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_data_loader_reads_them(self, made, workers):
         rows = to_hf(made.dataset()).with_format("torch")
         loader = DataLoader(rows, batch_size=4, collate_fn=list, num_workers=workers)
         seen = {row["id"]: row["features"] for batch in loader for row in batch}
         assert list(seen) == list(made.rows)
-        assert all(np.array_equal(features.numpy(), made.fbank[id_]) for id_, features in seen.items())
+        assert all(
+            np.array_equal(features.numpy(), made.fbank[id_]) for id_, features in seen.items()
+        )
 
 
 class TestAlgebra:
@@ -128,7 +145,9 @@ class TestAlgebra:
             parts["test"],
             rows.filter(lambda row: len(row["codes"]) > 10),
             datasets.concatenate_datasets([rows, rows.remove_columns("text")]),
-            rows.rename_columns({"fbank": "input_features"}).rename_columns({"input_features": "fbank"}),
+            rows.rename_columns({"fbank": "input_features"}).rename_columns(
+                {"input_features": "fbank"}
+            ),
             pickle.loads(pickle.dumps(rows)),
         ):
             assert len(some)
@@ -136,7 +155,11 @@ class TestAlgebra:
 
     @pytest.mark.parametrize(
         ("how", "form"),
-        [({"input_columns": ["features"]}, None), ({}, "numpy"), ({"input_columns": "features"}, "torch")],
+        [
+            ({"input_columns": ["features"]}, None),
+            ({}, "numpy"),
+            ({"input_columns": "features"}, "torch"),
+        ],
     )
     def test_map_computes_from_features_and_keeps_them_uncopied(self, made, how, form):
         rows = to_hf(made.dataset()).with_format(form)
@@ -154,35 +177,50 @@ class TestAlgebra:
     def test_map_writes_no_features_by_accident(self, made):
         rows = to_hf(made.dataset())
         said = r'holds ids, not list<.*: have map name .* input_columns=\["features"\]'
-        for function in (lambda row: {"frames": len(row["features"])}, lambda row: {"features": 2 * row["features"]}):
+        for function in (
+            lambda row: {"frames": len(row["features"])},
+            lambda row: {"features": 2 * row["features"]},
+        ):
             with pytest.raises(ArgumentError, match=said):
                 rows.map(function)
-        doubled = rows.map(lambda features: {"doubled": 2 * features}, input_columns=["features"]).with_format("numpy")
+        doubled = rows.map(
+            lambda features: {"doubled": 2 * features}, input_columns=["features"]
+        ).with_format("numpy")
         np.testing.assert_array_equal(doubled[7]["doubled"], 2 * doubled[7]["features"])
 
 
 class TestFingerprint:
     def test_follows_from_what_is_there(self, made):
         columns = (["text"], {"digit": str}, ["digit"])
-        others = [made.cache(), made.cache("codec"), made.dataset(), *(made.dataset(columns=some) for some in columns)]
+        others = [
+            made.cache(),
+            made.cache("codec"),
+            made.dataset(),
+            *(made.dataset(columns=some) for some in columns),
+        ]
         fingerprints = [to_hf(given)._fingerprint for given in (made.both(), made.both(), *others)]
         assert fingerprints[0] == fingerprints[1]
         assert len({*fingerprints}) == 7
 
 
 class TestSaved:
-    def test_saves_ids_and_is_read_by_new_processes_which_find_what_was_mapped(self, cli, made, tmp_path):
+    def test_saves_ids_and_is_read_by_new_processes_which_find_what_was_mapped(
+        self, cli, made, tmp_path
+    ):
         rows = to_hf(made.both())
         rows.save_to_disk(tmp_path / "saved")
         assert sum(path.stat().st_size for path in (tmp_path / "saved").iterdir()) < 20_000
         assert datasets.load_from_disk(tmp_path / "saved").features == rows.features
         arguments = tmp_path / "saved", made.folder / "features", made.manifest
         first = run_script(cli, PRINT_ROWS, *arguments)
-        assert first.splitlines()[0] == to_hf(made.dataset())._fingerprint  # the same in every process
+        # the same in every process
+        assert first.splitlines()[0] == to_hf(made.dataset())._fingerprint
         cached = {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")}
         assert cached
         assert run_script(cli, PRINT_ROWS, *arguments) == first
-        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")} == cached
+        assert {
+            path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")
+        } == cached
 
     def test_rows_of_a_tag_are_read_by_the_tag_also_in_another_process(self, cli, tagged, tmp_path):
         then, now = tagged
@@ -210,23 +248,35 @@ class TestCopy:
             assert np.array_equal(row["codes"], made.codes[row["id"]])
 
     def test_is_made_once(self, made, tmp_path):
-        files = [to_hf(made.dataset(), copy=True, cache_dir=str(tmp_path)).cache_files for _ in range(2)]
+        files = [
+            to_hf(made.dataset(), copy=True, cache_dir=str(tmp_path)).cache_files for _ in range(2)
+        ]
         assert files[0] == files[1]
         assert to_hf(made.both(), copy=True, cache_dir=str(tmp_path)).cache_files != files[0]
 
     @pytest.mark.parametrize(("shape", "dtype"), [((), "uint16"), ((2, 3), "float32")])
     def test_has_frames_of_any_shape(self, tmp_path, shape, dtype):
         stored = make_features(5, shape, dtype)
-        rows = to_hf(made_cache(tmp_path / "features", stored), copy=True, cache_dir=str(tmp_path / "copy"))
-        assert all(np.array_equal(np.array(row["features"], dtype), stored[row["id"]]) for row in rows)
+        rows = to_hf(
+            made_cache(tmp_path / "features", stored), copy=True, cache_dir=str(tmp_path / "copy")
+        )
+        assert all(
+            np.array_equal(np.array(row["features"], dtype), stored[row["id"]]) for row in rows
+        )
 
     def test_of_a_crop_holds_the_crop(self, made, tmp_path):
         dataset = made.dataset(crop=featcache.Crop(frames=7, seed=3))
         first = to_hf(dataset, copy=True, cache_dir=str(tmp_path)).with_format("numpy")
-        assert all(np.array_equal(row["features"], item["features"]) for row, item in zip(first, dataset, strict=True))
+        assert all(
+            np.array_equal(row["features"], item["features"])
+            for row, item in zip(first, dataset, strict=True)
+        )
         dataset.set_epoch(1)
         second = to_hf(dataset, copy=True, cache_dir=str(tmp_path)).with_format("numpy")
-        assert any(not np.array_equal(a["features"], b["features"]) for a, b in zip(first, second, strict=True))
+        assert any(
+            not np.array_equal(a["features"], b["features"])
+            for a, b in zip(first, second, strict=True)
+        )
 
 
 class TestRefuses:
@@ -237,7 +287,9 @@ class TestRefuses:
             to_hf(made.both(codebooks={"codes": 4}))
 
     def test_a_column_of_a_versions_name(self, made):
-        with pytest.raises(ArgumentError, match="the column 'text' would hide the version of that name"):
+        with pytest.raises(
+            ArgumentError, match="the column 'text' would hide the version of that name"
+        ):
             to_hf(featcache.FeatureDataset({"text": made.cache()}, made.manifest))
 
     def test_what_is_no_id_and_what_is_not_there(self, made):

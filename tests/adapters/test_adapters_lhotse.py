@@ -43,7 +43,11 @@ class TestCuts:
             assert (supervision.start, supervision.duration) == (0, cut.duration)
 
     def test_are_valid_and_load_what_was_stored(self, made):
-        for cut_set in (cuts(made.cache()), cuts(made.dataset()), cuts(made.dataset(columns=["text"]))):
+        for cut_set in (
+            cuts(made.cache()),
+            cuts(made.dataset()),
+            cuts(made.dataset(columns=["text"])),
+        ):
             validate(cut_set, read_data=True)
             for cut in cut_set:
                 loaded = cut.load_features()
@@ -71,7 +75,12 @@ class TestCuts:
 
     def test_are_made_anew_each_time_and_alike(self, made):
         cut_set = cuts(made.both())
-        assert list(cut_set) == list(cut_set) == list(pickle.loads(pickle.dumps(cut_set))) == list(cut_set.to_eager())
+        assert (
+            list(cut_set)
+            == list(cut_set)
+            == list(pickle.loads(pickle.dumps(cut_set)))
+            == list(cut_set.to_eager())
+        )
 
     def test_take_part_in_lhotses_algebra(self, made):
         cut_set = cuts(made.dataset())
@@ -82,13 +91,18 @@ class TestCuts:
         assert len(list(both)) == 70
         eager = cut_set.to_eager()
         assert eager["utt-20"].num_frames == len(made.fbank["utt-20"])
-        assert sorted(eager.sort_by_duration(), key=lambda cut: cut.id) == sorted(eager, key=lambda cut: cut.id)
+        assert sorted(eager.sort_by_duration(), key=lambda cut: cut.id) == sorted(
+            eager, key=lambda cut: cut.id
+        )
 
     def test_nothing_grows_with_the_utterances(self, tmp_path, traced):
         frames = np.zeros((1, 2), np.float16)
-        cut_set = cuts(made_cache(tmp_path, {f"utterance-{number}": frames for number in range(2_000)}))
+        cut_set = cuts(
+            made_cache(tmp_path, {f"utterance-{number}": frames for number in range(2_000)})
+        )
         assert sum(cut.num_frames for cut in cut_set) == 2_000
-        assert traced(lambda: sum(cut.num_frames for cut in cut_set)).peak < 6e5  # a list of them has 1.3 MB
+        # a list of them has 1.3 MB
+        assert traced(lambda: sum(cut.num_frames for cut in cut_set)).peak < 6e5
 
     @pytest.mark.parametrize("frame_rate", [50.0, 12.5, 16000 / 200, 16000 / 441, 16000 / 3])
     def test_have_as_many_frames_as_there_are_at_any_rate(self, tmp_path, frame_rate):
@@ -102,9 +116,13 @@ class TestCuts:
     def test_at_another_speed_are_of_a_recording_at_that_speed(self, tmp_path, written):
         manifest = written("id,path,start\na,a.wav,9\nb,b.wav,\n")
         names = [f"{id_}{suffix}" for id_ in "ab" for suffix in ("", "_sp0.9", "_sp1.1")]
-        rows = {id_: {"path": f"{id_[0]}.wav", "start": 9.0 if id_[0] == "a" else None} for id_ in names}
+        rows = {
+            id_: {"path": f"{id_[0]}.wav", "start": 9.0 if id_[0] == "a" else None} for id_ in names
+        }
         features = dict(zip(names, make_features(6, (3,)).values(), strict=True))
-        version = make_version(tmp_path / "features", features, augment={"speed": [1.0, 0.9, 1.1]}, rows=rows)
+        version = make_version(
+            tmp_path / "features", features, augment={"speed": [1.0, 0.9, 1.1]}, rows=rows
+        )
         cut_set = list(cuts(featcache.FeatureDataset(featcache.open(version.path), manifest)))
         assert [cut.id for cut in cut_set] == names
         assert [cut.recording_id for cut in cut_set[:3]] == ["a.wav", "a.wav_sp0.9", "a.wav_sp1.1"]
@@ -117,7 +135,10 @@ class TestCuts:
 def long(tmp_path_factory):
     """Two utterances of a thousand frames; the second begins 3.21 s into its recording."""
     folder = tmp_path_factory.mktemp("long")
-    stored = {name: np.random.default_rng(1).standard_normal((1000, 4)).astype(np.float16) for name in "ab"}
+    stored = {
+        name: np.random.default_rng(1).standard_normal((1000, 4)).astype(np.float16)
+        for name in "ab"
+    }
     rows = {"a": {"path": "a.wav", "start": 0.0}, "b": {"path": "b.wav", "start": 3.21}}
     make_version(folder / "features", stored, rows=rows)
     (folder / "m.csv").write_text("id,path,start\na,a.wav,0\nb,b.wav,3.21\n")
@@ -132,17 +153,22 @@ class TestTruncate:
         offset, duration = offset / 10_000, min(duration, 100_000 - offset) / 10_000
         part = cut_set[name].truncate(offset=offset, duration=duration)
         loaded = part.load_features()
-        first = compute_num_frames(part.start - cut_set[name].start, frame_shift=0.01, sampling_rate=16000)
+        first = compute_num_frames(
+            part.start - cut_set[name].start, frame_shift=0.01, sampling_rate=16000
+        )
         assert part.num_frames == len(loaded) == compute_num_frames(duration, 0.01, 16000)
         there = stored[name][first : first + len(loaded)]
         assert np.array_equal(loaded[: len(there)], there)
-        assert len(loaded) - len(there) <= 1  # Lhotse repeats the last frame where times round up
+        # Lhotse repeats the last frame where times round up
+        assert len(loaded) - len(there) <= 1
 
     def test_windows_are_those_of_lhotses_own_reader(self, long, tmp_path):
         _, cut_set = long
         with NumpyFilesWriter(tmp_path) as writer:
             copied = cut_set.copy_feats(writer)
-        for ours, theirs in zip(cut_set.cut_into_windows(1.37), copied.cut_into_windows(1.37), strict=True):
+        for ours, theirs in zip(
+            cut_set.cut_into_windows(1.37), copied.cut_into_windows(1.37), strict=True
+        ):
             assert np.array_equal(ours.load_features(), theirs.load_features())
 
     def test_padded_and_mixed_cuts_load(self, long):
@@ -167,12 +193,18 @@ class TestReader:
         kept = reader.read("utt-3")
         others = [reader.read(f"utt-{number}") for number in range(40)]
         assert np.array_equal(kept, made.fbank["utt-3"])
-        assert all(np.array_equal(array, made.fbank[f"utt-{number}"]) for number, array in enumerate(others))
+        assert all(
+            np.array_equal(array, made.fbank[f"utt-{number}"])
+            for number, array in enumerate(others)
+        )
 
     def test_reads_the_part_alone(self, tmp_path, traced):
-        reader = Reader(made_cache(tmp_path, {"long": np.zeros((100_000, 40), np.float32)}).version.path)
+        reader = Reader(
+            made_cache(tmp_path, {"long": np.zeros((100_000, 40), np.float32)}).version.path
+        )
         assert reader.read("long", 50_000, 50_010).shape == (10, 40)
-        assert traced(lambda: reader.read("long", 50_000, 50_010)).peak < 1e6  # all of it has 16 MB
+        # all of it has 16 MB
+        assert traced(lambda: reader.read("long", 50_000, 50_010)).peak < 1e6
 
     def test_reads_values_of_quantised_features(self, tmp_path):
         cache = made_cache(tmp_path, make_features(5, (4,), "float32"), quantized=True)
@@ -197,9 +229,13 @@ class TestReader:
 class TestTraining:
     def test_k2s_dataset_gets_the_batches_that_the_cache_gives(self, made):
         cache = made.cache()
-        sampler = DynamicBucketingSampler(cuts(made.dataset()), max_duration=1.0, num_buckets=3, shuffle=True)
+        sampler = DynamicBucketingSampler(
+            cuts(made.dataset()), max_duration=1.0, num_buckets=3, shuffle=True
+        )
         seen = []
-        for batch in DataLoader(K2SpeechRecognitionDataset(return_cuts=True), sampler=sampler, batch_size=None):
+        for batch in DataLoader(
+            K2SpeechRecognitionDataset(return_cuts=True), sampler=sampler, batch_size=None
+        ):
             ids = [cut.id for cut in batch["supervisions"]["cut"]]
             expected, lengths = cache.batch(ids, padding_value=-20)
             for row, other, length in zip(batch["inputs"], expected, lengths.tolist(), strict=True):
@@ -236,7 +272,8 @@ class TestTraining:
             tmp_path / "cuts.jsonl.gz",
         )
         expected = [
-            f"{id_} {float(made.fbank[id_].astype(np.float32).sum())} {int(made.codes[id_].astype(int).sum())}"
+            f"{id_} {float(made.fbank[id_].astype(np.float32).sum())} "
+            f"{int(made.codes[id_].astype(int).sum())}"
             for id_ in made.rows
         ]
         assert printed.splitlines() == expected
@@ -253,7 +290,10 @@ class TestTraining:
             import featcache.adapters.lhotse
             print(float(next(iter(CutSet.from_file(sys.argv[1]))).load_features().sum()))
         """
-        assert run_script(cli, code, tmp_path / "cuts.jsonl.gz") == f"{float(then[0].astype(np.float32).sum())}\n"
+        assert (
+            run_script(cli, code, tmp_path / "cuts.jsonl.gz")
+            == f"{float(then[0].astype(np.float32).sum())}\n"
+        )
 
 
 class TestRefuses:

@@ -1,4 +1,5 @@
-"""Features in SpeechBrain's datasets and loaders, held against what SpeechBrain makes of the same arrays by itself."""
+"""Features in SpeechBrain's datasets and loaders, held against what SpeechBrain makes of
+the same arrays by itself."""
 
 import pickle
 import sys
@@ -23,16 +24,20 @@ from speechbrain.utils.importutils import LazyModule
 
 from featcache.adapters.speechbrain import Collate, item, to_dynamic_item_dataset
 
-# They stand for modules that moved, and warn whoever asks them for anything: hypothesis asks every module for its file.
+# They stand for modules that moved, and warn whoever asks them for anything: hypothesis
+# asks every module for its file.
 for name in [name for name, module in sys.modules.items() if isinstance(module, LazyModule)]:
     del sys.modules[name]
 
 
 @pytest.fixture
 def recipe(made, tmp_path):
-    """A dataset as recipes have them, from a CSV file with the columns that SpeechBrain wants."""
+    """A dataset as recipes have them, from a CSV file with the columns that SpeechBrain
+    wants."""
     table = tmp_path / "train.csv"
-    rows = [f"{id_},{len(made.fbank[id_]) / 100},{row['speaker']}" for id_, row in made.rows.items()]
+    rows = [
+        f"{id_},{len(made.fbank[id_]) / 100},{row['speaker']}" for id_, row in made.rows.items()
+    ]
     table.write_text("\n".join(["ID,duration,spk_id", *rows]))
     dataset = DynamicItemDataset.from_csv(table)
     dataset.add_dynamic_item(item(made.cache()))
@@ -41,7 +46,9 @@ def recipe(made, tmp_path):
 
 
 def without_features(dataset):
-    dataset.set_output_keys([key for key in dataset.pipeline.output_mapping if key not in ("feats", "fbank", "codes")])
+    dataset.set_output_keys(
+        [key for key in dataset.pipeline.output_mapping if key not in ("feats", "fbank", "codes")]
+    )
     return dataset
 
 
@@ -78,7 +85,9 @@ class TestItem:
             assert np.array_equal(row["codes"].numpy(), made.codes[row["id"]][:6])
 
     def test_is_shared_by_filtered_datasets(self, made, recipe):
-        some = recipe.filtered_sorted(sort_key="duration", select_n=4, key_max_value={"duration": 0.3})
+        some = recipe.filtered_sorted(
+            sort_key="duration", select_n=4, key_max_value={"duration": 0.3}
+        )
         (ours,), (theirs,) = recipe.pipeline.dynamic_items, some.pipeline.dynamic_items
         assert ours is not theirs
         assert ours.func.__self__ is theirs.func.__self__
@@ -90,11 +99,15 @@ class TestItem:
     def test_what_is_not_there_is_said(self, made):
         with pytest.raises(MissingItemError, match="utt-77"):
             item(made.cache()).func("utt-77")
-        with pytest.raises(MissingItemError, match="in the cache, but not in the dataset given: utt-0"):
+        with pytest.raises(
+            MissingItemError, match="in the cache, but not in the dataset given: utt-0"
+        ):
             item(made.dataset()).func("utt-0")
 
     def test_provides_is_for_one_version(self, made):
-        with pytest.raises(ArgumentError, match="provides is 'x', but the dataset's versions have names"):
+        with pytest.raises(
+            ArgumentError, match="provides is 'x', but the dataset's versions have names"
+        ):
             item(made.both(), provides="x")
 
 
@@ -118,7 +131,8 @@ class TestDataset:
         assert [len(row["x"]) for row in rows] == made.cache().lengths.tolist()
 
     def test_empty_cells_of_start_and_duration_are_filled(self, made, tmp_path):
-        """They stand for the whole file: SpeechBrain sorts and filters by seconds, and would lose what is NaN."""
+        """They stand for the whole file: SpeechBrain sorts and filters by seconds, and
+        would lose what is NaN."""
         (tmp_path / "m.csv").write_text("id,start,duration\nutt-3,,\nutt-7,1.5,0.25\n")
         rows = to_dynamic_item_dataset(featcache.FeatureDataset(made.cache(), tmp_path / "m.csv"))
         seconds = len(made.fbank["utt-3"]) / 100
@@ -133,8 +147,12 @@ class TestDataset:
 
     def test_dynamic_batches_by_length(self, made):
         rows = to_dynamic_item_dataset(made.dataset())
-        sampler = DynamicBatchSampler(rows, 80, num_buckets=3, length_func=lambda row: row["num_frames"])
-        loader = SaveableDataLoader(without_features(rows), batch_sampler=sampler, collate_fn=Collate(made.dataset()))
+        sampler = DynamicBatchSampler(
+            rows, 80, num_buckets=3, length_func=lambda row: row["num_frames"]
+        )
+        loader = SaveableDataLoader(
+            without_features(rows), batch_sampler=sampler, collate_fn=Collate(made.dataset())
+        )
         seen = []
         for batch in loader:
             assert batch.feats.data.shape[:2] == (len(batch), max(batch.num_frames))
@@ -147,14 +165,18 @@ class TestCollate:
     def test_equals_padded_batch_of_any_utterances(self, made, data, size):
         dataset = made.both() if data.draw(st.booleans(), "both") else made.dataset()
         rows = to_dynamic_item_dataset(dataset)
-        positions = data.draw(st.lists(st.integers(0, 29), min_size=size, max_size=size), "positions")
+        positions = data.draw(
+            st.lists(st.integers(0, 29), min_size=size, max_size=size), "positions"
+        )
         expected = PaddedBatch([rows[position] for position in positions])
         bare = without_features(rows)
         assert_alike(Collate(dataset)([bare[position] for position in positions]), expected)
 
     def test_hands_options_on(self, made):
         def with_labels(rows):
-            rows.add_dynamic_item(lambda digit: torch.arange(digit + 1), takes="digit", provides="labels")
+            rows.add_dynamic_item(
+                lambda digit: torch.arange(digit + 1), takes="digit", provides="labels"
+            )
             rows.set_output_keys(["id", "labels", "feats"])
             return rows
 
@@ -163,7 +185,9 @@ class TestCollate:
         options_of_theirs = {**options, "padded_keys": ["labels", "feats"]}
         expected = PaddedBatch([rows[position] for position in range(9)], **options_of_theirs)
         bare = without_features(rows)
-        assert_alike(Collate(made.cache(), **options)([bare[position] for position in range(9)]), expected)
+        assert_alike(
+            Collate(made.cache(), **options)([bare[position] for position in range(9)]), expected
+        )
 
     def test_pads_as_the_dataset_says(self, made):
         rows = without_features(to_dynamic_item_dataset(made.dataset()))
@@ -173,7 +197,9 @@ class TestCollate:
 
     def test_batches_move_and_are_unpacked(self, made, recipe):
         bare = without_features(recipe)
-        batch = Collate(made.cache())([bare[position] for position in range(5)]).to(dtype=torch.float64)
+        batch = Collate(made.cache())([bare[position] for position in range(5)]).to(
+            dtype=torch.float64
+        )
         assert batch.feats.data.dtype == batch.feats.lengths.dtype == torch.float64
         ids, speakers, (features, lengths) = batch
         assert ids == bare.data_ids[:5]
@@ -182,14 +208,18 @@ class TestCollate:
     def test_refuses_examples_that_have_features_or_no_ids(self, made, recipe):
         with pytest.raises(ArgumentError, match="examples have 'feats' already, read one by one"):
             Collate(made.cache())([recipe[0], recipe[1]])
-        with pytest.raises(ArgumentError, match="examples have no 'utt': include it in set_output_keys"):
+        with pytest.raises(
+            ArgumentError, match="examples have no 'utt': include it in set_output_keys"
+        ):
             Collate(made.cache(), takes="utt")([{"id": "utt-3"}])
 
 
 class TestLoaders:
     def test_resume_where_a_checkpoint_was_taken(self, made, recipe, tmp_path):
         def load():
-            loader = make_dataloader(without_features(recipe), batch_size=4, collate_fn=Collate(made.cache()))
+            loader = make_dataloader(
+                without_features(recipe), batch_size=4, collate_fn=Collate(made.cache())
+            )
             return loader, Checkpointer(tmp_path / "save", {"loader": loader})
 
         loader, checkpointer = load()
@@ -204,7 +234,9 @@ class TestLoaders:
         for batch, other in zip(loader, rest, strict=True):
             assert_alike(batch, other)
 
-    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # which Python 3.12 gives of any fork
+    @pytest.mark.filterwarnings(
+        "ignore:This process:DeprecationWarning"
+    )  # which Python 3.12 gives of any fork
     def test_workers_also_of_what_is_pickled_as_for_spawned_ones(self, made):
         dataset = made.dataset()
         rows = to_dynamic_item_dataset(dataset)
@@ -212,7 +244,9 @@ class TestLoaders:
         rows, collate = pickle.loads(pickle.dumps((rows, Collate(dataset))))
         for keys, options in ((["id", "feats"], {}), (["id"], {"collate_fn": collate})):
             rows.set_output_keys(keys)
-            loader = make_dataloader(rows, batch_size=4, num_workers=1, multiprocessing_context="fork", **options)
+            loader = make_dataloader(
+                rows, batch_size=4, num_workers=1, multiprocessing_context="fork", **options
+            )
             for batch, other in zip(loader, expected, strict=True):
                 assert batch.id == other.id
                 assert torch.equal(batch.feats.data, other.feats.data)

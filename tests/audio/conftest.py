@@ -13,15 +13,16 @@ def noises(tmp_path_factory):
     generator = np.random.default_rng(1)
 
     def write(name, seconds, rate, channels=1):
-        soundfile.write(folder / name, 0.1 * generator.normal(size=(int(seconds * rate), channels)), rate)
+        soundfile.write(
+            folder / name, 0.1 * generator.normal(size=(int(seconds * rate), channels)), rate
+        )
 
     write("long.wav", 5.0, RATE)
     write("short.flac", 0.11, RATE)
     write("slow.wav", 2.0, 8000)
     write("stereo.wav", 1.5, 22050, 2)
     (folder / "noises.csv").write_text(
-        "id,path,start,duration,channel\n"
-        "long,long.wav,,,\nshort,short.flac,,,\nslow,slow.wav,,,\n"
+        "id,path,start,duration,channel\nlong,long.wav,,,\nshort,short.flac,,,\nslow,slow.wav,,,\n"
         "mix,stereo.wav,,,\nright,stereo.wav,,,1\npart,long.wav,1.25,1.5,\n"
     )
     return folder

@@ -8,7 +8,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import soundfile
-from audio_files import KINDS, RATE, forget_mp3_length, patch_file, tone, with_metadata, write_kind, write_tone
+from audio_files import (
+    KINDS,
+    RATE,
+    forget_mp3_length,
+    patch_file,
+    tone,
+    with_metadata,
+    write_kind,
+    write_tone,
+)
 from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 
 from featcache.audio import recording
@@ -24,7 +33,8 @@ def test_every_bad_file_has_its_reason_and_a_message_that_leaves_the_path_to_the
         assert (fault.reason, bool(str(fault))) == (reason, True), name
         assert str(path.parent) not in str(fault)
         assert "after 0.000 s" not in str(fault)  # which says nothing of where
-        if name in ("missing", "empty.wav", "text.wav"):  # faults of the file are those of each segment
+        # faults of the file are those of each segment
+        if name in ("missing", "empty.wav", "text.wav"):
             assert [other.reason for other in others] == [reason] * 2
 
 
@@ -65,7 +75,9 @@ def test_the_message_says_where_a_float_is_not_finite(tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, samples, RATE, subtype="FLOAT")
     assert "1.250 s" in str(fault_of(path, Cut(0.5)))
-    np.testing.assert_array_equal(samples_of(path, Cut(0.5, 0.75)), samples[RATE // 2 : RATE + RATE // 4])
+    np.testing.assert_array_equal(
+        samples_of(path, Cut(0.5, 0.75)), samples[RATE // 2 : RATE + RATE // 4]
+    )
 
 
 # --- truncation
@@ -94,7 +106,9 @@ def test_a_stump_is_truncated_and_no_less_audio_than_a_longer_one(files, tmp_pat
     assert len(samples_of(path))
     path.write_bytes(data[:keep])
     fault = fault_of(path)
-    assert fault.reason == (Reason.EMPTY if (kind, keep) == ("wav-16", 41) else Reason.TRUNCATED), fault
+    assert fault.reason == (Reason.EMPTY if (kind, keep) == ("wav-16", 41) else Reason.TRUNCATED), (
+        fault
+    )
 
 
 def test_a_truncated_mp3_without_a_header_fails_from_the_block_of_the_cut_on(tmp_path):
@@ -110,7 +124,9 @@ def test_damage_in_a_flac_spoils_only_what_lies_there(tmp_path):
     path = write_tone(tmp_path / "damaged.flac", 10.0, kind="flac-16", seed=0)
     whole = read_whole(path)
     patch_file(path, path.stat().st_size // 2, bytes(500))
-    all_of_it, before, middle, after = decode(path, [WHOLE, Cut(1.0, 2.0), Cut(4.0, 2.0), Cut(9.0, 0.5)])
+    all_of_it, before, middle, after = decode(
+        path, [WHOLE, Cut(1.0, 2.0), Cut(4.0, 2.0), Cut(9.0, 0.5)]
+    )
     assert [all_of_it.reason, middle.reason] == [Reason.TRUNCATED] * 2
     np.testing.assert_array_equal(before[0], whole[RATE : 3 * RATE])
     np.testing.assert_array_equal(after[0], whole[9 * RATE : 9 * RATE + RATE // 2])
@@ -121,7 +137,10 @@ OF_A_PIPE = (0xFFFFFFFF, 0xFFFFFFFF - 36, 0x80000000, 0x7FFFFFFF, 0x7FFFFFFF - 3
 
 @pytest.mark.parametrize(
     ("kind", "chunk", "size"),
-    [*(("wav-16", b"data", struct.pack("<I", size)) for size in OF_A_PIPE), ("aiff", b"SSND", b"\x7f\0\0\x08")],
+    [
+        *(("wav-16", b"data", struct.pack("<I", size)) for size in OF_A_PIPE),
+        ("aiff", b"SSND", b"\x7f\0\0\x08"),
+    ],
 )
 def test_what_was_written_to_a_pipe_is_whole(tmp_path, kind, chunk, size):
     path = write_kind(tmp_path, kind)
@@ -134,7 +153,8 @@ def test_chunks_around_the_samples_of_a_wav(tmp_path):
     path = write_tone(tmp_path / "chunks.wav", seed=0)
     wav, whole = path.read_bytes(), read_whole(path)
     listing = b"LIST" + struct.pack("<I", 12) + b"INFOINAM" + struct.pack("<I", 0)
-    behind = (listing, listing[:7], bytes(5), b"something else")  # and 300 chunks before are more than libsndfile logs
+    # and 300 chunks before are more than libsndfile logs
+    behind = (listing, listing[:7], bytes(5), b"something else")
     for data in (
         *(wav + more for more in behind),
         with_metadata(wav, 3),
@@ -160,7 +180,12 @@ def test_what_surrounds_an_mp3(tmp_path):
     path = write_kind(tmp_path, "mp3-variable")
     mp3, whole = path.read_bytes(), read_whole(path)
     tag = b"ID3\x03\0\0\0\0\x08\0" + bytes(1024)
-    for data in (tag + mp3, mp3 + b"TAG" + b"x" * 125, mp3 + b"APETAGEX" + b"x" * 9000, tag + mp3 + bytes(9000)):
+    for data in (
+        tag + mp3,
+        mp3 + b"TAG" + b"x" * 125,
+        mp3 + b"APETAGEX" + b"x" * 9000,
+        tag + mp3 + bytes(9000),
+    ):
         path.write_bytes(data)
         np.testing.assert_array_equal(samples_of(path), whole)
     path.write_bytes(tag + mp3 + mp3)

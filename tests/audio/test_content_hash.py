@@ -1,4 +1,5 @@
-"""What is kept of an audio file's content: the hash of the bytes that were decoded, computed once."""
+"""What is kept of an audio file's content: the hash of the bytes that were decoded,
+computed once."""
 
 import os
 from unittest.mock import Mock, create_autospec
@@ -21,7 +22,9 @@ from featcache.errors import AudioError
 @pytest.fixture
 def hashing(monkeypatch) -> Mock:
     """What hashes the contents of files, and counts its calls."""
-    monkeypatch.setattr(content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content))
+    monkeypatch.setattr(
+        content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content)
+    )
     return hashing
 
 
@@ -58,7 +61,9 @@ def test_a_file_is_hashed_once_until_it_changes(scratch, hashing):
 
 
 @pytest.mark.parametrize("name", ["small.wav", "small.flac", "large.wav", "large.flac"])
-def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(scratch, monkeypatch, name):
+def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(
+    scratch, monkeypatch, name
+):
     """A bad sector need not be in the segment that is wanted."""
     soundfile.write(scratch / name, speech(1 if name.startswith("small") else 40), 16000)
     fail = Mock(side_effect=OSError(5, "Input/output error"))
@@ -73,7 +78,9 @@ def test_every_item_has_the_hash_of_its_whole_file(reference, corpus):
     """Of any format, whole files and segments alike; in the shard's own array."""
     version = only_version(reference)
     (shard,) = map(version.shard, version.shard_names())
-    expected = [xxhash.xxh3_64_intdigest((corpus.folder / path).read_bytes()) for path in shard.table.paths]
+    expected = [
+        xxhash.xxh3_64_intdigest((corpus.folder / path).read_bytes()) for path in shard.table.paths
+    ]
     assert shard.table["source_hash"].tolist() == expected
     assert [item.content_hash for item in shard.items()] == expected
     assert len(set(expected)) < len(expected)
@@ -81,10 +88,16 @@ def test_every_item_has_the_hash_of_its_whole_file(reference, corpus):
 
 def test_a_long_file_is_hashed_once_in_a_run(scratch, hashing, monkeypatch):
     """Though its segments are decoded in many batches, by several threads."""
-    monkeypatch.setattr(ContentHashes, "of", asked := create_autospec(ContentHashes.of, side_effect=ContentHashes.of))
+    monkeypatch.setattr(
+        ContentHashes,
+        "of",
+        asked := create_autospec(ContentHashes.of, side_effect=ContentHashes.of),
+    )
     soundfile.write(scratch / "long.wav", speech(300, 8000), 8000)
     rows = "".join(f"{i},long.wav,{i},0.9\n" for i in range(299))
     (scratch / "m.csv").write_text("id,path,start,duration\n" + rows)
-    summary = featcache.extract(scratch / "m.csv", "fbank80", scratch / "cache", featcache.Options("cpu", 2))
+    summary = featcache.extract(
+        scratch / "m.csv", "fbank80", scratch / "cache", featcache.Options("cpu", 2)
+    )
     assert summary.versions[0].extracted == 299
     assert (asked.call_count > 3, hashing.call_count) == (True, 1)

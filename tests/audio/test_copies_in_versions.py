@@ -1,4 +1,5 @@
-"""Copies of utterances in versions: which there are, what they hold, and that all commands take them as utterances."""
+"""Copies of utterances in versions: which there are, what they hold, and that all
+commands take them as utterances."""
 
 import shutil
 from unittest.mock import Mock
@@ -36,11 +37,14 @@ def test_every_copy_is_there_and_the_clean_ones_are_what_they_were(plain, noises
         for suffix in SUFFIXES:
             num_samples = int(row["duration"] * RATE / (0.9 if "sp" in suffix else 1) + 0.5)
             assert copies[f"{row['id']}{suffix}"][1][0] == 1 + (num_samples - 400) // 160
-        assert len({copies[f"{row['id']}{suffix}"][2] for suffix in SUFFIXES}) == 6  # each has its own values
+        # each has its own values
+        assert len({copies[f"{row['id']}{suffix}"][2] for suffix in SUFFIXES}) == 6
     assert check(scratch / "copies").problems == []
 
 
-def test_without_speed_1_there_is_no_plain_copy_and_a_recording_is_decoded_once(plain, scratch, monkeypatch):
+def test_without_speed_1_there_is_no_plain_copy_and_a_recording_is_decoded_once(
+    plain, scratch, monkeypatch
+):
     monkeypatch.setattr(from_audio, "decode", decode := Mock(side_effect=from_audio.decode))
     summary = extract(plain.manifest(), config_of({"speed": [0.9, 1.1]}), scratch, threads=1)
     assert set(items(scratch)) == {f"{id_}_sp{speed}" for id_ in plain.ids for speed in (0.9, 1.1)}
@@ -63,7 +67,8 @@ def test_an_utterance_is_noted_once_whoever_extracts_its_copies(tmp_path):
 
 
 def test_limits_are_on_the_copies(plain, scratch):
-    """0.40 to 0.62 s: at 0.9 the longest last 0.69 s; a limit between them fails some copies, and them alone."""
+    """0.40 to 0.62 s: at 0.9 the longest last 0.69 s; a limit between them fails some
+    copies, and them alone."""
     config = config_of({"speed": [0.9, 1.0]}, audio={"max_seconds": 0.63})
     summary = extract(plain.manifest(), config, scratch)
     lasting = {f"{row['id']}_sp0.9" for row in plain.rows if row["duration"] / 0.9 > 0.63}
@@ -85,20 +90,36 @@ def test_a_clip_may_be_too_short_at_a_high_speed_alone(tmp_path, scratch):
 def test_a_manifest_with_ids_of_copies_is_refused(cli, plain, scratch):
     rows = [{**plain.rows[0], "id": "utt-00_sp0.9"}, *plain.rows]
     config = write_config_of(scratch / "copies.yaml", {"speed": SPEEDS})
-    done = cli("extract", plain.manifest(rows, "marked.csv"), "-c", config, "-o", scratch / "features")
+    done = cli(
+        "extract", plain.manifest(rows, "marked.csv"), "-c", config, "-o", scratch / "features"
+    )
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "1 of 13 ids end in a suffix of the config's copies (_sp0.9, _sp1.1), as utt-00_sp0.9" in done.err
+    assert (
+        "1 of 13 ids end in a suffix of the config's copies (_sp0.9, _sp1.1), as "
+        "utt-00_sp0.9" in done.err
+    )
 
 
 def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypatch):
-    """Threads, shard size, order of the manifest, neighbours, other copies, resuming, memory for noise: not a bit."""
+    """Threads, shard size, order of the manifest, neighbours, other copies, resuming,
+    memory for noise: not a bit."""
     config = config_of(section(), noises)
     extract(corpus.manifest(), config, scratch / "a", threads=1)
     monkeypatch.setattr(noise_module, "_KEPT_BYTES", 30_000)
     monkeypatch.setattr(noise_module, "_DECODED", Kept(30_000, lambda samples: samples.nbytes))
     for rows in (corpus.rows[::-3], corpus.rows[::-1]):
-        extract(corpus.manifest(rows, "backwards.csv"), config, scratch / "b", threads=3, shard_megabytes=0.01)
-    extract(corpus.manifest(corpus.rows[::3], "third.csv"), config_of(section([1.0], snr=[15]), noises), scratch / "c")
+        extract(
+            corpus.manifest(rows, "backwards.csv"),
+            config,
+            scratch / "b",
+            threads=3,
+            shard_megabytes=0.01,
+        )
+    extract(
+        corpus.manifest(corpus.rows[::3], "third.csv"),
+        config_of(section([1.0], snr=[15]), noises),
+        scratch / "c",
+    )
     whole, third = items(scratch / "a"), items(scratch / "c")
     assert items(scratch / "b") == whole
     assert third == {id_: whole[id_] for id_ in third}
@@ -114,7 +135,9 @@ def made(cli, plain, noises, tmp_path_factory):
     folder = tmp_path_factory.mktemp("copies")
     shutil.copytree(noises, folder, dirs_exist_ok=True)
     config = write_config_of(folder / "copies.yaml", section())
-    done = cli("extract", plain.manifest(), "-c", config, "-o", folder / "features", "--shard-size", "0.05")
+    done = cli(
+        "extract", plain.manifest(), "-c", config, "-o", folder / "features", "--shard-size", "0.05"
+    )
     assert done.code == 0
     assert "72 utterances: 72 extracted" in done.out
     return folder
@@ -122,19 +145,29 @@ def made(cli, plain, noises, tmp_path_factory):
 
 def test_a_dry_run_counts_copies_and_how_long_they_last(cli, plain, scratch):
     config = write_config_of(scratch / "copies.yaml", {"speed": [0.5, 1.0]})
-    (version,) = cli("extract", plain.manifest(), "-c", config, "--dry-run", "--json", cwd=scratch).json()["versions"]
+    (version,) = cli(
+        "extract", plain.manifest(), "-c", config, "--dry-run", "--json", cwd=scratch
+    ).json()["versions"]
     seconds = sum(row["duration"] for row in plain.rows)
     assert (version["utterances"], version["missing"]) == (24, 24)
     assert version["audio_seconds"] == pytest.approx(3 * seconds, rel=0.01)
 
 
 def test_verify_knows_the_copies(cli, plain, made):
-    done = cli("verify", made / "features", "--manifest", plain.manifest(), "--recompute", 72, "--json").with_code(0)
+    done = cli(
+        "verify", made / "features", "--manifest", plain.manifest(), "--recompute", 72, "--json"
+    ).with_code(0)
     (version,) = done.json()["versions"]
-    assert (version["utterances"], version["surplus"], version["recomputed"]["identical"]) == (72, 0, 72)
+    assert (version["utterances"], version["surplus"], version["recomputed"]["identical"]) == (
+        72,
+        0,
+        72,
+    )
     more = plain.manifest([*plain.rows, {**plain.rows[0], "id": "another"}], "more.csv")
     (version,) = cli("verify", made / "features", "--manifest", more, "--json").json()["versions"]
-    assert {problem["id"] for problem in version["problems"]} == {f"another{suffix}" for suffix in SUFFIXES}
+    assert {problem["id"] for problem in version["problems"]} == {
+        f"another{suffix}" for suffix in SUFFIXES
+    }
 
 
 def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, made, scratch):
@@ -154,7 +187,10 @@ def test_reading_copies_needs_no_noise_and_extracting_them_again_does(cli, plain
     assert "copies at speed 0.9, 1, clean and with noise of " in cli("info", cache).out
     assert cli("probe", made / "copies.yaml", plain.manifest(), "--utterances", 4).code == 0
     noises = (made / "noises.csv").rename(made / "elsewhere.csv")
-    shown, verified = cli("show", cache, "utt-00_snr15"), cli("verify", cache, "--manifest", plain.manifest())
+    shown, verified = (
+        cli("show", cache, "utt-00_snr15"),
+        cli("verify", cache, "--manifest", plain.manifest()),
+    )
     noises.rename(made / "noises.csv")
     assert (shown.code, verified.code) == (0, 0)
     assert "its config does not load here" in verified.out
@@ -166,10 +202,20 @@ def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, m
     source = ("--from", made / "features")
     same = write_config_of(made / "same.yaml", section(), **units)
     for name, options in (("a", ()), ("b", source)):
-        assert cli("extract", plain.manifest(), "-c", same, "-o", scratch / name, *options).code == 0
+        assert (
+            cli("extract", plain.manifest(), "-c", same, "-o", scratch / name, *options).code == 0
+        )
     assert items(scratch / "a") == items(scratch / "b")
     assert len(items(scratch / "a")) == 72
     lacking, different = section([0.8, 0.9]), section(seed=1)
-    for other, said in ((lacking, "lacks: _sp0.8"), (different, "has different noise, or a different seed")):
+    for other, said in (
+        (lacking, "lacks: _sp0.8"),
+        (different, "has different noise, or a different seed"),
+    ):
         config = write_config_of(made / "other.yaml", other, **units)
-        assert said in cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source).with_code(2).err
+        assert (
+            said
+            in cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source)
+            .with_code(2)
+            .err
+        )

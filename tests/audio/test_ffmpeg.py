@@ -1,4 +1,5 @@
-"""Sound that libsndfile refuses, decoded by FFmpeg: the signal that was encoded, and segments as of decoding it all."""
+"""Sound that libsndfile refuses, decoded by FFmpeg: the signal that was encoded, and
+segments as of decoding it all."""
 
 import sys
 from fractions import Fraction
@@ -19,7 +20,8 @@ from featcache.manifest.read import read_manifest
 
 av = pytest.importorskip("av")
 
-# How PyAV encodes each, the delay that decoding leaves in samples, and how near to the signal that decoding comes.
+# How PyAV encodes each, the delay that decoding leaves in samples, and how near to the
+# signal that decoding comes.
 KINDS = {
     "aac.m4a": ("aac", 16000, 1, 0, 0.98),
     "alac.m4a": ("alac", 16000, 2, 0, 1),
@@ -69,7 +71,8 @@ def encode(path, kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_signal_that_was_encoded(scratch, kind):
-    """At its place, but for the delay of formats that do not state it; and each segment is that of the whole."""
+    """At its place, but for the delay of formats that do not state it; and each segment
+    is that of the whole."""
     _, rate, channels, delay, likeness = KINDS[kind]
     path = scratch / kind
     expected = encode(path, kind) / 32768
@@ -82,7 +85,10 @@ def test_the_signal_that_was_encoded(scratch, kind):
         np.testing.assert_array_equal(whole, expected.astype(np.float32))
     near = range(3000) if delay is None else [delay]
     middle = slice(5000, 5000 + rate // 2)
-    alike = max(np.corrcoef(whole[middle.start + by : middle.stop + by, 0], expected[middle, 0])[0, 1] for by in near)
+    alike = max(
+        np.corrcoef(whole[middle.start + by : middle.stop + by, 0], expected[middle, 0])[0, 1]
+        for by in near
+    )
     assert alike >= likeness - 1e-6
     cuts = [Cut(0.75, 0.25), Cut(0.0, 0.5), Cut(0.123, 0.7), Cut(1.0)]
     for cut, found in zip(cuts, decode(path, cuts), strict=True):
@@ -103,7 +109,15 @@ def test_a_file_that_is_cut_short_fails(scratch, capfd, kind):
 
 def test_playlists_and_whatever_else_is_no_sound_is_not_given_to_ffmpeg(scratch):
     """It would read the files that they name."""
-    for beginning in (b"#EXTM3U\n", b"ffconcat version 1.0\n", b"v=0\r\n", b"<?xml", b"RIFF", b"", b"\0" * 16):
+    for beginning in (
+        b"#EXTM3U\n",
+        b"ffconcat version 1.0\n",
+        b"v=0\r\n",
+        b"<?xml",
+        b"RIFF",
+        b"",
+        b"\0" * 16,
+    ):
         assert format_of(beginning) is None
     (scratch / "a.m4a").write_bytes(b"#EXTM3U\n/etc/passwd\n")
     assert fault_of(scratch / "a.m4a").reason == Reason.NOT_AUDIO
@@ -120,7 +134,12 @@ def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeyp
 
 
 def test_sphere_compressed_by_shorten_says_what_to_do(scratch):
-    fields = ("sample_count -i 16000", "sample_n_bytes -i 2", "channel_count -i 1", "sample_rate -i 16000")
+    fields = (
+        "sample_count -i 16000",
+        "sample_n_bytes -i 2",
+        "channel_count -i 1",
+        "sample_rate -i 16000",
+    )
     coding = "sample_coding -s26 pcm,embedded-shorten-v2.00"
     header = "\n".join(["NIST_1A", "   1024", *fields, coding, "end_head", ""]).encode()
     (scratch / "a.sph").write_bytes(header.ljust(1024) + b"ajkg" + bytes(1000))
@@ -137,7 +156,10 @@ def test_a_shard_says_which_items_ffmpeg_has_decoded(scratch):
         corpus.add(name, name)
     cache = scratch / "c"
     featcache.extract(corpus.manifest(), "fbank80", cache, featcache.Options("cpu", 1))
-    assert {id_: item.by_ffmpeg for id_, item in provenance(cache).items()} == {"a.wav": False, "b.m4a": True}
+    assert {id_: item.by_ffmpeg for id_, item in provenance(cache).items()} == {
+        "a.wav": False,
+        "b.m4a": True,
+    }
     found = items(cache)
     assert found["a.wav"] == found["b.m4a"]
     (name,) = only_version(cache).shard_names()
@@ -145,14 +167,18 @@ def test_a_shard_says_which_items_ffmpeg_has_decoded(scratch):
 
 
 def test_durations_are_those_of_the_samples_that_are_decoded(scratch):
-    """Not what headers say, which leave out or add some: a row with its duration has all samples."""
+    """Not what headers say, which leave out or add some: a row with its duration has all
+    samples."""
     for kind in ("aac.m4a", "alac.m4a"):
         encode(scratch / kind, kind)
     soundfile.write(scratch / "a.mp3", signal(16000, 1), 16000)
     data = (scratch / "a.mp3").read_bytes()
-    (scratch / "a.mp3").write_bytes(data[data.index(b"\xff\xf3", 4) :])  # without the header frame
+    # without the header frame
+    (scratch / "a.mp3").write_bytes(data[data.index(b"\xff\xf3", 4) :])
     manifest = read_manifest(scratch)
     found = read_headers(manifest, 2, report=print)
     assert not found.failures
     for row, name in enumerate(manifest.paths):
-        assert found.durations[row] * found.headers[row].sample_rate == len(samples_of(scratch / name))
+        assert found.durations[row] * found.headers[row].sample_rate == len(
+            samples_of(scratch / name)
+        )

@@ -1,4 +1,5 @@
-"""Single members: values of tables by column and row, what is wrong with others, and what is kept of containers."""
+"""Single members: values of tables by column and row, what is wrong with others, and what
+is kept of containers."""
 
 import os
 import tempfile
@@ -66,7 +67,8 @@ def test_paths_into_containers(scratch):
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_values_of_tables(scratch, kind):
-    """Of structs with a field `bytes`, and of bytes; over several row groups, and none that is null or empty."""
+    """Of structs with a field `bytes`, and of bytes; over several row groups, and none
+    that is null or empty."""
     table = write_tables(scratch, VALUES)[kind == "arrow"]
     for row, value in enumerate(VALUES):
         for column in ("audio", "raw"):
@@ -87,11 +89,17 @@ def test_tables_of_arrow_in_its_file_format_and_compressed(scratch):
     pyarrow = pytest.importorskip("pyarrow")
     table = pyarrow.table({"audio": [b"one", b"two" * 999]})
     path = scratch / "file.arrow"
-    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+    with (
+        pyarrow.OSFile(str(path), "wb") as file,
+        pyarrow.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table)
     assert [content(path, f"audio/{row}") for row in range(2)] == table["audio"].to_pylist()
     options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
-    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema, options=options) as writer:
+    with (
+        pyarrow.OSFile(str(path), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema, options=options) as writer,
+    ):
         writer.write_table(table)
     reason, words = refused(path, "audio/0")
     assert (reason, "write it without compression" in words) == (Reason.TRUNCATED, True)
@@ -108,7 +116,9 @@ def test_tables_that_are_cut_short_or_none(scratch, kind):
     if kind == "arrow":
         assert content(table, "audio/1") == VALUES[1]
     table.write_bytes(b"no table " * 100)
-    assert refused(table, "audio/0")[0] == (Reason.TRUNCATED if kind == "parquet" else Reason.NOT_AUDIO)
+    assert refused(table, "audio/0")[0] == (
+        Reason.TRUNCATED if kind == "parquet" else Reason.NOT_AUDIO
+    )
 
 
 def test_row_groups_are_bounded(scratch, monkeypatch):
@@ -157,7 +167,12 @@ def test_what_is_kept_is_made_once_and_as_much_of_it_as_fits():
     made: list[str] = []
     start = threading.Barrier(4)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: (start.wait(), kept.get("a", lambda: made.append("a") or "aaaa")), range(4)))
+        list(
+            pool.map(
+                lambda _: (start.wait(), kept.get("a", lambda: made.append("a") or "aaaa")),
+                range(4),
+            )
+        )
     assert made == ["a"]
     for key in "bab":
         kept.get(key, lambda key=key: made.append(key) or key * 4)
@@ -168,7 +183,9 @@ def test_what_is_kept_is_made_once_and_as_much_of_it_as_fits():
     assert made == ["a", "b", "c", "a again"]
 
 
-def test_a_fault_of_audio_is_kept_for_a_minute_others_are_not_and_a_result_as_long_as_is_said(monkeypatch):
+def test_a_fault_of_audio_is_kept_for_a_minute_others_are_not_and_a_result_as_long_as_is_said(
+    monkeypatch,
+):
     clock, made = [0.0], []
     monkeypatch.setattr("featcache.audio.kept.time.monotonic", lambda: clock[0])
     kept: Kept[str] = Kept(10, seconds=100)
@@ -180,7 +197,10 @@ def test_a_fault_of_audio_is_kept_for_a_minute_others_are_not_and_a_result_as_lo
         return result
 
     for clock[0] in (0, 59, 61, 99, 150):
-        for key, fault in (("audio", TriedInVainError(Reason.FILE_UNREADABLE, "not now")), ("disk", OSError("full"))):
+        for key, fault in (
+            ("audio", TriedInVainError(Reason.FILE_UNREADABLE, "not now")),
+            ("disk", OSError("full")),
+        ):
             with pytest.raises(type(fault), match=str(fault)):
                 kept.get(key, lambda fault=fault: make(fault))
     assert [when for fault, when in made if isinstance(fault, AudioError)] == [0, 61, 150]
@@ -208,10 +228,14 @@ def test_a_child_makes_what_its_parent_was_making():
 
 @pytest.fixture
 def packed(scratch):
-    """Makes a compressed tar of members whose bytes do not compress, beginning in the middle of large blocks."""
+    """Makes a compressed tar of members whose bytes do not compress, beginning in the
+    middle of large blocks."""
 
     def pack(suffix, members=None):
-        tar = write_tar(scratch / "a.tar", members or {f"{number}.wav": os.urandom(200_000) for number in range(4)})
+        tar = write_tar(
+            scratch / "a.tar",
+            members or {f"{number}.wav": os.urandom(200_000) for number in range(4)},
+        )
         return compress(tar, suffix), tar
 
     return pack
@@ -219,7 +243,8 @@ def packed(scratch):
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 def test_compressed_tars(packed, suffix):
-    """Their members are there in any order; of one that was cut short, those before the cut."""
+    """Their members are there in any order; of one that was cut short, those before the
+    cut."""
     values = {f"{number}.wav": os.urandom(200_000) for number in range(4)}
     tar, _ = packed(suffix, values)
     for name in ("2.wav", "0.wav", "3.wav"):
@@ -230,7 +255,10 @@ def test_compressed_tars(packed, suffix):
     assert content(tar, "1.wav") == values["1.wav"]
     assert refused(tar, "3.wav")[0] == Reason.TRUNCATED
     tar.write_bytes(b"RIFF" + data)
-    assert refused(tar, "0.wav") == (Reason.NOT_AUDIO, "the container is not compressed as its name says")
+    assert refused(tar, "0.wav") == (
+        Reason.NOT_AUDIO,
+        "the container is not compressed as its name says",
+    )
 
 
 @pytest.mark.parametrize("suffix", [".tgz", ".tar.bz2", ".tar.xz"])
@@ -291,14 +319,19 @@ def test_a_disk_without_a_place_for_copies_is_named(packed, scratch, monkeypatch
 
 
 def test_archives_of_kaldi(scratch):
-    """Those of wav-copy, which kaldiio writes too, and those of ESPnet, with audio of any format in them."""
+    """Those of wav-copy, which kaldiio writes too, and those of ESPnet, with audio of any
+    format in them."""
     kaldiio, soundfile = pytest.importorskip("kaldiio"), pytest.importorskip("soundfile")
-    signals = {f"u{number}": (np.arange(500 + number) % 99 * 99).astype(np.int16) for number in range(3)}
+    signals = {
+        f"u{number}": (np.arange(500 + number) % 99 * 99).astype(np.int16) for number in range(3)
+    }
     places = {}
     of_espnet = {"write_function": "soundfile", "write_kwargs": {"format": "FLAC"}}
     for name, options in (("wav", {}), ("flac", of_espnet)):
         ark, scp = f"{scratch}/{name}.ark", f"{scratch}/{name}.scp"
-        kaldiio.save_ark(ark, {id_: (8000, signal) for id_, signal in signals.items()}, scp, **options)
+        kaldiio.save_ark(
+            ark, {id_: (8000, signal) for id_, signal in signals.items()}, scp, **options
+        )
         lines = (scratch / f"{name}.scp").read_text().splitlines()
         places |= {(name, line.split()[0]): locate(scratch, line.split()[1]) for line in lines}
     for (name, id_), member in places.items():

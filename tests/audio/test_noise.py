@@ -1,4 +1,5 @@
-"""Noise: which, where, how loud; that it is in the fingerprint by what it holds; and what is refused."""
+"""Noise: which, where, how loud; that it is in the fingerprint by what it holds; and what
+is refused."""
 
 import hashlib
 import json
@@ -53,15 +54,23 @@ def test_the_seed_and_the_id_decide_which_noise_and_where(noises, id_, seed, num
     """As documented, done again from the whole waveforms of the noises."""
     digest = hashlib.sha256(f"{seed} {id_}".encode()).digest()
     draw, place = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
-    whole_files = [(name, None, None) for name in ("long.wav", "short.flac", "slow.wav", "stereo.wav")]
-    name, channel, cut = [*whole_files, ("stereo.wav", 1, None), ("long.wav", None, (20_000, 24_000))][draw % 6]
+    whole_files = [
+        (name, None, None) for name in ("long.wav", "short.flac", "slow.wav", "stereo.wav")
+    ]
+    name, channel, cut = [
+        *whole_files,
+        ("stereo.wav", 1, None),
+        ("long.wav", None, (20_000, 24_000)),
+    ][draw % 6]
     samples, rate = soundfile.read(noises / name, dtype="float32", always_2d=True)
     if cut:
         samples = samples[cut[0] : sum(cut)]
     needed = math.ceil(num_samples * rate / RATE)
     if needed <= len(samples):
         first = place % (len(samples) - needed + 1)
-        expected = to_waveform(np.ascontiguousarray(samples[first : first + needed]), rate, AudioPolicy(), channel)
+        expected = to_waveform(
+            np.ascontiguousarray(samples[first : first + needed]), rate, AudioPolicy(), channel
+        )
         expected = expected[:num_samples]
     else:
         whole = to_waveform(samples, rate, AudioPolicy(), channel)
@@ -101,11 +110,15 @@ def keep(patched, num_bytes):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """What is decoded from files: the name of the file, and the first sample and the one after the last."""
+    """What is decoded from files: the name of the file, and the first sample and the one
+    after the last."""
     spans = []
 
     def decode_and_tell(path, cuts, real=decode_module.decode):
-        spans.extend((path.name, round(cut.start * RATE), round((cut.start + cut.duration) * RATE)) for cut in cuts)
+        spans.extend(
+            (path.name, round(cut.start * RATE), round((cut.start + cut.duration) * RATE))
+            for cut in cuts
+        )
         return real(path, cuts)
 
     monkeypatch.setattr(decode_module, "decode", decode_and_tell)
@@ -124,7 +137,9 @@ def write_noises(folder, noises, subtype="PCM_16"):
 
 def levels(num_samples, seed=0):
     """16-bit samples, with both extremes among them."""
-    samples = np.random.default_rng(seed).integers(-32768, 32768, num_samples).astype(np.float32) / 32768
+    samples = (
+        np.random.default_rng(seed).integers(-32768, 32768, num_samples).astype(np.float32) / 32768
+    )
     samples[: min(2, num_samples)] = [-1, 32767 / 32768][:num_samples]
     return samples
 
@@ -136,7 +151,9 @@ ODD = st.lists(st.sampled_from([-0.0, 1.0, 0.5**16, 1e-40, 7.25, 3e38]), max_siz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.lists(LEVELS, min_size=1, max_size=4).map(lambda noises: ("PCM_16", noises))
-    | st.lists(st.builds(np.append, LEVELS, ODD), min_size=1, max_size=4).map(lambda noises: ("FLOAT", noises)),
+    | st.lists(st.builds(np.append, LEVELS, ODD), min_size=1, max_size=4).map(
+        lambda noises: ("FLOAT", noises)
+    ),
     st.integers(0, 3000),
     st.data(),
 )
@@ -180,12 +197,16 @@ def test_those_who_name_the_same_noises_share_what_is_decoded(tmp_path, monkeypa
         noise = noise_of(tmp_path, {"sample_rate": rate, "channel": channel})
         noise._mono(noise._clips[0], 0, 100)
         assert len(decoded) == times
-    assert write_noises(tmp_path, [levels(100, seed=1)])(0, 0, 100).tobytes() == levels(100, seed=1).tobytes()
+    assert (
+        write_noises(tmp_path, [levels(100, seed=1)])(0, 0, 100).tobytes()
+        == levels(100, seed=1).tobytes()
+    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("caf-alac", "wav-gsm")])
 def test_every_format_gives_the_bits_that_each_cut_alone_gives(kind, tmp_path, monkeypatch):
-    """Without a memory, with one that fills, and with a full one, from which nothing is decoded."""
+    """Without a memory, with one that fills, and with a full one, from which nothing is
+    decoded."""
     name = f"a.{KINDS[kind].suffix}"
     write_audio(tmp_path / name, tone(0.4, channels=KINDS[kind].channels, seed=1), kind=kind)
     rows = f"whole,{name},,\npart,{name},0.125,0.2\nshort,{name},0.3,0.015\n"
@@ -240,7 +261,10 @@ def test_the_fingerprint_knows_what_the_noise_is_and_not_where(noises, tmp_path)
         "order": [header, *lines[::-1]],
         "fewer": [header, *lines[1:]],
         "segment": [header, *(line.replace("1.25", "1.5") for line in lines)],
-        "channel": [header, *(line.replace(",1", ",0") if line.startswith("right") else line for line in lines)],
+        "channel": [
+            header,
+            *(line.replace(",1", ",0") if line.startswith("right") else line for line in lines),
+        ],
     }.items():
         (tmp_path / "moved" / f"{name}.csv").write_text("\n".join(changed) + "\n")
         assert fingerprint(tmp_path / "moved", manifest=f"{name}.csv") != before, name
@@ -263,12 +287,15 @@ def test_a_resolved_config_holds_on_to_its_noise(noises, tmp_path):
 
 
 def test_another_manifest_may_be_set_in_a_config_that_has_noise(noises, tmp_path):
-    """As in its file: the hash of the noise was filled in, and is then that of the other noise."""
+    """As in its file: the hash of the noise was filled in, and is then that of the other
+    noise."""
     (tmp_path / "fewer.csv").write_text(f"id,path\nlong,{noises / 'long.wav'}\n")
     config, other = config_of(section(), noises), config_of(section(manifest="fewer.csv"), tmp_path)
     manifest = {"augment.noise.manifest": str(tmp_path / "fewer.csv")}
     assert as_config(config, manifest) == other != config
-    assert as_config(recorded_config(config.resolved()), manifest).fingerprint() == other.fingerprint()
+    assert (
+        as_config(recorded_config(config.resolved()), manifest).fingerprint() == other.fingerprint()
+    )
     with pytest.raises(ConfigError, match="the noise has changed"):
         as_config(config, {**manifest, "augment.noise.content": config.augment.noise.content})
 
@@ -282,7 +309,10 @@ def test_another_manifest_may_be_set_in_a_config_that_has_noise(noises, tmp_path
         ({"manifest": "none.csv"}, "augment.noise.manifest: "),
         ({"snr": []}, "augment.noise.snr: expected one number at least"),
         ({"snr": [5, 5]}, "augment.noise.snr: 5 is there 2 times"),
-        ({"snr": [-300, 5]}, "augment.noise.snr.0: should be greater than or equal to -50, not -300"),
+        (
+            {"snr": [-300, 5]},
+            "augment.noise.snr.0: should be greater than or equal to -50, not -300",
+        ),
         ({"snr": [-30, 500]}, "augment.noise.snr.1: should be less than or equal to 100, not 500"),
         *(({"seed": seed}, "augment.noise.seed") for seed in (-1, 0.5)),
         ({"level": 3}, "augment.noise.level"),
@@ -305,7 +335,10 @@ def test_every_noise_that_cannot_be_used_is_named_in_one_line(noises, tmp_path):
     message = refusal(section(), tmp_path)
     for id_ in ("gone", "text", "cut", "late", "long", "left"):
         assert f"{id_}: {'good' if id_ in ('late', 'long', 'left') else id_}.wav: " in message
-    assert "far: http://127.0.0.1:1/a.wav: is at a URL or in a container: copy the noise to this machine" in message
+    assert (
+        "far: http://127.0.0.1:1/a.wav: is at a URL or in a container: copy the noise to "
+        "this machine" in message
+    )
     assert "good: good.wav" not in message
     assert "before: cut.wav" not in message
 
@@ -322,7 +355,9 @@ def test_noise_at_another_rate_needs_a_resampler(noises):
     assert "holds noise at 8000 Hz, 22050 Hz, and audio.resample forbids" in said
 
 
-def test_noise_that_breaks_off_while_it_is_used_ends_the_run_with_its_name(cli, plain, tmp_path, scratch):
+def test_noise_that_breaks_off_while_it_is_used_ends_the_run_with_its_name(
+    cli, plain, tmp_path, scratch
+):
     """Its header is good, so that only decoding finds it out."""
     soundfile.write(tmp_path / "a.flac", speech(3.0, RATE), RATE)
     patch_file(tmp_path / "a.flac", (tmp_path / "a.flac").stat().st_size // 2, bytes(3000))

@@ -1,4 +1,5 @@
-"""Audio files at URLs: the same samples, whatever servers do on the way, and what is said if they cannot be had."""
+"""Audio files at URLs: the same samples, whatever servers do on the way, and what is said
+if they cannot be had."""
 
 import json
 import os
@@ -101,7 +102,8 @@ def test_the_header_alone_tells_the_length(tmp_path, server):
 
 @pytest.fixture(params=["http", "s3", "gs"])
 def base(request, server, monkeypatch):
-    """The beginning of the server's URLs, which does as an object store, too: it is asked for `/bucket/key`."""
+    """The beginning of the server's URLs, which does as an object store, too: it is asked
+    for `/bucket/key`."""
     if request.param == "http":
         return server.address
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
@@ -169,7 +171,9 @@ def test_a_redirection_is_followed_and_its_signature_is_not_told(server):
     assert "SECRET" not in str(fault_of(server.url("/a")).__cause__)
 
 
-@pytest.mark.parametrize("path", ["/a b.wav", "/ü/é.wav", "/a+b=c.wav", "/x//y.wav", "/100%.wav", "/a?b.wav"])
+@pytest.mark.parametrize(
+    "path", ["/a b.wav", "/ü/é.wav", "/a+b=c.wav", "/x//y.wav", "/100%.wav", "/a?b.wav"]
+)
 def test_names_of_files_are_what_servers_know(server, path):
     server.files[path] = path.encode()
     assert bytes_of(server.url(quote(path))) == path.encode()
@@ -216,7 +220,11 @@ def test_where_a_path_is():
     root, url = Path("/corpus"), Url("s3://bucket/corpus/")
     assert locate(root, "a/b.wav") == Path("/corpus/a/b.wav")
     assert locate(root, "s3://b/k.wav") == Url("s3://b/k.wav")
-    assert locate(root, "file:///x/a%20b.wav") == locate(url, "file://localhost/x/a%20b.wav") == Path("/x/a b.wav")
+    assert (
+        locate(root, "file:///x/a%20b.wav")
+        == locate(url, "file://localhost/x/a%20b.wav")
+        == Path("/x/a b.wav")
+    )
     assert locate(url, "./a/b.wav") == Url("s3://bucket/corpus/a/b.wav")
     assert locate(url, "https://h/a.wav") == Url("https://h/a.wav")
     assert locate(url, "/a.wav") == Path("/a.wav")
@@ -225,7 +233,9 @@ def test_where_a_path_is():
     assert not any(map(is_audio_url, ("file:///x", "a.wav", "hf://x", "as3://b")))
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket//a.wav", "s3://bucket/a/../b.wav"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "s3://bucket/", "s3://bucket//a.wav", "s3://bucket/a/../b.wav"]
+)
 def test_keys_that_no_store_has_are_not_asked_for(url, monkeypatch):
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert fault_of(url).reason == Reason.FILE_MISSING
@@ -285,5 +295,7 @@ def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
         with pytest.raises(AudioError, match="cannot be fetched"):
             downloads.take(Url(server.url("/39")))
     assert len(said) == 1
-    assert said[0].startswith("5 audio files in a row could not be fetched, the last one http://127.0.0.1")
+    assert said[0].startswith(
+        "5 audio files in a row could not be fetched, the last one http://127.0.0.1"
+    )
     assert said[0].endswith("the server answers 503 Service Unavailable (8 tries)")

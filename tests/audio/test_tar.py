@@ -1,4 +1,5 @@
-"""The places of members in tars: those that tarfile and tar give, and nothing outside of the tar, whatever it says."""
+"""The places of members in tars: those that tarfile and tar give, and nothing outside of
+the tar, whatever it says."""
 
 import io
 import os
@@ -40,7 +41,9 @@ def content(data: bytes, name: str) -> bytes:
     return read
 
 
-def made(*members: tuple, form: int = tarfile.GNU_FORMAT, headers: dict[str, str] | None = None) -> bytes:
+def made(
+    *members: tuple, form: int = tarfile.GNU_FORMAT, headers: dict[str, str] | None = None
+) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form, pax_headers=headers) as tar:
         for member in members:
@@ -50,8 +53,13 @@ def made(*members: tuple, form: int = tarfile.GNU_FORMAT, headers: dict[str, str
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_members_are_those_that_tarfile_wrote(scratch, form):
-    """Long names, names that are not ASCII; and names that lead elsewhere are names like any other."""
-    names = {name: data for name, data in NAMES.items() if form != tarfile.USTAR_FORMAT or "xx" not in name}
+    """Long names, names that are not ASCII; and names that lead elsewhere are names like
+    any other."""
+    names = {
+        name: data
+        for name, data in NAMES.items()
+        if form != tarfile.USTAR_FORMAT or "xx" not in name
+    }
     data = write_tar(scratch / "a.tar", names, form).read_bytes()
     assert {name: content(data, name) for name in names} == names
     assert content(data, "dot/b.wav") == names["./dot/b.wav"]
@@ -62,11 +70,18 @@ def test_members_are_those_that_tarfile_wrote(scratch, form):
 def test_members_are_those_of_gnu_tar(scratch, form):
     folder = scratch / "corpus"
     (folder / "deep").mkdir(parents=True)
-    names = {"a.wav": b"a" * 100, "deep/" + "n" * (60 if form == "v7" else 140 - 45 * (form == "ustar")): b"b" * 2000}
+    names = {
+        "a.wav": b"a" * 100,
+        "deep/" + "n" * (60 if form == "v7" else 140 - 45 * (form == "ustar")): b"b" * 2000,
+    }
     for name, data in names.items():
         (folder / name).write_bytes(data)
     os.link(folder / "a.wav", folder / "z.wav")
-    subprocess.run(["tar", *f"--format={form}".split(), "-cf", "c.tar", "-C", "corpus", "."], cwd=scratch, check=True)
+    subprocess.run(
+        ["tar", *f"--format={form}".split(), "-cf", "c.tar", "-C", "corpus", "."],
+        cwd=scratch,
+        check=True,
+    )
     data = (scratch / "c.tar").read_bytes()
     assert {name: content(data, name) for name in names} == names
     assert content(data, "z.wav") == names["a.wav"]  # a hard link, one way or the other
@@ -95,26 +110,72 @@ def with_pax(headers: dict[str, str]) -> bytes:
 
 
 HOSTILE = {
-    "a symbolic link": (made(("a", b"", tarfile.SYMTYPE, "/etc/passwd")), Reason.FILE_MISSING, "symbolic link"),
-    "a link to nowhere": (made(("a", b"", tarfile.LNKTYPE, "/etc/passwd")), Reason.FILE_MISSING, "link to what is not"),
-    "a link to itself": (made(("a", b"", tarfile.LNKTYPE, "a")), Reason.FILE_MISSING, "link to what is not"),
+    "a symbolic link": (
+        made(("a", b"", tarfile.SYMTYPE, "/etc/passwd")),
+        Reason.FILE_MISSING,
+        "symbolic link",
+    ),
+    "a link to nowhere": (
+        made(("a", b"", tarfile.LNKTYPE, "/etc/passwd")),
+        Reason.FILE_MISSING,
+        "link to what is not",
+    ),
+    "a link to itself": (
+        made(("a", b"", tarfile.LNKTYPE, "a")),
+        Reason.FILE_MISSING,
+        "link to what is not",
+    ),
     "a folder": (made(("a", b"", tarfile.DIRTYPE)), Reason.FILE_MISSING, "not a file"),
     "a device": (made(("a", b"", tarfile.CHRTYPE)), Reason.FILE_MISSING, "not a file"),
     "a sparse file": (patched(made(("a", b"data")), 156, b"S"), Reason.FILE_MISSING, "sparse"),
     "a sparse file of PAX": (
-        SPARSE.tobuf(tarfile.PAX_FORMAT) + b"1\n0\n9\n".ljust(512, b"\0") + b"123456789".ljust(1536, b"\0"),
+        SPARSE.tobuf(tarfile.PAX_FORMAT)
+        + b"1\n0\n9\n".ljust(512, b"\0")
+        + b"123456789".ljust(1536, b"\0"),
         Reason.FILE_MISSING,
         "sparse",
     ),
-    "a sparse file without a map": (SPARSE.tobuf(tarfile.PAX_FORMAT) + bytes(2048), Reason.NOT_AUDIO, "no tar"),
-    "a size that is negative": (patched(made(("a", b"data")), 124, b"\xff" * 12), Reason.NOT_AUDIO, "no tar"),
-    "a size with a sign": (patched(made(("a", b"data")), 124, b"-0000000004\0"), Reason.NOT_AUDIO, "no tar"),
-    "a size beyond all": (patched(made(("a", b"d")), 124, b"\x80" + b"\xff" * 11), Reason.NOT_AUDIO, "no tar"),
-    "a size beyond the tar": (patched(made(("a", b"d")), 124, b"77777777777\0"), Reason.TRUNCATED, "cut short"),
-    "a huge PAX header": (patched(with_pax({"x": "y"}), 124, b"77777777777\0"), Reason.NOT_AUDIO, "header of more"),
-    "PAX headers of 1 MB": (with_pax({"x": "y" * (1 << 20)}), Reason.NOT_AUDIO, "header of more than 1,048,576 bytes"),
+    "a sparse file without a map": (
+        SPARSE.tobuf(tarfile.PAX_FORMAT) + bytes(2048),
+        Reason.NOT_AUDIO,
+        "no tar",
+    ),
+    "a size that is negative": (
+        patched(made(("a", b"data")), 124, b"\xff" * 12),
+        Reason.NOT_AUDIO,
+        "no tar",
+    ),
+    "a size with a sign": (
+        patched(made(("a", b"data")), 124, b"-0000000004\0"),
+        Reason.NOT_AUDIO,
+        "no tar",
+    ),
+    "a size beyond all": (
+        patched(made(("a", b"d")), 124, b"\x80" + b"\xff" * 11),
+        Reason.NOT_AUDIO,
+        "no tar",
+    ),
+    "a size beyond the tar": (
+        patched(made(("a", b"d")), 124, b"77777777777\0"),
+        Reason.TRUNCATED,
+        "cut short",
+    ),
+    "a huge PAX header": (
+        patched(with_pax({"x": "y"}), 124, b"77777777777\0"),
+        Reason.NOT_AUDIO,
+        "header of more",
+    ),
+    "PAX headers of 1 MB": (
+        with_pax({"x": "y" * (1 << 20)}),
+        Reason.NOT_AUDIO,
+        "header of more than 1,048,576 bytes",
+    ),
     "a PAX size that is none": (with_pax({"size": "-1"}), Reason.NOT_AUDIO, "no tar"),
-    "a PAX record of no length": (with_pax({"x": "y"}).replace(b"6 x=y", b"0 x=y"), Reason.NOT_AUDIO, "no tar"),
+    "a PAX record of no length": (
+        with_pax({"x": "y"}).replace(b"6 x=y", b"0 x=y"),
+        Reason.NOT_AUDIO,
+        "no tar",
+    ),
     "a gzip": (b"\x1f\x8b" + bytes(2000), Reason.NOT_AUDIO, "no tar"),
     "text": (b"id,path\n" * 500, Reason.NOT_AUDIO, "no tar"),
     "nothing but zeros": (bytes(10240), Reason.FILE_MISSING, "no such member"),

@@ -1,4 +1,5 @@
-"""Samples become one mono waveform at the config's rate and a copy's speed, or are refused."""
+"""Samples become one mono waveform at the config's rate and a copy's speed, or are
+refused."""
 
 import importlib
 import sys
@@ -34,7 +35,9 @@ def test_a_mix_is_the_mean_of_the_channels_whatever_stands_around_it(channels):
     assert mixed.dtype == np.float32
     assert mixed.flags.c_contiguous
     for first, stop in ((0, 1), (1, 8), (3, 700), (999, 1000)):
-        np.testing.assert_array_equal(to_waveform(samples[first:stop], RATE, AudioPolicy()), mixed[first:stop])
+        np.testing.assert_array_equal(
+            to_waveform(samples[first:stop], RATE, AudioPolicy()), mixed[first:stop]
+        )
 
 
 def test_a_channel_is_taken_as_it_is():
@@ -75,21 +78,30 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
 
 
 def at_speed(samples, speed, source_rate=RATE, **policy):
-    return to_waveform(samples[:, None].astype(np.float32), source_rate, AudioPolicy(**policy), speed=speed)
+    return to_waveform(
+        samples[:, None].astype(np.float32), source_rate, AudioPolicy(**policy), speed=speed
+    )
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 2.0])
 @pytest.mark.parametrize("source_rate", [8000, 16000, 22050, 44100, 48000])
-@pytest.mark.parametrize(("resample", "tolerance"), [("soxr_mq", 2e-3), ("soxr_hq", 3e-4), ("soxr_vhq", 3e-4)])
+@pytest.mark.parametrize(
+    ("resample", "tolerance"), [("soxr_mq", 2e-3), ("soxr_hq", 3e-4), ("soxr_vhq", 3e-4)]
+)
 def test_it_is_the_recording_read_at_another_rate(source_rate, speed, resample, tolerance):
-    """Tones below the band's end, in closed form: sample k is what the recording is at k * speed / rate seconds."""
+    """Tones below the band's end, in closed form: sample k is what the recording is at k
+    * speed / rate seconds."""
     top = 0.7 * min(source_rate, RATE / speed) / 2
     frequencies = np.linspace(100, top, 7)
 
     def tones(seconds):
-        return 0.1 * np.sin(2 * np.pi * frequencies[:, None] * seconds + np.arange(7)[:, None]).sum(0)
+        return 0.1 * np.sin(2 * np.pi * frequencies[:, None] * seconds + np.arange(7)[:, None]).sum(
+            0
+        )
 
-    made = at_speed(tones(np.arange(source_rate) / source_rate), speed, source_rate, resample=resample)
+    made = at_speed(
+        tones(np.arange(source_rate) / source_rate), speed, source_rate, resample=resample
+    )
     assert made.dtype == np.float32
     expected = tones(np.arange(len(made)) * speed / RATE)
     inside = slice(RATE // 20, -RATE // 20)
@@ -107,7 +119,9 @@ def test_it_is_the_recording_read_at_another_rate(source_rate, speed, resample, 
 def test_its_length_is_the_recordings_by_rate_and_speed(num_samples, speed, source_rate, rate):
     """To the nearest sample; of half a sample, soxr gives either."""
     made = at_speed(np.ones(num_samples), speed, source_rate, sample_rate=rate)
-    assert abs(len(made) - num_samples * rate / (source_rate * Fraction(str(speed)))) <= Fraction(1, 2)
+    assert abs(len(made) - num_samples * rate / (source_rate * Fraction(str(speed)))) <= Fraction(
+        1, 2
+    )
 
 
 def test_rate_and_speed_are_one_step(monkeypatch):

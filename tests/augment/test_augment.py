@@ -1,4 +1,5 @@
-"""Augmentation: what is masked, how loud noise is, who is mixed with whom; that it is repeatable, and never waits."""
+"""Augmentation: what is masked, how loud noise is, who is mixed with whom; that it is
+repeatable, and never waits."""
 
 import math
 
@@ -31,7 +32,8 @@ of_many = settings(max_examples=50)
 
 
 def batch(lengths=LENGTHS, dims=8, *, dtype=torch.float32, device="cpu", padding=-7.0, seed=0):
-    """Features `[batch, max(lengths) + 3, dims]` with a padding that is none of their values, and lengths."""
+    """Features `[batch, max(lengths) + 3, dims]` with a padding that is none of their
+    values, and lengths."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(len(lengths), max(lengths) + 3, dims, generator=generator) + 1
     for row, length in enumerate(lengths):
@@ -108,21 +110,38 @@ def test_so_many_rows_are_augmented(kind, probability, share):
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1)])
 def test_small_batches(kind, shape):
     features = torch.ones(*shape, 4)
-    for lengths in (None, torch.full(shape[:1], shape[1]), torch.zeros(shape[0], dtype=torch.int32)):
+    for lengths in (
+        None,
+        torch.full(shape[:1], shape[1]),
+        torch.zeros(shape[0], dtype=torch.int32),
+    ):
         assert features_of(KINDS[kind]()(features, lengths, step=0)).shape == features.shape
 
 
 class NeverWaits(TorchDispatchMode):
     """Refuses whatever makes a GPU's results known to Python, or makes shapes of them."""
 
-    WAITING = ("_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "_to_copy")
+    WAITING = (
+        "_local_scalar_dense",
+        "item",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "is_nonzero",
+        "equal",
+        "_to_copy",
+    )
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         to_cpu = name == "_to_copy" and (kwargs or {}).get("device") is not None
-        assert name not in self.WAITING or (name == "_to_copy" and not to_cpu), f"{name} waits for the device"
+        assert name not in self.WAITING or (name == "_to_copy" and not to_cpu), (
+            f"{name} waits for the device"
+        )
         if name in ("index", "index_put"):
-            assert not any(one is not None and one.dtype == torch.bool for one in args[1]), "a mask as index waits"
+            assert not any(one is not None and one.dtype == torch.bool for one in args[1]), (
+                "a mask as index waits"
+            )
         return function(*args, **(kwargs or {}))
 
 
@@ -162,9 +181,15 @@ def test_gradients_go_through(kind):
 
 
 def test_two_kinds_draw_differently_and_printing_shows_the_settings():
-    assert not torch.equal(*(Draws(kind, 0, 0, torch.device("cpu")).uniform(8) for kind in ("A", "B")))
-    assert not torch.equal(*(Draws("A", seed, 1 - seed, torch.device("cpu")).uniform(8) for seed in (0, 1)))
-    assert repr(GaussianNoise(0.5, seed=7)) == "GaussianNoise(seed=7, probability=1.0, std=(0.5, 0.5))"
+    assert not torch.equal(
+        *(Draws(kind, 0, 0, torch.device("cpu")).uniform(8) for kind in ("A", "B"))
+    )
+    assert not torch.equal(
+        *(Draws("A", seed, 1 - seed, torch.device("cpu")).uniform(8) for seed in (0, 1))
+    )
+    assert (
+        repr(GaussianNoise(0.5, seed=7)) == "GaussianNoise(seed=7, probability=1.0, std=(0.5, 0.5))"
+    )
 
 
 # Noise
@@ -217,7 +242,9 @@ def test_noise_is_for_hidden_activations_of_any_shape(shape):
     hidden = torch.ones(shape)
     assert (GaussianNoise(0.1)(hidden, step=0) != hidden).all()
     found = GaussianNoise(snr_db=10.0)(hidden, step=0) - hidden
-    ratio = 10 * (hidden.reshape(6, -1).square().sum(1) / found.reshape(6, -1).square().sum(1)).log10()
+    ratio = (
+        10 * (hidden.reshape(6, -1).square().sum(1) / found.reshape(6, -1).square().sum(1)).log10()
+    )
     torch.testing.assert_close(ratio, torch.full((6,), 10.0), atol=0.01, rtol=0)
 
 
@@ -232,9 +259,13 @@ def masked_stretches(lengths, step=0, **options):
 
 @given(rows_of_lengths, st.floats(0, 1), *map(st.integers, [0] * 5, [3, 30, 3, 30, 1000]))
 @settings(max_examples=150)
-def test_masks_are_within_their_limits(lengths, fraction, time_masks, time_width, freq_masks, freq_width, step):
+def test_masks_are_within_their_limits(
+    lengths, fraction, time_masks, time_width, freq_masks, freq_width, step
+):
     options = {"time_masks": time_masks, "time_width": time_width, "max_time_fraction": fraction}
-    masked = masked_stretches(lengths, step, **options, freq_masks=freq_masks, freq_width=freq_width)
+    masked = masked_stretches(
+        lengths, step, **options, freq_masks=freq_masks, freq_width=freq_width
+    )
     for row, length in zip(masked, lengths, strict=True):
         assert not row[length:].any()
         row = row[:length]
@@ -246,7 +277,9 @@ def test_masks_are_within_their_limits(lengths, fraction, time_masks, time_width
 
 
 def test_widths_and_places_are_uniform():
-    masked = masked_stretches([101] * 5000, time_masks=1, time_width=9, max_time_fraction=1.0, freq_masks=0).all(2)
+    masked = masked_stretches(
+        [101] * 5000, time_masks=1, time_width=9, max_time_fraction=1.0, freq_masks=0
+    ).all(2)
     widths = masked.sum(1)
     counts = torch.bincount(widths, minlength=10)
     assert len(counts) == 10
@@ -267,7 +300,9 @@ def test_rows_are_masked_differently_and_both_axes_are():
 def test_masked_values_are_what_was_asked_for():
     features, lengths = batch()
     for value in (2.5, "mean"):
-        masked = SpecAugment(value=value, max_time_fraction=0.5, freq_width=4)(features, lengths, step=0)
+        masked = SpecAugment(value=value, max_time_fraction=0.5, freq_width=4)(
+            features, lengths, step=0
+        )
         changed = masked != features
         for row, length in enumerate(LENGTHS[:3]):
             fill = value if value == 2.5 else features[row, :length].mean()
@@ -283,11 +318,17 @@ def draws(step=0):
     return Draws("test", 0, step, torch.device("cpu"))
 
 
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 100))
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 100)
+)
 @of_many
 def test_warped_time_goes_forward_and_keeps_its_ends(lengths, window, step):
     frames = max(lengths) + 2
-    clock = torch.arange(frames, dtype=torch.float32)[None, :, None].expand(len(lengths), -1, 2).contiguous()
+    clock = (
+        torch.arange(frames, dtype=torch.float32)[None, :, None]
+        .expand(len(lengths), -1, 2)
+        .contiguous()
+    )
     warped = warp_time(clock, torch.tensor(lengths), window, draws(step))
     for row, length in zip(warped, lengths, strict=True):
         assert torch.equal(row[length:], clock[0, length:])
@@ -303,7 +344,11 @@ def test_warped_time_goes_forward_and_keeps_its_ends(lengths, window, step):
 
 def test_warping_is_the_interpolation_that_numpy_does():
     features, lengths = batch([50, 40])
-    clock = torch.arange(features.shape[1], dtype=torch.float32)[None, :, None].expand(2, -1, 1).contiguous()
+    clock = (
+        torch.arange(features.shape[1], dtype=torch.float32)[None, :, None]
+        .expand(2, -1, 1)
+        .contiguous()
+    )
     at = warp_time(clock, lengths, 5, draws())[..., 0].numpy()
     warped = warp_time(features, lengths, 5, draws())
     for row, length in enumerate([50, 40]):
@@ -330,7 +375,9 @@ def pairs(mixed, lengths):
     rows, partners = len(lengths), mixed.partner.tolist()
     assert sorted(partners) == list(range(rows)), "every row is a partner once"
     assert rows == 1 or (mixed.partner != torch.arange(rows)).all()
-    both = [min(length, lengths[partner]) for length, partner in zip(lengths, partners, strict=True)]
+    both = [
+        min(length, lengths[partner]) for length, partner in zip(lengths, partners, strict=True)
+    ]
     return zip(range(rows), partners, mixed.weight.tolist(), both, strict=True)
 
 
@@ -394,23 +441,56 @@ def test_silence_mixes_with_anything():
         (lambda: GaussianNoise("loud"), "std is 'loud': give a number, or a range"),
         (lambda: GaussianNoise(0.1, seed="a"), "seed is 'a': it must be a whole number"),
         (lambda: Mixup("a"), "alpha is 'a': it must be a number"),
-        (lambda: GaussianNoise(0.1, probability=1.5), "probability is 1.5: it must be a number from 0 to 1"),
-        (lambda: SpecAugment(time_masks=-1), "time_masks is -1: it must be a whole number, 0 or more"),
-        (lambda: SpecAugment(time_masks=1.5), "time_masks is 1.5: it must be a whole number, 0 or more"),
-        (lambda: SpecAugment(probability=True), "probability is True: it must be a number from 0 to 1"),
-        (lambda: SpecAugment(max_time_fraction=1.1), "max_time_fraction is 1.1: it must be a number from 0 to 1"),
+        (
+            lambda: GaussianNoise(0.1, probability=1.5),
+            "probability is 1.5: it must be a number from 0 to 1",
+        ),
+        (
+            lambda: SpecAugment(time_masks=-1),
+            "time_masks is -1: it must be a whole number, 0 or more",
+        ),
+        (
+            lambda: SpecAugment(time_masks=1.5),
+            "time_masks is 1.5: it must be a whole number, 0 or more",
+        ),
+        (
+            lambda: SpecAugment(probability=True),
+            "probability is True: it must be a number from 0 to 1",
+        ),
+        (
+            lambda: SpecAugment(max_time_fraction=1.1),
+            "max_time_fraction is 1.1: it must be a number from 0 to 1",
+        ),
         (lambda: SpecAugment(value="zero"), "value is 'zero': give a number, or 'mean'"),
         (lambda: Mixup(0), "alpha is 0: it must be a number, 0.01 or more"),
-        (lambda: MixEnergies(log="ln"), "log is 'ln': it must be one of power, magnitude, power10, db"),
-        (lambda: SpecAugment()(torch.ones(2, 3), step=0), r"\[2, 3\]: give floats \[batch, frames, dims\]"),
+        (
+            lambda: MixEnergies(log="ln"),
+            "log is 'ln': it must be one of power, magnitude, power10, db",
+        ),
+        (
+            lambda: SpecAugment()(torch.ones(2, 3), step=0),
+            r"\[2, 3\]: give floats \[batch, frames, dims\]",
+        ),
         (lambda: Mixup()(torch.ones(2), step=0), r"\[2\]: give floats \[batch, frames, \.\.\.\]"),
-        (lambda: GaussianNoise(0.1)(torch.ones(2, 3).long(), step=0), r"features is torch.int64 \[2, 3\]: give floats"),
+        (
+            lambda: GaussianNoise(0.1)(torch.ones(2, 3).long(), step=0),
+            r"features is torch.int64 \[2, 3\]: give floats",
+        ),
         (lambda: Mixup()(np.ones((2, 3)), step=0), "features is a ndarray: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), [3, 3], step=0), "lengths is a list: give a tensor"),
-        (lambda: Mixup()(torch.ones(2, 3), torch.tensor([3]), step=0), "give one length for each row"),
-        (lambda: Mixup()(torch.ones(2, 3), torch.ones(2).long().to("meta"), step=0), "on the features' device"),
+        (
+            lambda: Mixup()(torch.ones(2, 3), torch.tensor([3]), step=0),
+            "give one length for each row",
+        ),
+        (
+            lambda: Mixup()(torch.ones(2, 3), torch.ones(2).long().to("meta"), step=0),
+            "on the features' device",
+        ),
         (lambda: Mixup()(torch.ones(2, 3), torch.ones(2), step=0), "lengths is torch.float32"),
-        (lambda: Mixup()(torch.ones(2, 3), step=torch.tensor(3)), "give the step of the training, an int"),
+        (
+            lambda: Mixup()(torch.ones(2, 3), step=torch.tensor(3)),
+            "give the step of the training, an int",
+        ),
     ],
 )
 def test_mistakes_are_named(call, message):

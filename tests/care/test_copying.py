@@ -1,4 +1,5 @@
-"""`featcache copy`: between folders and object stores, continued after a kill, checked on the way."""
+"""`featcache copy`: between folders and object stores, continued after a kill, checked on
+the way."""
 
 import os
 import shutil
@@ -38,9 +39,15 @@ def folder(tmp_path_factory):
     """A cache of five shards, with an index, and the record of a run with a failure."""
     folder = tmp_path_factory.mktemp("copying") / "features"
     items = [*make_features(60, max_frames=200).items()]
-    side = (SideSpec("scale", (2,), "float32", "scales"), SideSpec("nothing", (), "float32", "none"))
+    side = (
+        SideSpec("scale", (2,), "float32", "scales"),
+        SideSpec("nothing", (), "float32", "none"),
+    )
     version = make_version(folder, *(dict(items[at::SHARDS]) for at in range(SHARDS)), side=side)
-    run = Run(version, {"manifest": "m.csv", "root": "/", "utterances": 61, "new": 61, "held": 0, "replaced": 0})
+    run = Run(
+        version,
+        {"manifest": "m.csv", "root": "/", "utterances": 61, "new": 61, "held": 0, "replaced": 0},
+    )
     run.fail([Failure(id="bad", path="bad.wav", reason="decode", message="no audio")])
     run.finish({"extracted": 60, "failed": 1, "interrupted": False, "items": 60})
     featcache.open(folder)
@@ -56,10 +63,15 @@ def to(request, tmp_path):
 
 
 def contents(cache):
-    """Every file of the only version in a cache, but those of the index, which a folder builds itself."""
+    """Every file of the only version in a cache, but those of the index, which a folder
+    builds itself."""
     (path,) = version_folders(cache)
     store = open_store(path)
-    return {key: store.read(key, size) for key, size in store.walk() if not key.startswith(("index/", "work/", "lock"))}
+    return {
+        key: store.read(key, size)
+        for key, size in store.walk()
+        if not key.startswith(("index/", "work/", "lock"))
+    }
 
 
 def has_index(cache):
@@ -71,11 +83,19 @@ class TestCopies:
     def test_it_says_the_same_and_is_not_copied_twice(self, folder, to):
         version = select_version(folder)
         result = copy_version(version, to)
-        assert (result.copied, result.there, result.problems, result.interrupted) == (SHARDS, 0, [], False)
+        assert (result.copied, result.there, result.problems, result.interrupted) == (
+            SHARDS,
+            0,
+            [],
+            False,
+        )
         assert contents(to) == contents(folder)
         assert has_index(to)
         told = [verify(one) for one in (version, select_version(to))]
-        said = [(len(report.problems), report.utterances, report.failed, report.shards) for report in told]
+        said = [
+            (len(report.problems), report.utterances, report.failed, report.shards)
+            for report in told
+        ]
         assert said == [(0, 60, 1, SHARDS)] * 2
         local, far = (featcache.open(folder, strict=True), featcache.open(str(to), strict=True))
         assert torch.equal(far.batch(range(60), check=True)[0], local.batch(range(60))[0])
@@ -104,7 +124,9 @@ class TestCopies:
             copy_version(select_version(tmp_path / "other"), to)
         assert contents(to) == contents(folder)
 
-    @pytest.mark.parametrize("file", [*CHUNKS.values(), "text/zarr.json", "zarr.json", "features/zarr.json"])
+    @pytest.mark.parametrize(
+        "file", [*CHUNKS.values(), "text/zarr.json", "zarr.json", "features/zarr.json"]
+    )
     def test_a_damaged_shard_is_named_and_not_copied(self, folder, tmp_path, to, file):
         shutil.copytree(folder, tmp_path / "c")
         version = select_version(tmp_path / "c")
@@ -132,7 +154,11 @@ def test_a_kill_loses_nothing_and_shows_nothing_half(folder, tmp_path, s3, kind)
     where = parse_location("to", to)
 
     def written():
-        return s3.requests["PUT"] if kind == "s3" else sum(len(files) for _, _, files in os.walk(tmp_path / "copy"))
+        return (
+            s3.requests["PUT"]
+            if kind == "s3"
+            else sum(len(files) for _, _, files in os.walk(tmp_path / "copy"))
+        )
 
     for more in (4, 12, 30, 50, 10**9):
         until = written() + more
@@ -157,7 +183,11 @@ def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(
     for name in ("one", "two", "three"):
         make_version(tmp_path / "a", make_features(3, prefix=name), name=name)
     cli("copy", tmp_path / "a", tmp_path / "b").with_code(0)
-    assert [version.info.name for version in select_versions(tmp_path / "b")] == ["one", "three", "two"]
+    assert [version.info.name for version in select_versions(tmp_path / "b")] == [
+        "one",
+        "three",
+        "two",
+    ]
     stop = threading.Event()
     copy_version(select_version(tmp_path / "a", "one"), tmp_path / "c", stop=stop)
     assert not stop.is_set()
@@ -177,13 +207,26 @@ def test_a_cache_is_not_copied_into_itself(folder):
             copy_version(version, target)
 
 
-def test_the_command_copies_to_a_bucket_and_back_where_the_bytes_are_the_same(cli, folder, s3, tmp_path):
+def test_the_command_copies_to_a_bucket_and_back_where_the_bytes_are_the_same(
+    cli, folder, s3, tmp_path
+):
     url, back = "s3://speech/command", tmp_path / "c"
     for copied, there in ((SHARDS, 0), (0, SHARDS)):
-        (version,) = cli("copy", folder, url, "--json", env=s3.environment).with_code(0).json()["versions"]
-        assert (version["copied"], version["there"], version["bytes"] > 0) == (copied, there, there == 0)
+        (version,) = (
+            cli("copy", folder, url, "--json", env=s3.environment).with_code(0).json()["versions"]
+        )
+        assert (version["copied"], version["there"], version["bytes"] > 0) == (
+            copied,
+            there,
+            there == 0,
+        )
         assert contents(parse_location("to", url)) == contents(folder)
-    assert f"{SHARDS} shards copied" in cli("copy", f"{url}/fbank80", back, env=s3.environment).with_code(0).out
+    assert (
+        f"{SHARDS} shards copied"
+        in cli("copy", f"{url}/fbank80", back, env=s3.environment).with_code(0).out
+    )
     assert contents(back) == contents(folder)
     assert has_index(back)
-    assert not [name for path in back.rglob("work/*") if (name := path.name) and not name.endswith(".lock")]
+    assert not [
+        name for path in back.rglob("work/*") if (name := path.name) and not name.endswith(".lock")
+    ]

@@ -1,5 +1,5 @@
-"""Damage to a shard: verify names it, and repair brings back what was there. (tests/format/test_shards.py spoils each
-byte and file of one.)"""
+"""Damage to a shard: verify names it, and repair brings back what was there.
+(tests/format/test_shards.py spoils each byte and file of one.)"""
 
 import os
 import random
@@ -25,18 +25,26 @@ def flip_some_bit(path: Path) -> None:
 
 FILES = ("zarr.json", "features/zarr.json", *CHUNKS.values())
 SPOILT = [  # most are slow: what is repaired, and how, is the same for all
-    pytest.param(file, spoil, id=f"{file}-{spoil.__name__}", marks=pytest.mark.slow if number % len(SPOIL) else ())
+    pytest.param(
+        file,
+        spoil,
+        id=f"{file}-{spoil.__name__}",
+        marks=pytest.mark.slow if number % len(SPOIL) else (),
+    )
     for number, (file, spoil) in enumerate(product(FILES, [flip_some_bit, *SPOIL]))
 ]
 
 
 @pytest.mark.parametrize(("file", "spoil"), SPOILT)
 def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spoil):
-    """One bit flipped; gone, empty, a byte too short or too long, a folder, or another shard's. From the shell: verify
-    exits with 1 and names the shard; repair brings back its utterances, and touches no other shard."""
+    """One bit flipped; gone, empty, a byte too short or too long, a folder, or another
+    shard's. From the shell: verify exits with 1 and names the shard; repair brings back
+    its utterances, and touches no other shard."""
     shard = victim(cache)
     spoil(shard.folder / file)
-    others = [path for path in shard.folder.parent.iterdir() if path.is_dir() and path != shard.folder]
+    others = [
+        path for path in shard.folder.parent.iterdir() if path.is_dir() and path != shard.folder
+    ]
     inodes = [os.stat(folder).st_ino for folder in others]
     verified = cli("verify", cache).with_code(1)
     assert shard.name in verified.out
@@ -74,7 +82,12 @@ def test_a_verification_that_is_stopped_says_so(cache, capsys, monkeypatch):
     flip(version.shard(name).folder / "zarr.json", 40)
     found = verify(version, report=stop_after_one, stop=stop)
     assert found.interrupted
-    assert (found.shards, found.shards_left_out, found.damaged_shards, len(looked_at)) == (1, 2, [name], 1)
+    assert (found.shards, found.shards_left_out, found.damaged_shards, len(looked_at)) == (
+        1,
+        2,
+        [name],
+        1,
+    )
     assert not verify(version).interrupted
     print_report(found, None, "")
     assert "interrupted: the rest was not looked at" in capsys.readouterr().out
@@ -86,7 +99,8 @@ def test_a_verification_that_is_stopped_says_so(cache, capsys, monkeypatch):
 
 @pytest.mark.parametrize("kept", [True, False], ids=["index-kept", "no-index"])
 def test_few_tables_stay_mapped(cache, monkeypatch, kept):
-    """A process may map some 65,000 files: a version of more shards is verified all the same."""
+    """A process may map some 65,000 files: a version of more shards is verified all the
+    same."""
     monkeypatch.setattr(featcache.care.verify, "_MOST_MAPPED", 1)
     version, mapped = only_version(cache), []
     if not kept:
@@ -106,10 +120,13 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
 
 @pytest.mark.parametrize("file", ["zarr.json", "shards/zarr.json"])
 @pytest.mark.parametrize(
-    "spoil", [*SPOIL[:4], lambda path: flip(path, 20)], ids=["delete", "empty", "shorten", "lengthen", "flip"]
+    "spoil",
+    [*SPOIL[:4], lambda path: flip(path, 20)],
+    ids=["delete", "empty", "shorten", "lengthen", "flip"],
 )
 def test_metadata_beside_the_shards_is_restored(cli, plain, sound, cache, file, spoil):
-    """The version's own from the record of a run: the config it was asked for, if it has this fingerprint."""
+    """The version's own from the record of a run: the config it was asked for, if it has
+    this fingerprint."""
     path = only_version(cache).path
     before = Version.open(path).info
     spoil(path / file)
@@ -118,7 +135,11 @@ def test_metadata_beside_the_shards_is_restored(cli, plain, sound, cache, file, 
     assert "featcache repair" in verified.err
     assert_repaired(cli, cache, sound, plain)
     after = Version.open(path).info
-    assert (after.fingerprint, after.config, after.spec) == (before.fingerprint, before.config, before.spec)
+    assert (after.fingerprint, after.config, after.spec) == (
+        before.fingerprint,
+        before.config,
+        before.spec,
+    )
 
 
 def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
@@ -132,16 +153,21 @@ def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
 
 
 def test_a_damaged_index_is_noted_and_built_anew(cli, plain, sound, cache):
-    """It is derived, and nothing is lost with it: verify says so and exits with 0, and repair builds it anew."""
+    """It is derived, and nothing is lost with it: verify says so and exits with 0, and
+    repair builds it anew."""
     (folder,) = only_version(cache).path.glob("index/*")
     flip(folder / "items/c/0/0", 9)
-    assert f"{folder}: damaged: this index is built anew" in cli("verify", cache).with_code(0, err="").out
+    assert (
+        f"{folder}: damaged: this "
+        "index is built anew" in cli("verify", cache).with_code(0, err="").out
+    )
     assert_repaired(cli, cache, sound, plain)
     assert "index" not in cli("verify", cache).out
 
 
 def without_what_is_derived(cache):
-    """Take away what a copy of a version may come without: its index, and what is for people or a run."""
+    """Take away what a copy of a version may come without: its index, and what is for
+    people or a run."""
     for name in ("index", "work", "runs"):
         shutil.rmtree(only_version(cache).path / name, ignore_errors=True)
 

@@ -17,7 +17,12 @@ def old(tmp_path):
 def test_a_version_does_not_differ_from_itself(old):
     found = diff(old, old, values=100)
     assert found.same_fingerprint
-    assert [len(some) for some in (found.config, found.gone, found.added, found.changed)] == [0, 0, 0, 0]
+    assert [len(some) for some in (found.config, found.gone, found.added, found.changed)] == [
+        0,
+        0,
+        0,
+        0,
+    ]
     assert found.common == found.values.utterances == found.values.identical == 10
     assert (found.values.largest, found.values.worst, found.values.other_lengths) == (0, None, 0)
 
@@ -37,7 +42,8 @@ def test_utterances_rows_keys_and_values(old, tmp_path):
     assert ([*found.gone], [*found.added], [*found.changed]) == ([gone], ["another"], [moved])
     assert found.common == 9
     values = found.values
-    assert (values.utterances, values.identical, values.other_lengths) == (8, 6, 1)  # what has moved is left out
+    # what has moved is left out
+    assert (values.utterances, values.identical, values.other_lengths) == (8, 6, 1)
     assert (values.largest, values.worst, values.codes) == (pytest.approx(3, abs=0.01), louder, 0)
 
 
@@ -55,7 +61,8 @@ def test_codes_are_counted(tmp_path):
 def test_values_of_other_kinds_are_refused_and_damage_is_told(old, tmp_path):
     with pytest.raises(ArgumentError, match=r"floats \[frames, 80\].* codes \[frames, 2\]"):
         diff(old, codes_cache(tmp_path / "codes"), values=1)
-    assert diff(old, codes_cache(tmp_path / "more"), values=0).common == len(old)  # ids and configs can be compared
+    # ids and configs can be compared
+    assert diff(old, codes_cache(tmp_path / "more"), values=0).common == len(old)
     chunk = next((old.version.path / "shards").glob("*/features/c/0/0"))
     chunk.write_bytes(b"\xff" * chunk.stat().st_size)
     with pytest.raises(DamagedError):
@@ -63,7 +70,11 @@ def test_values_of_other_kinds_are_refused_and_damage_is_told(old, tmp_path):
 
 
 def test_the_command(cli, old, tmp_path):
-    made = make_version(tmp_path / "new", {id_: np.array(old[id_]) for id_ in [*old.ids][:9]}, params={"low_freq": 40})
+    made = make_version(
+        tmp_path / "new",
+        {id_: np.array(old[id_]) for id_ in [*old.ids][:9]},
+        params={"low_freq": 40},
+    )
     done = cli("diff", old.version.path, made.path, "--values", 5).with_code(0)
     assert "params.low_freq: not given -> 40" in done.out
     assert "9 utterances are in both" in done.out
@@ -72,5 +83,10 @@ def test_the_command(cli, old, tmp_path):
     document = cli("diff", old.version.path, made.path, "--json").json()
     assert (document["common"], document["gone"], document["values"]) == (9, [old.ids[9]], None)
     assert cli("diff", old.version.path, tmp_path / "none").code == 1
-    other = make_version(tmp_path / "other", make_features(1, seed=1), rows={"utt-0": {"path": "elsewhere.wav"}})
-    assert "no utterance is in both, of the same row" in cli("diff", old.version.path, other.path, "--values", 5).out
+    other = make_version(
+        tmp_path / "other", make_features(1, seed=1), rows={"utt-0": {"path": "elsewhere.wav"}}
+    )
+    assert (
+        "no utterance is in "
+        "both, of the same row" in cli("diff", old.version.path, other.path, "--values", 5).out
+    )

@@ -1,4 +1,5 @@
-"""Shards and versions that were copied, moved or renamed: each knows what it is, and none is taken for another's."""
+"""Shards and versions that were copied, moved or renamed: each knows what it is, and none
+is taken for another's."""
 
 import shutil
 from pathlib import Path
@@ -19,9 +20,16 @@ def two(cli, plain, tmp_path_factory) -> Path:
     """A cache of two versions, at a frame shift of 10 and of 12.5 ms, each in some shards."""
     folder = tmp_path_factory.mktemp("two")
     for name, shift in (("a", 10.0), ("b", 12.5)):
-        (folder / f"{name}.yaml").write_text(f"name: {name}\nextractor: fbank\nparams: {{frame_shift: {shift}}}\n")
+        (folder / f"{name}.yaml").write_text(
+            f"name: {name}\nextractor: fbank\nparams: {{frame_shift: {shift}}}\n"
+        )
     configs = ("-c", folder / "a.yaml", "-c", folder / "b.yaml")
-    assert cli("extract", plain.manifest(), *configs, "-o", folder / "cache", "--shard-size", "0.04").code == 0
+    assert (
+        cli(
+            "extract", plain.manifest(), *configs, "-o", folder / "cache", "--shard-size", "0.04"
+        ).code
+        == 0
+    )
     return folder / "cache"
 
 
@@ -40,7 +48,9 @@ def values(version: Version) -> dict[str, bytes]:
     return values_of(featcache.open(version.path, check=True, strict=True))
 
 
-def test_shards_copied_beside_anothers_are_noticed_by_every_command_and_taken_away(cli, plain, two, pair):
+def test_shards_copied_beside_anothers_are_noticed_by_every_command_and_taken_away(
+    cli, plain, two, pair
+):
     a, b = pair
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
     what = f"belongs to another version ({b.info.fingerprint[:12]})"
@@ -78,7 +88,8 @@ def test_a_shard_that_was_moved_goes_back_to_its_version_or_aside(plain, two, pa
 
 
 def test_a_shard_that_its_version_has_damaged_is_set_aside(plain, two, pair):
-    """A copy of it in another version, which is sound, is not thrown away for that one; and is its cure."""
+    """A copy of it in another version, which is sound, is not thrown away for that one;
+    and is its cure."""
     a, b = pair
     sound = values(versions(two)[0])
     name = a.shard_names()[0]
@@ -114,7 +125,9 @@ def test_it_opens_and_is_not_damaged(cli, renamed, sound, plain):
     assert cli("info", sound, "--json").json()["versions"][0]["original_name"] is None
 
 
-def test_a_copy_beside_its_original_is_another_version_whose_repair_leaves_it_alone(cli, cache, sound, plain):
+def test_a_copy_beside_its_original_is_another_version_whose_repair_leaves_it_alone(
+    cli, cache, sound, plain
+):
     path, shard = only_version(cache).path, victim(cache).name
     copy = shutil.copytree(path, path.with_name("copy"))
     verified = cli("verify", cache, "--json").json()
@@ -132,7 +145,8 @@ def test_a_copy_beside_its_original_is_another_version_whose_repair_leaves_it_al
 
 @pytest.mark.parametrize("spoilt", ["an item", "all items of a shard", "its metadata"])
 def test_repair_restores_it_where_it_is(cli, renamed, sound, plain, spoilt):
-    """What is sound is copied, and what is damaged extracted, into this folder and no other."""
+    """What is sound is copied, and what is damaged extracted, into this folder and no
+    other."""
     if spoilt == "its metadata":
         (renamed / "fbank80-of-may" / "zarr.json").write_bytes(b"{}")
     else:

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 def probed(config: Path | str, corpus: Corpus, utterances: int = 8):
     """A probe, and its measurements by precision and policy."""
-    found = probe(load_config(config), read_manifest(corpus.manifest()), Device("cpu", 2), utterances)
+    found = probe(
+        load_config(config), read_manifest(corpus.manifest()), Device("cpu", 2), utterances
+    )
     return found, {(one.precision, one.policy): one for one in found.measured}
 
 
@@ -40,19 +42,28 @@ def test_policies_that_change_values_are_found(tmp_path, speech, extractor, clea
     assert {policy for (_, policy), one in measured.items() if not one.mismatch} == set(clean)
     assert all(one.mismatch == one.disturbed for one in found.measured)
     assert found.fastest.policy in clean
-    assert found.fastest.times_real_time == max(measured["fp32", policy].times_real_time for policy in clean)
-    is_repeatable = extractor != "NeighboursSeen"  # padding is always the same zeros, and strangers are not
-    assert [measured["fp32", policy].repeatable for policy in BATCHINGS] == [None, is_repeatable, is_repeatable]
+    assert found.fastest.times_real_time == max(
+        measured["fp32", policy].times_real_time for policy in clean
+    )
+    # padding is always the same zeros, and strangers are not
+    is_repeatable = extractor != "NeighboursSeen"
+    assert [measured["fp32", policy].repeatable for policy in BATCHINGS] == [
+        None,
+        is_repeatable,
+        is_repeatable,
+    ]
 
 
 def test_ties_are_told_from_mismatches(tmp_path, quarters):
-    """Every code flips in a batch, by rounding; what moves latents by more is found, though their codes stay."""
+    """Every code flips in a batch, by rounding; what moves latents by more is found,
+    though their codes stay."""
     _, exact = probed(write_config(tmp_path, "Halves"), quarters)
     for policy in ("equal_length", "padded"):
         assert exact["fp32", policy].tied == exact["fp32", policy].differing == 1
         assert exact["fp32", policy].mismatch == exact["fp32", policy].disturbed == 0
     found, leaking = probed(write_config(tmp_path, "Halves", leaks=2), quarters)
-    assert leaking["fp32", "padded"].mismatch == 0  # minus a quarter has the same code as a quarter
+    # minus a quarter has the same code as a quarter
+    assert leaking["fp32", "padded"].mismatch == 0
     assert leaking["fp32", "padded"].disturbed > 0  # and yet is another
     assert found.fastest.policy != "padded"
 
@@ -75,22 +86,32 @@ def test_it_says_where_mismatches_are(tmp_path, quarters):
 def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, is_clean):
     found, measured = probed("fbank80" if is_clean else write_config(tmp_path, "OrderSeen"), speech)
     assert measured["fp32", "single"].mismatch == 0
-    assert (measured["fp32", "frames"].mismatch == 0) == measured["fp32", "frames"].repeatable == is_clean
+    assert (
+        (measured["fp32", "frames"].mismatch == 0)
+        == measured["fp32", "frames"].repeatable
+        == is_clean
+    )
     assert found.rounding == {}
     assert is_clean or found.fastest.policy == "single"
 
 
 def test_batches_that_do_not_fit_are_made_smaller(tmp_path, speech):
-    """`Small` holds two rows at once: as many as the longest clips want, and fewer than the shortest."""
+    """`Small` holds two rows at once: as many as the longest clips want, and fewer than
+    the shortest."""
     found, _ = probed(write_config(tmp_path, "Small", module="row_extractors"), speech)
-    assert [(trial.policy, trial.error, trial.mismatch) for trial in found.measured if trial.precision == "fp32"] == [
-        (policy, None, 0.0) for policy in BATCHINGS
-    ]
+    assert [
+        (trial.policy, trial.error, trial.mismatch)
+        for trial in found.measured
+        if trial.precision == "fp32"
+    ] == [(policy, None, 0.0) for policy in BATCHINGS]
 
 
 def test_the_sample_spreads_over_all_lengths(speech):
     """The shortest and the longest are in it, whether or not the manifest gives durations."""
-    for rows in (speech.rows, [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)]):
+    for rows in (
+        speech.rows,
+        [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)],
+    ):
         manifest = read_manifest(speech.manifest(rows, "some.csv"))
         assert [utterance.id for utterance in utterances_by_length(manifest, 3)] in (
             ["utt-0", "utt-3", "utt-7"],
@@ -119,7 +140,9 @@ def encodec(tmp_path_factory) -> Path:
 
 def encodec_config(folder: Path, weights: Path, extractor: str = "Encodec", **params):
     module = "featcache.extractors.encodec" if extractor == "Encodec" else "odd_extractors"
-    path = write_config(folder, extractor, module=module, weights=str(weights), codebooks=4, **params)
+    path = write_config(
+        folder, extractor, module=module, weights=str(weights), codebooks=4, **params
+    )
     path.write_text(f"{path.read_text()}audio: {{sample_rate: 24000}}\n")
     return path
 
@@ -131,7 +154,9 @@ def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, e
         assert {precision for precision, _ in measured} == {"fp32", "bf16", "fp16"}
         padded = measured["fp32", "padded"]
         assert (padded.mismatch == 0) == is_clean
-        assert measured["fp32", "single"].differing == measured["fp32", "equal_length"].mismatch == 0
+        assert (
+            measured["fp32", "single"].differing == measured["fp32", "equal_length"].mismatch == 0
+        )
         assert measured["bf16", "single"].error or measured["bf16", "single"].mismatch > 0
         if is_clean:
             assert padded.repeatable
@@ -159,7 +184,12 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     config = write_config(scratch, "PaddingSeen", name="here")
     asked = ("probe", config, speech.manifest(), "--utterances", 3, "--threads", 1)
     told = cli(*asked, cwd=scratch).with_code(0)
-    for words in ("equal_length", "throughout", "bit-identical whatever the neighbours: yes", "not saved"):
+    for words in (
+        "equal_length",
+        "throughout",
+        "bit-identical whatever the neighbours: yes",
+        "not saved",
+    ):
         assert words in told.out
     assert not (scratch / "features").exists()
     kept = cli(*asked, "-o", "features", "--json", cwd=scratch).with_code(0)
@@ -192,7 +222,13 @@ def extractor_of(kind, **params):
 def probe_of(device="cpu", date="2026-01-01", precision="fp32", **disturbed):
     """A document that found such shares to differ under policies."""
     measured = [
-        {"policy": policy, "precision": precision, "error": None, "disturbed": share, "mismatch": share}
+        {
+            "policy": policy,
+            "precision": precision,
+            "error": None,
+            "disturbed": share,
+            "mismatch": share,
+        }
         for policy, share in disturbed.items()
     ]
     return {"device": device, "date": date, "measured": measured}
@@ -227,9 +263,19 @@ def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatc
 @pytest.mark.parametrize(
     ("kind", "probes", "requested", "words"),
     [
-        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or add --allow-mis"),
+        (
+            NothingSeen,
+            [PADDED_UNCLEAN],
+            "padded",
+            "8 % of the frames: use --batching equal_length, or add --allow-mis",
+        ),
         (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: use --batching single"),
-        (EqualLengths, [], "padded", "looser than equal_length, .* EqualLengths declares: use --batching equal_length"),
+        (
+            EqualLengths,
+            [],
+            "padded",
+            "looser than equal_length, .* EqualLengths declares: use --batching equal_length",
+        ),
         (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
         (Slow, [], "padded", "Slow has one batching policy, single: leave --batching out"),
         (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
@@ -261,7 +307,20 @@ def test_extractors_without_rows_have_one_way():
 def run(cli, speech, scratch):
     """Extracts by an extractor that sees padding, as its probe has found."""
     config = write_config(scratch, "PaddingSeen", name="seen")
-    assert cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c").code == 0
+    assert (
+        cli(
+            "probe",
+            config,
+            speech.manifest(),
+            "--utterances",
+            6,
+            "--threads",
+            1,
+            "-o",
+            scratch / "c",
+        ).code
+        == 0
+    )
     command = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--device", "cpu")
     return lambda *options: cli(*command, *options)
 
@@ -273,13 +332,17 @@ def made_by(cache: Path) -> dict:
 
 
 def test_extract_holds_to_what_was_probed(run, scratch):
-    """What was found to change values is refused where it is asked for, and not taken by itself."""
+    """What was found to change values is refused where it is asked for, and not taken by
+    itself."""
     refused = run("--batching", "padded").with_code(2)
     assert "--batching padded: by the probe of cpu, padded changes" in refused.err
     assert len(refused.err.splitlines()) == 1
     assert only_version(scratch / "c").shard_names() == []
     assert "by the probe of cpu, padded changes" in run().with_code(0).err
-    assert (made_by(scratch / "c")["batching"], made_by(scratch / "c")["mismatch"]) == ("equal_length", 0.0)
+    assert (made_by(scratch / "c")["batching"], made_by(scratch / "c")["mismatch"]) == (
+        "equal_length",
+        0.0,
+    )
 
 
 def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, run, scratch):
@@ -292,7 +355,9 @@ def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, run, scratch):
 def test_a_probe_after_the_extraction_is_told_apart_from_one_before(cli, speech, scratch):
     config = write_config(scratch, "PaddingSeen", name="seen")
     assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    probed = cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c")
+    probed = cli(
+        "probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c"
+    )
     assert "100 %" in probed.out  # all frames differ, in batches
     told = cli("info", scratch / "c").out
     assert told.index("batching padded: not probed before") < told.index("probed on cpu")

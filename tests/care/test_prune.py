@@ -1,4 +1,5 @@
-"""Prune takes away what no reader needs, and nothing else: not a bit of what stays, nothing that a tag names."""
+"""Prune takes away what no reader needs, and nothing else: not a bit of what stays,
+nothing that a tag names."""
 
 import random
 import shutil
@@ -29,12 +30,16 @@ from featcache.version.wanted import Wanted
 
 
 def add(version: Version, ids, run: int, *, blind: bool = False) -> str:
-    """Extract utterances anew, with other values than any before: whatever there is of them is replaced, but by a run
-    that is blind to it."""
+    """Extract utterances anew, with other values than any before: whatever there is of
+    them is replaced, but by a run that is blind to it."""
     index = open_index(version)
     at = index.find(Strings.of(ids)).tolist()
-    generations = [1 if blind or position < 0 else int(index.generation[position]) + 1 for position in at]
-    rows = [item(id_, generation=generation) for id_, generation in zip(ids, generations, strict=True)]
+    generations = [
+        1 if blind or position < 0 else int(index.generation[position]) + 1 for position in at
+    ]
+    rows = [
+        item(id_, generation=generation) for id_, generation in zip(ids, generations, strict=True)
+    ]
     values = np.random.default_rng(run).random((3 * len(rows), 2), np.float32)
     return write(version, rows, values, row=run).name
 
@@ -59,7 +64,12 @@ def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bi
     with scratch_folder() as folder:
         version, tagged = create(folder), {}
         for run in range(chance.randrange(1, 9)):
-            add(version, chance.sample(every, chance.randrange(1, 6)), run, blind=chance.random() < 0.2)
+            add(
+                version,
+                chance.sample(every, chance.randrange(1, 6)),
+                run,
+                blind=chance.random() < 0.2,
+            )
             if chance.random() < 0.25:
                 tagged[f"t{run}"] = tag(version, f"t{run}")
             if chance.random() < 0.3:
@@ -70,10 +80,14 @@ def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bi
         done = prune(version, plan, hashes(wanted))
         assert (done.damaged, done.removed) == ((), len(plan.removed) + len(plan.rewritten))
         after = items_of(version)
-        assert {id_: data for id_, data in before.items() if wanted is None or id_ in wanted}.items() <= after.items()
+        assert {
+            id_: data for id_, data in before.items() if wanted is None or id_ in wanted
+        }.items() <= after.items()
         if not tagged:
             assert wanted is None or after.keys() <= {*wanted}
-            assert sum(version.shard(name).info.items for name in version.shard_names()) == len(after)
+            assert sum(version.shard(name).info.items for name in version.shard_names()) == len(
+                after
+            )
         assert len(before.keys() - after.keys()) == plan.unwanted
         for name, held in tagged.items():
             assert items_of(at_tag(version, name)) == held
@@ -120,8 +134,13 @@ def test_a_failure_that_was_made_up_for_does_not_stand_again(version):
 
 def test_what_failed_of_two_rows_of_an_id_stays_failed_of_both(version):
     """Two manifests want them, and neither is to be told that its own is missing."""
-    standing = [Failure(id="b", path="b.wav", start=start, reason="empty", message="") for start in (None, 1.0)]
-    put_failures(version, "run 1", [Failure(id="a", path="a.wav", reason="empty", message=""), *standing])
+    standing = [
+        Failure(id="b", path="b.wav", start=start, reason="empty", message="")
+        for start in (None, 1.0)
+    ]
+    put_failures(
+        version, "run 1", [Failure(id="a", path="a.wav", reason="empty", message=""), *standing]
+    )
     for name, failure in zip("mn", standing, strict=True):
         row_hash = SegmentColumns.of([failure]).hashes()
         Wanted(name, np.stack([hashes("b"), row_hash, np.ones(1, np.uint64)])).save(version)
@@ -132,7 +151,8 @@ def test_what_failed_of_two_rows_of_an_id_stays_failed_of_both(version):
 
 
 def test_what_a_job_of_an_array_enters_in_the_ledger_meanwhile_stays(version, monkeypatch):
-    """It takes no lock: what it has written has not been read, when the ledger is written again."""
+    """It takes no lock: what it has written has not been read, when the ledger is written
+    again."""
     early, late = (Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "ab")
     put_failures(version, "run 1", [early])
 
@@ -150,8 +170,13 @@ def test_what_a_job_of_an_array_enters_in_the_ledger_meanwhile_stays(version, mo
 @pytest.mark.parametrize("folder", ["failures", "wanted"])
 @pytest.mark.parametrize("ids", [["a"], None], ids=["some", "all"])
 def test_where_a_record_cannot_be_read_the_ledger_stays(version, folder, ids):
-    """What cannot be read may say that a failure stands, or want what goes: then nothing goes. Repair sees to it."""
-    put_failures(version, "run 1", [Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "bc"])
+    """What cannot be read may say that a failure stands, or want what goes: then nothing
+    goes. Repair sees to it."""
+    put_failures(
+        version,
+        "run 1",
+        [Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "bc"],
+    )
     add(version, ["a", "b"], 1)
     Wanted("m", np.stack([hashes(["a", "b"])] * 3)).save(version)
     (damaged,) = (version.path / folder).iterdir()
@@ -178,7 +203,8 @@ def test_a_damaged_shard_stays_and_what_it_replaces_does_not_count_again(version
 
 
 def test_a_damaged_side_array_is_not_written_again_with_a_checksum_that_fits(scratch):
-    """A scale of an item that stays has another bit: nothing of the shard is taken for sound."""
+    """A scale of an item that stays has another bit: nothing of the shard is taken for
+    sound."""
     features = make_features(4, (8,), "float32")
     version = make_version(scratch / "cache", features, quantized=True)
     (first,) = version.shard_names()
@@ -189,8 +215,9 @@ def test_a_damaged_side_array_is_not_written_again_with_a_checksum_that_fits(scr
 
 
 def test_what_an_earlier_prune_had_written_again_and_is_damaged_now_is_written_once_more(version):
-    """That prune was cut off before it removed the shard, whose sound items would go for damaged ones. (Whether these
-    count before that follows from the names of both shards.)"""
+    """That prune was cut off before it removed the shard, whose sound items would go for
+    damaged ones. (Whether these count before that follows from the names of both
+    shards.)"""
     first = add(version, [f"u{number}" for number in range(4)], 1)
     add(version, ["u0"], 2)
     copy = rewrite(version, version.shard(first), [1, 2, 3])

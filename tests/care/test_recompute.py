@@ -1,4 +1,5 @@
-"""`featcache verify --recompute`: what differs by more than rounding; and a device whose memory is small."""
+"""`featcache verify --recompute`: what differs by more than rounding; and a device whose
+memory is small."""
 
 import re
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 @pytest.fixture
 def made(cli, plain, scratch):
-    """Extracts clips, by default twelve, by an extractor of that name; gives what recomputes them in this process."""
+    """Extracts clips, by default twelve, by an extractor of that name; gives what
+    recomputes them in this process."""
 
     def make(extractor: str, module: str = "row_extractors", corpus: Corpus = plain, **params):
         config = write_config(scratch, extractor, module=module, **params)
@@ -34,7 +36,9 @@ def made(cli, plain, scratch):
     return make
 
 
-@pytest.mark.parametrize(("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)])
+@pytest.mark.parametrize(
+    ("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)]
+)
 def test_codes_that_rounding_changes_are_no_problem(made, quarters, monkeypatch, latent, is_tie):
     """Latents that are nearer to the border than rounding may lie on either side of it."""
     recomputed = made("Halves", "odd_extractors", quarters)
@@ -49,7 +53,10 @@ def test_codes_that_rounding_changes_are_no_problem(made, quarters, monkeypatch,
     assert again.tied == (again.codes if is_tie else 0)
     assert len(again.problems) == (0 if is_tie else 4)
     for problem in again.problems:
-        assert "codes differ by more than rounding; it was written on cpu, and this is another" in problem.message
+        assert (
+            "codes differ by more than rounding; it was written "
+            "on cpu, and this is another" in problem.message
+        )
 
 
 def test_what_is_beside_features_is_extracted_again_too(made, speech, monkeypatch):
@@ -68,7 +75,8 @@ def test_what_is_beside_features_is_extracted_again_too(made, speech, monkeypatc
 
 
 def test_rounding_is_relative_to_a_frame():
-    """A code that differs is a tie where the latents agree, an error where they do not, or are not known."""
+    """A code that differs is a tie where the latents agree, an error where they do not,
+    or are not known."""
     latents = torch.ones(3, 4)
     moved = latents * torch.tensor([1 + 1e-5, 1 + 1e-4, 1.0])[:, None]
     codes = torch.zeros(3, 2, dtype=torch.long)
@@ -81,9 +89,13 @@ def test_rounding_is_relative_to_a_frame():
 
 
 def test_noise_finds_ties_of_residual_codes():
-    """Between two codewords that are equally near either is right; a code that is further away is not."""
+    """Between two codewords that are equally near either is right; a code that is further
+    away is not."""
     generator = torch.Generator().manual_seed(0)
-    codebooks = [size * torch.randn(count, 8, generator=generator) for size, count in ((9, 16), (1, 2), (0.1, 16))]
+    codebooks = [
+        size * torch.randn(count, 8, generator=generator)
+        for size, count in ((9, 16), (1, 2), (0.1, 16))
+    ]
 
     def quantize(latents):
         codes = []
@@ -110,7 +122,8 @@ def test_noise_finds_ties_of_residual_codes():
 
 
 def fails(monkeypatch, owner, method, fits, error=None):
-    """Have a method run out of memory unless its input fits; gives the shapes of all inputs."""
+    """Have a method run out of memory unless its input fits; gives the shapes of all
+    inputs."""
     original = getattr(owner, method)
     shapes = []
 
@@ -126,7 +139,8 @@ def fails(monkeypatch, owner, method, fits, error=None):
 
 @pytest.mark.parametrize("piece", [0, 20])
 def test_batches_that_do_not_fit_are_halved(made, monkeypatch, piece):
-    """As in extraction: those that follow are small at once, also where a clip is in pieces of several lengths."""
+    """As in extraction: those that follow are small at once, also where a clip is in
+    pieces of several lengths."""
     again = made("Moments", piece=piece)
     shapes = fails(monkeypatch, Moments, "encode", lambda shapes: shapes[-1][0] <= Small.limit)
     found = again()
@@ -166,12 +180,21 @@ def test_a_clip_that_does_not_fit_is_a_problem_of_its_own(made, monkeypatch, ext
     assert found.utterances == 12 == found.identical + len(found.problems)
     assert found.problems[-1].id == "utt-11"
     assert found.problems[-1].message.startswith("utt-11: 11.wav: ")
-    assert re.search("too_long: 1 s do not fit on cpu|out_of_memory: .* takes more memory", found.problems[-1].message)
+    assert re.search(
+        "too_long: 1 s do not fit on cpu|out_of_memory: .* takes more memory",
+        found.problems[-1].message,
+    )
 
 
 def test_other_errors_of_a_device_are_not_taken_for_it(made, monkeypatch):
     again = made("Moments")
-    fails(monkeypatch, Moments, "encode", lambda shapes: False, RuntimeError("CUDA error: an illegal memory access"))
+    fails(
+        monkeypatch,
+        Moments,
+        "encode",
+        lambda shapes: False,
+        RuntimeError("CUDA error: an illegal memory access"),
+    )
     found = again()
     assert {problem.kind for problem in found.problems} == {"recompute"}
     assert len(found.problems) == found.utterances
@@ -180,7 +203,8 @@ def test_other_errors_of_a_device_are_not_taken_for_it(made, monkeypatch):
 
 
 def test_the_command_goes_on_in_smaller_batches(cli, plain, scratch):
-    """`Small` runs out of memory in every process anew, in torch's words and in those of cuBLAS."""
+    """`Small` runs out of memory in every process anew, in torch's words and in those of
+    cuBLAS."""
     config = write_config(scratch, "Small", module="row_extractors")
     assert cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c").code == 0
     done = cli("verify", scratch / "c", "--recompute", 5, "--trust-remote-code").with_code(0)

@@ -20,7 +20,8 @@ from featcache.version.ledger import Failure, put_failures, read_failures, rewri
 
 
 def test_repair_looks_for_all_that_it_needs_before_it_removes_anything(cli, plain, cache, scratch):
-    """A row, a disk that is not mounted or a wrong --root, a device: it says so in one line, instead of failures."""
+    """A row, a disk that is not mounted or a wrong --root, a device: it says so in one
+    line, instead of failures."""
     shard, manifest = victim(cache), plain.manifest()
     flip(shard.folder / CHUNKS["features"], 100)
     lost = shard.table.ids[0]
@@ -28,7 +29,10 @@ def test_repair_looks_for_all_that_it_needs_before_it_removes_anything(cli, plai
     for options, words in (
         (("--manifest", less), (lost, "Nothing has been removed")),
         (("--manifest", manifest, "--root", scratch), ("Nothing has been removed", "--root")),
-        (("--manifest", manifest, "--device", "cuda:99"), ("'cuda:99': there is no such device; torch sees ",)),
+        (
+            ("--manifest", manifest, "--device", "cuda:99"),
+            ("'cuda:99': there is no such device; torch sees ",),
+        ),
     ):
         refused = cli("repair", cache, *options)
         assert refused.code in (1, 2)
@@ -52,7 +56,10 @@ def test_a_version_may_be_named_by_any_path(cli, plain, sound, cache, scratch, w
 
 def test_repair_says_paths_as_they_were_given(cli, plain, cache):
     flip(victim(cache).folder / CHUNKS["features"], 100)
-    said = [cli("repair", cache.name, "--manifest", plain.manifest(), cwd=cache.parent) for _ in range(2)]
+    said = [
+        cli("repair", cache.name, "--manifest", plain.manifest(), cwd=cache.parent)
+        for _ in range(2)
+    ]
     assert [repaired.code for repaired in said] == [0, 0]
     for repaired in said:
         assert f"{cache.name}/fbank80-" in repaired.out
@@ -75,8 +82,11 @@ def test_repair_brings_back_what_had_failed_once(cli, plain, scratch, written):
 
 
 def test_what_a_job_of_an_array_enters_in_the_ledger_meanwhile_stays(plain, cache, monkeypatch):
-    """It takes no lock: what it has written has not been read, when damaged lines are removed."""
-    first, second, late = (Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "abc")
+    """It takes no lock: what it has written has not been read, when damaged lines are
+    removed."""
+    first, second, late = (
+        Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "abc"
+    )
     version = only_version(cache)
     put_failures(version, "run 1", [first, second])
     flip(version.path / "failures" / "run 1", 5)
@@ -95,18 +105,30 @@ def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
 
     def files():
         beside = {version, version / "lock", version / "work"}
-        return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if not beside & {path, path.parent}}
+        return {
+            path: path.stat().st_mtime_ns
+            for path in cache.rglob("*")
+            if not beside & {path, path.parent}
+        }
 
     before = files()
-    assert "no damage found" in cli("repair", cache, "--manifest", plain.manifest()).with_code(0).out
+    assert (
+        "no damage found" in cli("repair", cache, "--manifest", plain.manifest()).with_code(0).out
+    )
     assert files() == before
 
 
 @pytest.mark.parametrize("step", ["verify", "rewrite"])
-def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain, cache, monkeypatch, step):
+def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(
+    plain, cache, monkeypatch, step
+):
     """While it still verifies, or in the middle of keeping what is sound."""
     flip(victim(cache).folder / CHUNKS["features"], 100)
-    before, stop, original = only_version(cache).shard_names(), threading.Event(), getattr(featcache.care.repair, step)
+    before, stop, original = (
+        only_version(cache).shard_names(),
+        threading.Event(),
+        getattr(featcache.care.repair, step),
+    )
 
     def interrupted(*given, **settings):
         stop.set()
@@ -120,7 +142,9 @@ def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain,
 def test_repairs_and_extractions_that_begin_together_do_no_harm(cli, plain, sound, cache):
     for name in only_version(cache).shard_names()[:2]:
         flip(only_version(cache).shard(name).folder / CHUNKS["features"], 9)
-    jobs = [("repair", cache, "--manifest", plain.manifest())] * 3 + [("extract", plain.manifest(), "-o", cache)] * 2
+    jobs = [("repair", cache, "--manifest", plain.manifest())] * 3 + [
+        ("extract", plain.manifest(), "-o", cache)
+    ] * 2
     ended = [one.wait() for one in [cli.start(*job, "--threads", 1) for job in jobs]]
     assert {one.code for one in ended} <= {0, 1}, [one.err for one in ended]
     assert all("is in use by" in one.err for one in ended if one.code)
@@ -130,17 +154,21 @@ def test_repairs_and_extractions_that_begin_together_do_no_harm(cli, plain, soun
 
 
 def add_hollow_shard(cache: Path) -> Path:
-    """Add a shard of 4 · 10^4 items of 10^5 frames each, whose bytes are a hole in the file: 640 GB for who reads it,
-    and no space. Returns its chunk file."""
+    """Add a shard of 4 · 10^4 items of 10^5 frames each, whose bytes are a hole in the
+    file: 640 GB for who reads it, and no space. Returns its chunk file."""
     version, count, times = only_version(cache), 40_000, 100_000
-    shard = version.shard(add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(count)}))
+    shard = version.shard(
+        add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(count)})
+    )
     columns = columns_of(shard.folder)
     columns["frame_offset"] *= np.uint64(times)
     columns["num_samples"][:-1] = times * 160
     metadata = shard.folder / "features/zarr.json"
     metadata.write_bytes(metadata.read_bytes().replace(b"%d" % count, b"%d" % (count * times)))
     num_bytes, frames = count * times * 160 + CHECKSUM_BYTES, {"frames": count * times}
-    folder = rename_shard(shard.folder, lambda it: it.update(frames), {CHUNKS["features"]: [num_bytes, 0]})
+    folder = rename_shard(
+        shard.folder, lambda it: it.update(frames), {CHUNKS["features"]: [num_bytes, 0]}
+    )
     chunk = folder / CHUNKS["features"]
     chunk.write_bytes(b"")
     os.truncate(chunk, num_bytes)
@@ -179,7 +207,8 @@ def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
 
 
 def test_damage_in_one_version_leaves_the_others_usable(cli, plain, cache):
-    """Extraction into, and verification of, a sound version go on; verify of the cache tells of both."""
+    """Extraction into, and verification of, a sound version go on; verify of the cache
+    tells of both."""
     assert cli("extract", plain.manifest(), "-o", cache, "-c", "mfcc13").code == 0
     (spoilt,) = cache.glob("mfcc13-*")
     flip(spoilt / "zarr.json", 100)

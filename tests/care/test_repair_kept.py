@@ -1,4 +1,5 @@
-"""Repair keeps what is sound: it extracts again just the utterances whose own bytes are damaged."""
+"""Repair keeps what is sound: it extracts again just the utterances whose own bytes are
+damaged."""
 
 import json
 import shutil
@@ -44,8 +45,11 @@ def sides(cache: Path) -> dict[str, list[tuple]]:
     return found
 
 
-def mended(plain: Corpus, sound: Path, cache: Path, again: set[str], by: Path | None = None) -> Repaired:
-    """Repair, by the manifest or another: all is as it was, bit for bit, and just these utterances are of a new run."""
+def mended(
+    plain: Corpus, sound: Path, cache: Path, again: set[str], by: Path | None = None
+) -> Repaired:
+    """Repair, by the manifest or another: all is as it was, bit for bit, and just these
+    utterances are of a new run."""
     done = mend(cache, by or plain.manifest())
     before = runs(sound)
     assert {id_ for id_, run in runs(cache).items() if run != before[id_]} == again
@@ -65,7 +69,11 @@ def end_of(shard: Shard, number: int) -> int:
 
 
 @settings(max_examples=10)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0), st.integers(0, 7)), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0), st.integers(0, 7)), min_size=1, max_size=5
+    )
+)
 def test_whatever_bits_flip_just_their_utterances_are_extracted_again(plain, sound, flips):
     """In any byte of any features, or in the checksum behind them, which is nobody's."""
     with scratch_folder() as folder:
@@ -79,13 +87,23 @@ def test_whatever_bits_flip_just_their_utterances_are_extracted_again(plain, sou
         for (number, at), bit in bits.items():
             shard = shards[number]
             flip(shard.folder / FEATURES, at, bit)
-            item = int(np.searchsorted(shard.table.offsets("frame"), at // shard.features[:1].nbytes, "right")) - 1
+            item = (
+                int(
+                    np.searchsorted(
+                        shard.table.offsets("frame"), at // shard.features[:1].nbytes, "right"
+                    )
+                )
+                - 1
+            )
             if item < shard.info.items:
                 hit.add(shard.table.ids[item])
         damaged = {number for number, _ in bits}
         count = sum(shards[number].info.items for number in damaged)
         done = mended(plain, sound, cache, hit)
-        assert (done.removed, done.kept) == ([shards[number].name for number in sorted(damaged)], count - len(hit))
+        assert (done.removed, done.kept) == (
+            [shards[number].name for number in sorted(damaged)],
+            count - len(hit),
+        )
 
 
 @settings(max_examples=10)
@@ -95,14 +113,21 @@ def test_what_lies_before_the_end_of_a_file_that_broke_off_is_kept(plain, sound,
         cache = Path(shutil.copytree(sound, folder / "cache"))
         shard = victim(cache)
         chunk = shard.folder / FEATURES
-        ids, ends = [*shard.table.ids], [end_of(shard, number) for number in range(shard.info.items)]
+        ids, ends = (
+            [*shard.table.ids],
+            [end_of(shard, number) for number in range(shard.info.items)],
+        )
         cut %= chunk.stat().st_size
         chunk.write_bytes(chunk.read_bytes()[:cut])
         mended(plain, sound, cache, {id_ for id_, end in zip(ids, ends, strict=True) if end > cut})
 
 
-@pytest.mark.parametrize("spoil", [delete, empty, replace_by_folder], ids=lambda spoil: spoil.__name__)
-def test_without_the_features_all_utterances_of_the_shard_are_extracted_again(plain, sound, cache, spoil):
+@pytest.mark.parametrize(
+    "spoil", [delete, empty, replace_by_folder], ids=lambda spoil: spoil.__name__
+)
+def test_without_the_features_all_utterances_of_the_shard_are_extracted_again(
+    plain, sound, cache, spoil
+):
     shard = victim(cache)
     ids = {*shard.table.ids}
     spoil(shard.folder / FEATURES)
@@ -119,7 +144,8 @@ def test_what_lies_before_lost_bytes_is_kept(plain, sound, cache):
 
 
 def test_what_is_damaged_in_one_shard_is_kept_where_it_is_sound(plain, sound, cache, scratch):
-    """A repair was cut off once it had written sound items again. Then a bit of them flipped; its audio is lost."""
+    """A repair was cut off once it had written sound items again. Then a bit of them
+    flipped; its audio is lost."""
     shard, version = victim(cache), only_version(cache)
     flip(shard.folder / FEATURES, 0)
     copy = version.shard(rewrite(version, shard, range(1, shard.info.items)))
@@ -137,7 +163,8 @@ def test_what_is_damaged_in_one_shard_is_kept_where_it_is_sound(plain, sound, ca
 
 @pytest.fixture
 def nothing_else(plain, monkeypatch) -> Path:
-    """A manifest of one row that is not in the cache and has no audio; and no extractor can be built."""
+    """A manifest of one row that is not in the cache and has no audio; and no extractor
+    can be built."""
 
     def build(*_):
         raise AssertionError("an extractor was built")
@@ -148,7 +175,9 @@ def nothing_else(plain, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("spoil", [delete, lambda path: flip(path, 30)], ids=["delete", "flip"])
 @pytest.mark.parametrize("file", [f"{name}/zarr.json" for name in CHUNKS])
-def test_where_every_utterance_is_sound_nothing_is_extracted(plain, sound, cache, nothing_else, file, spoil):
+def test_where_every_utterance_is_sound_nothing_is_extracted(
+    plain, sound, cache, nothing_else, file, spoil
+):
     """The metadata of an array is damaged: neither audio nor an extractor is needed."""
     shard = victim(cache)
     count = shard.info.items
@@ -157,8 +186,12 @@ def test_where_every_utterance_is_sound_nothing_is_extracted(plain, sound, cache
     assert (done.removed, done.kept, done.summary) == ([shard.name], count, None)
 
 
-@pytest.mark.parametrize("spoil", [lengthen, lambda path: flip(path, path.stat().st_size - 1)], ids=["long", "flip"])
-def test_a_checksum_of_all_features_that_is_damaged_costs_nothing(plain, sound, cache, nothing_else, spoil):
+@pytest.mark.parametrize(
+    "spoil", [lengthen, lambda path: flip(path, path.stat().st_size - 1)], ids=["long", "flip"]
+)
+def test_a_checksum_of_all_features_that_is_damaged_costs_nothing(
+    plain, sound, cache, nothing_else, spoil
+):
     for _ in range(3):
         spoil(victim(cache).folder / FEATURES)
         mended(plain, sound, cache, set(), nothing_else)
@@ -178,15 +211,22 @@ def test_only_damaged_utterances_need_audio_and_a_row(cli, plain, cache, sound, 
         if other is not row:
             (corpus.folder / other["path"]).unlink()
     flip(shard.folder / FEATURES, end_of(shard, 2) - 1)
-    done = cli("repair", cache, "--manifest", corpus.manifest([row], "one.csv"), "--json").with_code(0)
+    done = cli(
+        "repair", cache, "--manifest", corpus.manifest([row], "one.csv"), "--json"
+    ).with_code(0)
     (version,) = done.json()["versions"]
-    assert (version["removed"], version["kept"], version["extracted"]) == ([shard.name], count - 1, 1)
+    assert (version["removed"], version["kept"], version["extracted"]) == (
+        [shard.name],
+        count - 1,
+        1,
+    )
     assert items(cache) == items(sound)
     assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
 
 
 def test_what_was_missing_before_is_told_also_where_there_is_damage(cli, plain, cache):
-    """It is not repair's to extract; and it is told, too, where nothing is damaged any more."""
+    """It is not repair's to extract; and it is told, too, where nothing is damaged any
+    more."""
     version = only_version(cache)
     spoilt, gone, _ = (version.shard(name) for name in open_index(version).shards)
     count, kept = gone.info.items, spoilt.info.items - 1
@@ -195,11 +235,16 @@ def test_what_was_missing_before_is_told_also_where_there_is_damage(cli, plain, 
     done = cli("repair", cache, "--manifest", plain.manifest()).with_code(0)
     assert f"1 damaged shard: {kept} utterances kept, 1 extracted again" in done.out
     assert f"{count} utterances are in no shard: featcache extract adds them" in done.out
-    assert f"{count} utterances are in no shard" in cli("repair", cache, "--manifest", plain.manifest()).out
+    assert (
+        f"{count} utterances are "
+        "in no shard" in cli("repair", cache, "--manifest", plain.manifest()).out
+    )
     assert len(items(cache)) == len(plain.rows) - count
 
 
-def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, cache, sound, scratch):
+def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(
+    cli, plain, cache, sound, scratch
+):
     """Its audio is no audio any more: it is in the ledger, and nothing else is lost."""
     corpus = plain.copy(scratch / "corpus")
     shard = victim(cache)
@@ -207,7 +252,11 @@ def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, c
     (row,) = (row for row in corpus.rows if row["id"] == failing)
     (corpus.folder / row["path"]).write_bytes(b"noise" * 100)
     flip(shard.folder / FEATURES, end_of(shard, 1) - 1)
-    (version,) = cli("repair", cache, "--manifest", corpus.manifest(), "--json").with_code(3).json()["versions"]
+    (version,) = (
+        cli("repair", cache, "--manifest", corpus.manifest(), "--json")
+        .with_code(3)
+        .json()["versions"]
+    )
     assert (version["extracted"], version["summary"]["failed_by_reason"]) == (0, {"not_audio": 1})
     expected = items(sound)
     del expected[failing]
@@ -245,7 +294,8 @@ def test_side_arrays_quantised_features_and_copies_are_kept(plain, made, kind):
     version = only_version(cache)
     shard = version.shard(version.shard_names()[0])
     hit = {shard.table.ids[number] for number in (4, 5)}
-    for at in (end_of(shard, 3), end_of(shard, 5) - 1):  # the first byte of one, and the last of the next
+    # the first byte of one, and the last of the next
+    for at in (end_of(shard, 3), end_of(shard, 5) - 1):
         flip(shard.folder / FEATURES, at)
     assert mended(plain, sound, cache, hit).kept == len(items(sound)) - 2
 
@@ -267,8 +317,8 @@ def test_a_damaged_side_array_is_extracted_again_with_its_shard(plain, made):
 
 @pytest.fixture
 def replaced(cli, plain, scratch) -> tuple[Corpus, Path, list[str]]:
-    """A cache whose utterances 0 and 5 were extracted anew each time their audio had changed, which was twice; its
-    shards, as they came."""
+    """A cache whose utterances 0 and 5 were extracted anew each time their audio had
+    changed, which was twice; its shards, as they came."""
     corpus, cache, names = plain.copy(scratch / "corpus"), scratch / "cache", []
     for seed in (0, 50, 60):
         for row in (0, 5):
@@ -297,7 +347,8 @@ def test_what_others_had_replaced_is_not_kept(replaced, nothing_else):
 
 @pytest.fixture
 def latest_is_damaged(replaced) -> tuple[Path, Path, dict[str, tuple], str]:
-    """A manifest, and its cache, whose latest extraction of an utterance is damaged; the items before that; its id."""
+    """A manifest, and its cache, whose latest extraction of an utterance is damaged; the
+    items before that; its id."""
     corpus, cache, (*_, last) = replaced
     sound = items(cache)
     shard = only_version(cache).shard(last)
@@ -313,8 +364,11 @@ def test_the_latest_of_an_utterance_that_was_replaced_comes_back(latest_is_damag
     assert check(cache, manifest=read_manifest(manifest)).problems == []
 
 
-def test_of_a_repair_that_was_killed_the_latest_of_an_utterance_is_missing(cli, latest_is_damaged, monkeypatch):
-    """An older extraction does not pass for it: not before anything has been extracted either."""
+def test_of_a_repair_that_was_killed_the_latest_of_an_utterance_is_missing(
+    cli, latest_is_damaged, monkeypatch
+):
+    """An older extraction does not pass for it: not before anything has been extracted
+    either."""
     manifest, cache, sound, hit = latest_is_damaged
 
     def killed(*_, **__):

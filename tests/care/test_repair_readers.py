@@ -1,4 +1,5 @@
-"""Readers while `repair` takes a shard away: they find its items in the new one, or say what has happened."""
+"""Readers while `repair` takes a shard away: they find its items in the new one, or say
+what has happened."""
 
 import json
 import pickle
@@ -29,8 +30,8 @@ def damage(cache: Path, name: str = CHUNKS["features"]) -> Shard:
 def overtaken(request, cache, plain, monkeypatch):
     """A damaged cache that is repaired just when somebody begins to read the damaged shard.
 
-    After damage to the features, its items are in two other shards; after damage to the table, they are in one of the
-    same name."""
+    After damage to the features, its items are in two other shards; after damage to the
+    table, they are in one of the same name."""
     shard = damage(cache, request.param)
     read, begun = Shard.__init__, []
 
@@ -58,10 +59,13 @@ def test_a_command_reads_what_is_there_now(overtaken, plain, command):
     assert "missing" not in said
     if command == "verify":
         (version,) = json.loads(said)["versions"]
-        assert (version["problems"], version["utterances"]) == ([], 12)  # nothing of what was taken away
+        # nothing of what was taken away
+        assert (version["problems"], version["utterances"]) == ([], 12)
 
 
-def test_an_opened_cache_reads_what_it_has_mapped_and_else_says_that_it_is_to_be_opened_again(cache, sound, plain):
+def test_an_opened_cache_reads_what_it_has_mapped_and_else_says_that_it_is_to_be_opened_again(
+    cache, sound, plain
+):
     """Never the features of another utterance, and never that a file is missing."""
     shard = damage(cache)
     opened, mapped = featcache.open(cache), featcache.open(cache)
@@ -83,7 +87,8 @@ def test_an_opened_cache_reads_what_it_has_mapped_and_else_says_that_it_is_to_be
 
 
 def test_a_shard_that_is_taken_away_while_it_is_checked_is_looked_for_again(cache, monkeypatch):
-    """Between two looks at its files: nothing of it is damage, and what it held is in no shard."""
+    """Between two looks at its files: nothing of it is damage, and what it held is in no
+    shard."""
     lost = victim(cache)
     faults = Shard.faults
 

@@ -37,7 +37,9 @@ def verified(cli, cache, *options) -> tuple[int, dict[str, Any]]:
 def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
     """The exit code, and each problem with audio."""
     code, version = verified(cli, cache, *options)
-    assert {(problem["kind"], problem["shard"]) for problem in version["problems"]} <= {("source", None)}
+    assert {(problem["kind"], problem["shard"]) for problem in version["problems"]} <= {
+        ("source", None)
+    }
     return code, [(problem["id"], problem["message"]) for problem in version["problems"]]
 
 
@@ -80,7 +82,10 @@ def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, cache, mov
     root = ("--root", moved.folder)
     assert [id_ for id_, _ in told(cli, cache, "--sources=stat", *root)[1]] == ["utt-02"]
     code, found = told(cli, cache, "--sources=content", *root)
-    assert (code, found) == (1, [("utt-05", f"utt-05: {path}: has changed since: other bytes, of the same number")])
+    assert (code, found) == (
+        1,
+        [("utt-05", f"utt-05: {path}: has changed since: other bytes, of the same number")],
+    )
 
 
 def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
@@ -89,19 +94,26 @@ def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
     for file in files:
         file.write_bytes(bytes(1000))
         os.utime(file, ns=(5, 5))
-    version = make_version(scratch / "cache", make_features(3), rows={file.stem: {"path": file.name} for file in files})
+    version = make_version(
+        scratch / "cache", make_features(3), rows={file.stem: {"path": file.name} for file in files}
+    )
     command = ("verify", version.path, "--root", scratch)
     assert told(cli, version.path, "--sources=content", "--root", scratch) == (0, [])
     text = cli(*command, "--sources=content").out
     assert "3 utterances compared by size and mtime: no hash of their audio is known" in text
     os.utime(files[2], ns=(5, 6))
     code, found = told(cli, version.path, "--sources=content", "--root", scratch)
-    assert (code, found) == (1, [("utt-2", f"utt-2: {files[2]}: has changed since: its mtime is another")])
+    assert (code, found) == (
+        1,
+        [("utt-2", f"utt-2: {files[2]}: has changed since: its mtime is another")],
+    )
     assert "no hash" not in cli(*command, "--sources").out
 
 
 def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, corpus, monkeypatch, scratch):
-    monkeypatch.setattr(content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content))
+    monkeypatch.setattr(
+        content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content)
+    )
     cache = scratch / "cache"
     assert cli("extract", corpus.manifest(), "-o", cache, "--shard-size", "0.004").code == 0
     version = only_version(cache)
@@ -117,7 +129,9 @@ def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, corpus, monkeyp
     assert message.startswith("segment-0 and 5 others: ")
 
 
-def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_and_two_contents(cli, scratch):
+def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_and_two_contents(
+    cli, scratch
+):
     file = scratch / "a.wav"
     file.write_bytes(b"\1" * 1000)
     os.utime(file, ns=(5, 5))
@@ -132,11 +146,15 @@ def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_an
 
 
 def test_only_items_that_count_are_compared(cli, cache, moved):
-    """A file that has changed and was extracted again is what its utterance was extracted from."""
+    """A file that has changed and was extracted again is what its utterance was extracted
+    from."""
     shutil.copy(moved.folder / "03.wav", moved.folder / "04.wav")
     manifest = moved.manifest(moved.rows)
     assert told(cli, cache, "--sources", "--root", moved.folder)[0] == 1
-    assert extracted(cli("extract", manifest, "-o", cache, "--check-sources", "--json").with_code(0)) == 1
+    assert (
+        extracted(cli("extract", manifest, "-o", cache, "--check-sources", "--json").with_code(0))
+        == 1
+    )
     assert told(cli, cache, "--sources", "--root", moved.folder) == (0, [])
 
 
@@ -155,19 +173,27 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, cache, moved):
 
 def test_an_index_that_leads_out_of_a_shard_is_damage(cli, cache):
     EDITS["index: item beyond"](cache)
-    assert re.fullmatch(r"featcache: .*: damaged: there is no item \d+; .*\n", cli("verify", cache, "--sources").err)
+    assert re.fullmatch(
+        r"featcache: .*: damaged: there is no item \d+; .*\n", cli("verify", cache, "--sources").err
+    )
 
 
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     again = cli("extract", plain.manifest(), "-o", cache)
     assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
-    assert cli("extract", plain.manifest(), "-o", cache, "--json").json()["versions"][0]["not_looked_at"] == 12
+    assert (
+        cli("extract", plain.manifest(), "-o", cache, "--json").json()["versions"][0][
+            "not_looked_at"
+        ]
+        == 12
+    )
     looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
     assert "looked at" not in looked.out
     assert "looked at" not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
 
 
-# What is said of a version that is damaged, or lacks rows of a manifest: how much, and what to do
+# What is said of a version that is damaged, or lacks rows of a manifest: how much, and
+# what to do
 
 
 def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
@@ -179,15 +205,27 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     inside = shard.info.items
     flip(shard.folder / CHUNKS["features"], 0)
     told = cli("verify", cache).with_code(1)
-    assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
-    assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
-    assert told.err == f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest MANIFEST\n"
+    assert (
+        ": 3 shards, 1 of them damaged; the others hold "
+        f"{utterances - inside} utterances, " in told.out
+    )
+    assert (
+        f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
+    )
+    assert (
+        told.err == f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest "
+        "MANIFEST\n"
+    )
     ended = cli("verify", cache, "--json")
     (version,) = ended.json()["versions"]
     (problem,) = version["problems"]
     assert (ended.code, ended.json()["ok"]) == (1, False)
     assert (version["utterances"], version["damaged_utterances"]) == (utterances - inside, inside)
-    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
+    assert (problem["shard"], problem["id"], problem["kind"]) == (
+        shard.name,
+        shard.table.ids[0],
+        "checksum",
+    )
     assert shard.table.ids[0] in problem["message"]
 
 
@@ -209,7 +247,10 @@ def test_a_fault_is_said_once_and_the_hint_names_the_manifest(cli, plain, cache)
     flip(victim(cache).folder / CHUNKS["features"], 10)
     manifest = plain.manifest([*plain.rows, {"id": "new", "path": "new.wav"}], "longer.csv")
     told = cli("verify", cache, "--manifest", manifest)
-    assert f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest {manifest}\n" in told.err
+    assert (
+        f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest "
+        f"{manifest}\n" in told.err
+    )
     faults = [line for line in told.out.splitlines()[2:] if line.startswith("  ")]
     assert any(line.startswith("  new: is in no shard") for line in faults)
     assert not any(line.startswith(("  checksum: ", "  missing: ")) for line in faults)
@@ -217,7 +258,8 @@ def test_a_fault_is_said_once_and_the_hint_names_the_manifest(cli, plain, cache)
 
 @pytest.mark.parametrize(("config", "given"), [("fbank80", ""), ("mfcc13", " -c CONFIG")])
 def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config, given):
-    """Not only the first of them listed; changed rows too, which the same command extracts."""
+    """Not only the first of them listed; changed rows too, which the same command
+    extracts."""
     cache = scratch / "my features"
     first = [row for number, row in enumerate(plain.rows) if number % 2]
     assert cli("extract", plain.manifest(first, "half.csv"), "-o", cache, "-c", config).code == 0

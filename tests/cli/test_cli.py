@@ -1,4 +1,5 @@
-"""The command line as a whole: what it imports, says and exits with. What each command does is tested elsewhere."""
+"""The command line as a whole: what it imports, says and exits with. What each command
+does is tested elsewhere."""
 
 import os
 import subprocess
@@ -32,7 +33,8 @@ def test_it_runs_as_a_module(plain, scratch):
     made = python(*run, plain.manifest(), "-o", scratch / "c", "--threads", 2).with_code(0, err="")
     assert "12 utterances: 12 extracted" in made.out
     assert "× real time" in made.out
-    assert "bottleneck" not in made.out  # shares of a tenth of a second say nothing of the machine
+    # shares of a tenth of a second say nothing of the machine
+    assert "bottleneck" not in made.out
 
 
 def test_help_comes_at_once():
@@ -57,7 +59,8 @@ for args, absent in [*((args, most) for args in helps), ("configs", heavy)]:
 
 
 def test_reading_needs_neither_torch_nor_the_packages_of_extraction(filled, scratch):
-    """Arrays and the commands that read need neither; what does need one says which extra to install."""
+    """Arrays and the commands that read need neither; what does need one says which extra
+    to install."""
     code = """
 import sys
 class Absent:
@@ -81,17 +84,35 @@ for line in sys.argv[2:]:
         print(line.split()[0], "->", end.code)
 """
     first = next(iter(items(filled)))
-    there = f"info {filled}", f"verify {filled}", f"show {filled} {first}", f"stats {filled} -o {scratch}/stats.npz"
+    there = (
+        f"info {filled}",
+        f"verify {filled}",
+        f"show {filled} {first}",
+        f"stats {filled} -o {scratch}/stats.npz",
+    )
     made = f"index {filled}", f"copy {filled} {scratch}/copied"
     refused = "extract manifest.csv", "configs", f"verify {filled} --recompute 1"
     told = python("-W", "ignore", "-c", code, filled, *there, *made, *refused)
-    needing = {line.split()[0]: line for line in told.out.splitlines() if "MissingDependencyError" in line}
+    needing = {
+        line.split()[0]: line for line in told.out.splitlines() if "MissingDependencyError" in line
+    }
     assert told.out.startswith("True 2"), told.err
-    of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
+    of_torch = {
+        "BucketBatchSampler",
+        "Cmvn",
+        "DataLoader",
+        "FeatureDataset",
+        "augment",
+        "cmvn",
+        "dequantize",
+        "masks",
+    }
     of_extraction = {"Observer", "Options", "extract", "extractor"}
     assert {*needing} == {"batch", "adapters.to_hf", *of_extraction, *of_torch}
     for name, line in needing.items():
-        assert line.endswith("'featcache[extract]'" if name in of_extraction else "'featcache[torch]'")
+        assert line.endswith(
+            "'featcache[extract]'" if name in of_extraction else "'featcache[torch]'"
+        )
     codes = [line.split(" -> ") for line in told.out.splitlines() if " -> " in line]
     names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
     assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]
@@ -102,9 +123,11 @@ for line in sys.argv[2:]:
 
 
 def test_a_shell_completes_commands_options_and_configs(tmp_path):
-    """By its script, in a real bash, which completes paths itself: it is told where they are wanted."""
+    """By its script, in a real bash, which completes paths itself: it is told where they
+    are wanted."""
     (tmp_path / "featcache").write_text(
-        f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'featcache'\nfrom featcache.cli import main\nmain()\n"
+        f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'featcache'\nfrom featcache.cli "
+        "import main\nmain()\n"
     )
     (tmp_path / "featcache").chmod(0o755)
     script = """
@@ -117,7 +140,9 @@ def test_a_shell_completes_commands_options_and_configs(tmp_path):
         done
     """
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment
+    )
     completed = ["verify", "--allow-mixed-devices", "paths", "fbank80-speed", "paths", ""]
     assert done.stdout.split("\n")[:-1] == completed, done.stderr
 
@@ -130,7 +155,9 @@ def test_version_and_defaults_are_those_of_the_package(cli):
 
 def test_configs_are_listed_and_printed(cli):
     listed = cli("configs").with_code(0)
-    assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1
+    assert (
+        len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1
+    )
     for line in listed.out.splitlines():
         assert run_here("configs", line.split()[0]).startswith("# ")
     assert "did you mean the packaged config fbank80?" in cli.refused("configs", "fbank81")
@@ -139,7 +166,9 @@ def test_configs_are_listed_and_printed(cli):
 
 def test_a_cache_that_is_not_there_exits_with_1(cli, filled):
     said = cli.refused("verify", "filed0", cwd=filled.parent, code=1)
-    assert said == f"featcache: filed0: there is no such cache folder: did you mean {filled.name}?\n"
+    assert (
+        said == f"featcache: filed0: there is no such cache folder: did you mean {filled.name}?\n"
+    )
 
 
 # info and show
@@ -147,10 +176,20 @@ def test_a_cache_that_is_not_there_exits_with_1(cli, filled):
 
 def test_info_says_what_a_cache_holds(cli, filled):
     told = cli("info", filled).out
-    for words in ("12 utterances", "1 failed", "float16 [frames, 80]", "100 frames/s", "16,000 Hz", "featcache 0"):
+    for words in (
+        "12 utterances",
+        "1 failed",
+        "float16 [frames, 80]",
+        "100 frames/s",
+        "16,000 Hz",
+        "featcache 0",
+    ):
         assert words in told
     assert only_version(filled).info.fingerprint in told
-    assert "gone\tfile_missing\tgone.wav\tthere is no such file" in cli("info", filled, "--failures").out
+    assert (
+        "gone\tfile_missing\tgone.wav\tthere "
+        "is no such file" in cli("info", filled, "--failures").out
+    )
 
 
 def test_ls_has_a_line_for_each_version_and_says_what_sets_it_apart(cli, plain, scratch, written):
@@ -176,9 +215,17 @@ def test_ls_has_a_line_for_each_version_and_says_what_sets_it_apart(cli, plain, 
 
 
 def test_info_and_show_tell_of_side_arrays(cli, scratch):
-    """What they are; and of an utterance, how many entries, and their range, if there are any."""
-    side = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "from and to")
-    make_version(scratch, {"long": np.ones((6, 80), np.float16), "short": np.ones((2, 80), np.float16)}, side=side)
+    """What they are; and of an utterance, how many entries, and their range, if there are
+    any."""
+    side = (
+        SideSpec("scales", (), "float32", "loudness"),
+        SideSpec("marks", (2,), "uint16", "from and to"),
+    )
+    make_version(
+        scratch,
+        {"long": np.ones((6, 80), np.float16), "short": np.ones((2, 80), np.float16)},
+        side=side,
+    )
     told = cli("info", scratch).out
     assert "side array scales, float32 [entries]: loudness" in told
     assert "side array marks, uint16 [entries, 2]: from and to" in told
@@ -189,7 +236,10 @@ def test_info_and_show_tell_of_side_arrays(cli, scratch):
         "scales": {"shape": [2], "dtype": "float32", "min": 6.0, "mean": 6.5, "max": 7.0},
         "marks": {"shape": [2, 2], "dtype": "uint16", "min": 6.0, "mean": 7.5, "max": 9.0},
     }
-    assert "scales       shape [2], dtype float32, min 6.0, mean 6.5, max 7.0\n" in cli("show", scratch, "long").out
+    assert (
+        "scales       shape [2], dtype float32, "
+        "min 6.0, mean 6.5, max 7.0\n" in cli("show", scratch, "long").out
+    )
     (document,) = cli("show", scratch, "short", "--json").json()["versions"]
     nothing = {"shape": [0], "dtype": "float32", "min": None, "mean": None, "max": None}
     assert document["side"]["scales"] == nothing
@@ -205,10 +255,16 @@ def test_show_says_where_an_utterance_is_and_came_from(cli, plain, filled):
     assert "nobody" in cli.refused("show", filled, "nobody", code=1)
 
 
-def test_show_tells_seconds_and_rates_apart_and_what_the_row_says_where_it_says_something(cli, corpus, reference):
+def test_show_tells_seconds_and_rates_apart_and_what_the_row_says_where_it_says_something(
+    cli, corpus, reference
+):
     """The samples that it counts are at the config's rate, and the file's is another."""
     (document,) = cli("show", reference, "rate-8000", "--json").json()["versions"]
-    assert (document["audio_seconds"], document["num_samples"], document["source_rate"]) == (0.8, 12800, 8000)
+    assert (document["audio_seconds"], document["num_samples"], document["source_rate"]) == (
+        0.8,
+        12800,
+        8000,
+    )
     assert "sample_rate" not in document
     told = cli("show", reference, "rate-8000").out
     size = (corpus.folder / "rate-8000.wav").stat().st_size

@@ -1,4 +1,5 @@
-"""What is given on the command line, and cannot be: one line that names the option, exit code 2, nothing written."""
+"""What is given on the command line, and cannot be: one line that names the option, exit
+code 2, nothing written."""
 
 import os
 from pathlib import Path
@@ -43,7 +44,10 @@ def paths(plain, scratch):
         ("verify {folder} --root {folder}/gone", "--root: there is no folder {folder}/gone"),
         ("extract {manifest} -o {folder}/file", "-o: {folder}/file is not a folder"),
         ("extract {manifest} -o /dev/null", "-o: /dev/null is not a folder"),
-        ("extract {manifest} -o {folder}/dangling", "-o: {folder}/dangling is a link to nowhere, which is not there"),
+        (
+            "extract {manifest} -o {folder}/dangling",
+            "-o: {folder}/dangling is a link to nowhere, which is not there",
+        ),
         ("stats {folder} -o {folder}", "-o: {folder} is not a file"),
         ("stats {folder} -o /dev/null", "-o: /dev/null is not a file"),
         ("extract s3://b/m.csv", f"MANIFEST: s3://b/m.csv {URL}"),
@@ -53,28 +57,41 @@ def paths(plain, scratch):
         ("extract {manifest} --root s3://b/x?y", f"--root has a query or a fragment, {SECRET}"),
         ("extract {manifest} -o s3://b/x#y", f"-o has a query or a fragment, {SECRET}"),
         ("extract {manifest} --from hf://b/x", f"--from: hf://b/x{OTHER_URL}"),
-        ("info s3:///x", "CACHE[/VERSION]: s3:///x names no location in a bucket: give s3://BUCKET/FOLDER"),
+        (
+            "info s3:///x",
+            "CACHE[/VERSION]: s3:///x names no location in a bucket: give s3://BUCKET/FOLDER",
+        ),
         ("info file:///x", f"CACHE[/VERSION]: file:///x{OTHER_URL}"),
-        ("ls S3:/b/x", "CACHE[/VERSION]: S3:/b/x is no URL: did you mean s3://b/x? A path of that name is ./S3:/b/x"),
+        (
+            "ls S3:/b/x",
+            "CACHE[/VERSION]: S3:/b/x is no URL: did you mean s3://b/x? A path of that "
+            "name is ./S3:/b/x",
+        ),
         ("verify {folder} --manifest s3://b/m.csv", f"--manifest: s3://b/m.csv {URL}"),
         ("stats {folder} -o s3://b/x.npz", f"-o: s3://b/x.npz {URL}"),
     ],
 )
 def test_paths_that_cannot_be_are_refused(cli, scratch, paths, command, message):
     before = listed(scratch)
-    assert cli.refused(*command.format(**paths).split(), cwd=scratch) == f"featcache: {message.format(**paths)}\n"
+    assert (
+        cli.refused(*command.format(**paths).split(), cwd=scratch) == "featcache: "
+        f"{message.format(**paths)}\n"
+    )
     assert listed(scratch) == before
 
 
 def path_parameters():
-    """What users call each parameter of each command that is a path, and the words before its value."""
+    """What users call each parameter of each command that is a path, and the words before
+    its value."""
     context = click.Context(main)
     for command in main.list_commands(context):
         words = [command]
         for param in main.get_command(context, command).params:
             is_argument = isinstance(param, click.Argument)
             if isinstance(param.type, click.Path):
-                name = param.human_readable_name.removesuffix("...") if is_argument else param.opts[0]
+                name = (
+                    param.human_readable_name.removesuffix("...") if is_argument else param.opts[0]
+                )
                 yield name, words if is_argument else [command, name]
             words = [*words, "x"] if is_argument else words
 
@@ -85,7 +102,10 @@ def path_parameters():
     [
         ("", " is empty"),
         ("gs:b", ": gs:b is no URL: did you mean gs://b? A path of that name is ./gs:b"),
-        ("https:/h/x", ": https:/h/x is no URL: did you mean https://h/x? A path of that name is ./https:/h/x"),
+        (
+            "https:/h/x",
+            ": https:/h/x is no URL: did you mean https://h/x? A path of that name is ./https:/h/x",
+        ),
     ],
 )
 def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
@@ -95,9 +115,14 @@ def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "1e999"])
 def test_a_size_is_a_number(cli, paths, scratch, value):
-    said = cli.refused("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", f"--shard-size={value}")
+    said = cli.refused(
+        "extract", paths["manifest"], "-o", scratch / "c", "--dry-run", f"--shard-size={value}"
+    )
     number = float(value)
-    assert said == f"featcache: shard_megabytes (--shard-size) is {number}: it must be a number from 1e-06 to 1e+09\n"
+    assert (
+        said == f"featcache: shard_megabytes (--shard-size) is {number}: it must be a number from "
+        "1e-06 to 1e+09\n"
+    )
     assert not (scratch / "c").exists()
 
 
@@ -116,7 +141,9 @@ def test_what_a_command_reads_is_never_written(cli, plain, scratch, link):
 def test_no_output_is_a_versions_file(cli, scratch, features):
     place = make_version(scratch / "cache", features).path / "zarr.json"
     before = place.read_bytes()
-    assert "is a file of the version" in cli.refused("stats", scratch / "cache", "-o", place, "--force")
+    assert "is a file of the version" in cli.refused(
+        "stats", scratch / "cache", "-o", place, "--force"
+    )
     assert place.read_bytes() == before
 
 
@@ -145,15 +172,31 @@ def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, pla
     """As in `--root=~/audio`, which bash passes on as it is."""
     plain.copy(scratch / "audio").manifest()
     home = {"HOME": str(scratch)}
-    cli("extract", plain.manifest(), "--root=~/audio", "--output=~/features", env=home, cwd=scratch).with_code(0)
+    cli(
+        "extract", plain.manifest(), "--root=~/audio", "--output=~/features", env=home, cwd=scratch
+    ).with_code(0)
     assert sorted(path.name for path in scratch.iterdir()) == ["audio", "features"]
     assert cli("verify", "~/features", "--manifest=~/audio/manifest.csv", env=home).code == 0
     (scratch / "~backup").mkdir()
-    assert cli("extract", plain.manifest(), "--root", plain.folder, "-o", "~backup", env=home, cwd=scratch).code == 0
+    assert (
+        cli(
+            "extract",
+            plain.manifest(),
+            "--root",
+            plain.folder,
+            "-o",
+            "~backup",
+            env=home,
+            cwd=scratch,
+        ).code
+        == 0
+    )
     assert list((scratch / "~backup").iterdir())
 
 
-@pytest.mark.parametrize("command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0]
+)
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, features, command):
     make_version(scratch / "cache", features)
     output = scratch / "file.npz"
@@ -161,7 +204,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, 
     command = (name, scratch / "cache", *options, "-o", output)
     output.write_text("of another day's work")
     said = cli.refused(*command)
-    assert said == f"featcache: {output}: already exists: give another name, or --force to replace it\n"
+    assert (
+        said
+        == f"featcache: {output}: already exists: give another name, or --force to replace it\n"
+    )
     assert output.read_text() == "of another day's work"
     assert cli(*command, "--force").code == 0
     assert output.stat().st_size > 100
@@ -169,20 +215,33 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, 
     assert said.endswith(f"x: cannot be written: there is no folder {scratch / 'nowhere'}\n")
     folder = scratch / "read-only"
     folder.mkdir(mode=0o555)
-    said = cli.refused(name, scratch / "cache", *options, "-o", folder / "x", powerless=True, code=1)
-    assert said == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be written\n"
+    said = cli.refused(
+        name, scratch / "cache", *options, "-o", folder / "x", powerless=True, code=1
+    )
+    assert (
+        said == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be "
+        "written\n"
+    )
 
 
 def test_numbers_that_are_none_or_that_no_computer_holds(cli, plain, scratch):
     said = cli.refused("extract", plain.manifest(), "-o", scratch / "c", "--threads", 2**63)
     assert f"{2**63} is not in the range 1<=x<=4096" in said
-    with pytest.raises(ArgumentError, match="threads is 9223372036854775808: it must be a whole number, 1 or more, at"):
+    with pytest.raises(
+        ArgumentError,
+        match="threads is 9223372036854775808: it must be a whole number, 1 or more, at",
+    ):
         Device("cpu", 2**63)
-    assert cli("probe", "fbank80", plain.manifest(), "--utterances", 2**63, "-o", scratch / "c").code == 0
+    assert (
+        cli("probe", "fbank80", plain.manifest(), "--utterances", 2**63, "-o", scratch / "c").code
+        == 0
+    )
 
 
 def test_in_python_a_device_is_a_name_or_torchs_own(plain, scratch):
-    with pytest.raises(ConfigError, match="device '3': not a torch device; use cpu, cuda, or cuda:0 and so on"):
+    with pytest.raises(
+        ConfigError, match="device '3': not a torch device; use cpu, cuda, or cuda:0 and so on"
+    ):
         featcache.extract(plain.manifest(), cache=scratch / "c", options=featcache.Options(3))
     options = featcache.Options(torch.device("cpu"))
     assert featcache.extract(plain.manifest(), cache=scratch / "c", options=options).device == "cpu"

@@ -1,4 +1,5 @@
-"""Several manifests make a corpus: each is a part, extracted once, and commands do every part in turn."""
+"""Several manifests make a corpus: each is a part, extracted once, and commands do every
+part in turn."""
 
 import os
 import shutil
@@ -34,7 +35,8 @@ def corpus(scratch):
 
 @pytest.fixture
 def extract(cli, audio, corpus):
-    """Runs `extract` with manifests of the audio, which a pattern names, into the corpus or into another place."""
+    """Runs `extract` with manifests of the audio, which a pattern names, into the corpus
+    or into another place."""
 
     def run(*options, manifests="p*.csv", to=corpus):
         return cli("extract", audio.folder / manifests, "-o", to, "--threads", 1, *options)
@@ -43,25 +45,39 @@ def extract(cli, audio, corpus):
 
 
 def extracted(ended):
-    """The parts that were looked at, with how many utterances were extracted of each; None for those that were not."""
+    """The parts that were looked at, with how many utterances were extracted of each;
+    None for those that were not."""
     parts = ended.json()["parts"]
-    return {part["part"]: None if part["unchanged"] else part["versions"][0]["extracted"] for part in parts}
+    return {
+        part["part"]: None if part["unchanged"] else part["versions"][0]["extracted"]
+        for part in parts
+    }
 
 
-def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, corpus, extract, scratch):
+def test_a_corpus_from_its_first_extraction_to_its_last(
+    cli, plain, audio, corpus, extract, scratch
+):
     first = extract().with_code(0)
     assert "part p1, 2 of 3" in first.err
     assert first.out.splitlines()[-1] == f"{corpus}: 3 parts: 3 extracted, 0 unchanged since"
     whole = scratch / "whole"
     assert cli("extract", plain.manifest(), "-o", whole, "--threads", 1).code == 0
-    assert {id_: one for name in ("p0", "p1", "p2") for id_, one in items(corpus / name).items()} == items(whole)
+    assert {
+        id_: one for name in ("p0", "p1", "p2") for id_, one in items(corpus / name).items()
+    } == items(whole)
     of_parts, of_one = (cli("stats", cache, "--json").json() for cache in (corpus, whole))
     assert {**of_parts, "path": ""} == {**of_one, "path": ""}  # bit for bit
-    assert [(part.name, part.rows) for part in read_parts(corpus)] == [("p0", 4), ("p1", 4), ("p2", 4)]
+    assert [(part.name, part.rows) for part in read_parts(corpus)] == [
+        ("p0", 4),
+        ("p1", 4),
+        ("p2", 4),
+    ]
     assert len(featcache.open(corpus, strict=True)) == 12
 
     # The same bytes, which may be read as other rows.
-    assert extracted(extract("--json", "--set", "data_root=/elsewhere", manifests="p1.csv").with_code(0)) == {"p1": 0}
+    assert extracted(
+        extract("--json", "--set", "data_root=/elsewhere", manifests="p1.csv").with_code(0)
+    ) == {"p1": 0}
     assert extracted(extract("--json", manifests="p1.csv")) == {"p1": 0}
 
     # Nothing has changed, and nothing is looked at: not even files that are gone.
@@ -100,7 +116,9 @@ def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, corpus, extract):
         with pytest.warns(featcache.errors.FeatcacheWarning) as warned:
             assert len(featcache.open(corpus)) == 8
         assert [said in str(warning.message) for warning in warned] == [True]
-        with pytest.raises(featcache.errors.StoreError, match="the folder of its part p1 is not there"):
+        with pytest.raises(
+            featcache.errors.StoreError, match="the folder of its part p1 is not there"
+        ):
             featcache.open(corpus, strict=True)
         ended = extract("--dry-run")
         assert said in ended.err
@@ -109,11 +127,16 @@ def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, corpus, extract):
 
 
 def test_failures_and_faults_of_one_part(audio, extract):
-    """The exit code is that of the worst part; an utterance that failed is tried again once its file has changed."""
+    """The exit code is that of the worst part; an utterance that failed is tried again
+    once its file has changed."""
     sound = (audio.folder / "01.wav").read_bytes()
     (audio.folder / "01.wav").write_bytes(b"no audio")
     (audio.folder / "p1.csv").write_text("id,path\n,\n")
-    assert ["error" in part for part in extract("--json").with_code(2).json()["parts"]] == [False, True, False]
+    assert ["error" in part for part in extract("--json").with_code(2).json()["parts"]] == [
+        False,
+        True,
+        False,
+    ]
     (audio.folder / "p1.csv").unlink()
     assert extracted(extract("--json").with_code(3)) == {"p0": None, "p2": None}
     (audio.folder / "01.wav").write_bytes(sound)
@@ -135,7 +158,9 @@ def test_a_job_of_several_takes_whole_parts(cli, audio, corpus, extract):
     assert planned.endswith("3 parts: 3 to extract, 0 unchanged since\n")
     assert not corpus.exists()
     assert extracted(extract("--json", "--partition", "1/2")) == {"p1": 4}
-    with pytest.warns(featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"):
+    with pytest.warns(
+        featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"
+    ):
         assert len(featcache.open(corpus)) == 4
     assert extracted(extract("--json", "--partition", "0/2")) == {"p0": 4, "p2": 4}
     extract("--partition", "3/4").with_code(0, err="--partition 3/4: none of the 3 parts\n")
@@ -143,7 +168,9 @@ def test_a_job_of_several_takes_whole_parts(cli, audio, corpus, extract):
 
     audio.manifest(audio.rows[:6], "p9.csv")
     for number in (0, 1):
-        extract("--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv").with_code(0)
+        extract("--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv").with_code(
+            0
+        )
     assert len(items(corpus / "p9")) == 6
     assert "fbank80-2a8b3903b266" not in read_parts(corpus)[-1].versions
     assert cli("index", corpus).code == 0
@@ -169,15 +196,27 @@ def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
     assert (sound.code, sound.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
     for command in ("info", "index"):
         parts = cli(command, f"{corpus}/fbank80", "--json").json()["parts"]
-        assert {part["part"]: part["versions"][0]["utterances"] for part in parts} == {"p0": 4, "p1": 4, "p2": 4}
+        assert {part["part"]: part["versions"][0]["utterances"] for part in parts} == {
+            "p0": 4,
+            "p1": 4,
+            "p2": 4,
+        }
     assert "p1/fbank80" in cli("show", corpus, "utt-05").out
     why = cli("why", corpus, manifests, "-c", "fbank80", "--id", "utt-05").out
     assert "4 utterances: 4 there, 0 to extract\n" in why
     assert "p1/fbank80" in why
     assert "p0/fbank80" not in why
-    assert cli("why", corpus, "-c", "fbank80", "--set", "params.low_freq=0").out.count("low_freq: 20.0 -> 0.0") == 3
+    assert (
+        cli("why", corpus, "-c", "fbank80", "--set", "params.low_freq=0").out.count(
+            "low_freq: 20.0 -> 0.0"
+        )
+        == 3
+    )
     why = cli("why", corpus, "-c", "fbank80", "--set", "mistyped=1")
-    assert (why.code, why.err.count("featcache: --set mistyped: it is not a key of the config\n")) == (2, 3)
+    assert (
+        why.code,
+        why.err.count("featcache: --set mistyped: it is not a key of the config\n"),
+    ) == (2, 3)
     missing = cli("show", corpus, "utt-99")
     assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
     assert f"nor is it in the other parts of {corpus}" in missing.err
@@ -186,12 +225,19 @@ def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
     said = cli.refused("diff", f"{corpus}/fbank80", corpus / "p0", code=1)
     assert f"{corpus}: is a corpus: name one of its parts" in said
 
-    assert cli("copy", corpus, scratch / "copy").with_code(0).out.splitlines()[-1] == f"{corpus}: 3 parts: no errors"
+    assert (
+        cli("copy", corpus, scratch / "copy").with_code(0).out.splitlines()[-1]
+        == f"{corpus}: 3 parts: no errors"
+    )
     assert len(featcache.open(scratch / "copy", strict=True)) == 12
 
     flip(shard_folders(corpus / "p1")[0] / CHUNKS["features"], 5)
-    assert cli("verify", corpus).with_code(1).out.splitlines()[-1] == f"{corpus}: 3 parts: 1 failed, or damaged: p1"
-    assert cli("repair", corpus, "--manifest", audio.folder / "p0.csv").code == 2  # p1 needs its own
+    assert (
+        cli("verify", corpus).with_code(1).out.splitlines()[-1] == f"{corpus}: 3 parts: 1 "
+        "failed, or damaged: p1"
+    )
+    # p1 needs its own
+    assert cli("repair", corpus, "--manifest", audio.folder / "p0.csv").code == 2
     assert cli("repair", corpus, "--manifest", manifests).code == 0
     assert check(corpus / "p1").problems == []
     assert len(featcache.open(corpus, strict=True)) == 12
@@ -221,12 +267,20 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, corpus, extract, scrat
     assert extract(manifests="p0.csv", to=scratch / "cache").code == 0
     refused = extract(to=scratch / "cache")
     assert (refused.code, refused.out) == (2, "")
-    assert "is the cache of one manifest, with fbank80-2a8b3903b266: give another folder" in refused.err
+    assert (
+        "is the cache of one manifest, with fbank80-2a8b3903b266: "
+        "give another folder" in refused.err
+    )
     assert only_version(scratch / "cache")
     assert extract().code == 0
-    with pytest.raises(featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"):
+    with pytest.raises(
+        featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"
+    ):
         featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus)
-    assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
+    assert (
+        f"{corpus}: is a corpus: "
+        "name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
+    )
     metadata = only_version(corpus / "p1").path / "zarr.json"
     whole = metadata.read_bytes()
     metadata.write_bytes(b"{}")

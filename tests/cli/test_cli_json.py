@@ -1,4 +1,5 @@
-"""What `--json` prints: each command's keys are those of docs/json.md, and errors are documents, too."""
+"""What `--json` prints: each command's keys are those of docs/json.md, and errors are
+documents, too."""
 
 import json
 import re
@@ -12,7 +13,8 @@ from featcache.cli import main
 
 
 def tables():
-    """The keys that the page lists under each heading, in full: `.bytes` is `versions[].bytes`."""
+    """The keys that the page lists under each heading, in full: `.bytes` is
+    `versions[].bytes`."""
     sections = re.split(r"^## (.*)$", text_of("docs/json.md"), flags=re.MULTILINE)
     listed = {}
     for heading, text in zip(sections[1::2], sections[2::2], strict=True):
@@ -40,8 +42,8 @@ def keys_of(document, known, prefix=""):
 
 @pytest.fixture(scope="module")
 def home(cli, plain, tmp_path_factory):
-    """A cache with a failure and a tag, and one without; manifests of what is in it, of a file that is missing, of a
-    row that is new, and of some rows."""
+    """A cache with a failure and a tag, and one without; manifests of what is in it, of a
+    file that is missing, of a row that is new, and of some rows."""
     home = tmp_path_factory.mktemp("home")
     rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
     plain.manifest([*rows, {"id": "gone", "path": "gone.wav"}], "with-gone.csv")
@@ -80,7 +82,11 @@ COMMANDS = {
 def test_the_page_has_every_command_that_prints_json():
     context = click.Context(main)
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    with_json = {name for name, command in commands.items() if any(it.name == "as_json" for it in command.params)}
+    with_json = {
+        name
+        for name, command in commands.items()
+        if any(it.name == "as_json" for it in command.params)
+    }
     sections = KEYS.keys() - {"Words", "Errors", "Corpora", "extract --progress json"}
     assert {section.partition(" ")[0] for section in sections} == with_json
     assert sections == COMMANDS.keys()
@@ -89,7 +95,9 @@ def test_the_page_has_every_command_that_prints_json():
 @pytest.mark.parametrize("section", COMMANDS)
 def test_the_keys_are_those_of_the_page(cli, plain, home, section):
     manifests = {name: plain.folder / f"{file}.csv" for name, file in MANIFESTS.items()}
-    ended = cli(*COMMANDS[section].format(home=home, cache=home / "c", **manifests).split(), "--json")
+    ended = cli(
+        *COMMANDS[section].format(home=home, cache=home / "c", **manifests).split(), "--json"
+    )
     assert keys_of(ended.json(), KEYS[section]) == KEYS[section], ended.err
 
 
@@ -105,7 +113,9 @@ def test_a_corpus_has_the_keys_of_the_page_besides_the_command_s(cli, plain, scr
     looked = cli("ls", scratch / "c", "--json").json()
     own = {"corpus", "exit_code", "unchanged"}
     assert made.keys() == {*own, "parts"}
-    assert made["parts"][0].keys() == {"part", "unchanged"} | {key for key in KEYS["extract"] if "[]" not in key}
+    assert made["parts"][0].keys() == {"part", "unchanged"} | {
+        key for key in KEYS["extract"] if "[]" not in key
+    }
     assert looked["parts"][1].keys() == {"part", "exit_code", "versions"}
     for damaged in (scratch / "c" / "a").glob("*/zarr.json"):
         damaged.write_text("{")

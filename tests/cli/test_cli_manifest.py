@@ -14,7 +14,8 @@ from featcache.manifest.segments import Utterance
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A data directory of Kaldi's: a file with two channels, one with one; segments with and without an end."""
+    """A data directory of Kaldi's: a file with two channels, one with one; segments with
+    and without an end."""
     top = tmp_path_factory.mktemp("data")
     soundfile.write(top / "a.wav", np.zeros((8000, 2)), 8000)
     soundfile.write(top / "b.wav", np.zeros(4000), 8000)
@@ -29,7 +30,10 @@ def test_tables_have_the_same_rows(cli, data, scratch, name):
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     ended = cli("manifest", data, "-o", scratch / name)
-    assert (ended.code, ended.out) == (0, f"{scratch / name}: 4 rows as {name.split('.')[1]}, read as kaldi\n")
+    assert (ended.code, ended.out) == (
+        0,
+        f"{scratch / name}: 4 rows as {name.split('.')[1]}, read as kaldi\n",
+    )
     assert f"relative paths are relative to {data}: give --root {data}" in ended.err
     ours, theirs = read_manifest(data), read_manifest(scratch / name, root=data)
     assert rows_of(ours) == rows_of(theirs)
@@ -42,7 +46,12 @@ def test_lhotse_reads_the_cuts(cli, data, scratch):
     cuts = {cut.id: cut for cut in lhotse.CutSet.from_file(scratch / "cuts.jsonl.gz")}
     shapes = {id_: cut.load_audio().shape for id_, cut in cuts.items()}
     assert shapes == {"u1": (1, 4000), "u2": (2, 7200), "u3": (1, 4000), "u4": (1, 3000)}
-    assert [sup.text for cut in cuts.values() for sup in cut.supervisions] == ['say "one", two', None, "drei", None]
+    assert [sup.text for cut in cuts.values() for sup in cut.supervisions] == [
+        'say "one", two',
+        None,
+        "drei",
+        None,
+    ]
     assert rows_of(read_manifest(scratch / "cuts.jsonl.gz")) == [
         Utterance(id="u1", path=str(data / "a.wav"), start=0.25, duration=0.5, channel=1),
         Utterance(id="u2", path=str(data / "a.wav"), start=0.1, duration=0.9),
@@ -51,7 +60,9 @@ def test_lhotse_reads_the_cuts(cli, data, scratch):
     ]
 
 
-def test_nemo_gets_durations_and_rows_whose_files_have_none_are_counted_by_reason(cli, plain, scratch):
+def test_nemo_gets_durations_and_rows_whose_files_have_none_are_counted_by_reason(
+    cli, plain, scratch
+):
     folder = plain.copy(scratch / "audio").folder
     (folder / "00.wav").write_bytes(b"nothing")
     (folder / "01.wav").unlink()
@@ -60,18 +71,45 @@ def test_nemo_gets_durations_and_rows_whose_files_have_none_are_counted_by_reaso
     rows = [{"path": f"{number:02}.wav", "text": "hi"} for number in range(4)]
     rows.append({"path": "03.wav", "start": 9})
     (scratch / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    command = ("manifest", scratch / "m.jsonl", "-o", scratch / "nemo.json", "--to", "nemo", "--root", folder, "--json")
+    command = (
+        "manifest",
+        scratch / "m.jsonl",
+        "-o",
+        scratch / "nemo.json",
+        "--to",
+        "nemo",
+        "--root",
+        folder,
+        "--json",
+    )
     ended = cli(*command)
     assert (ended.code, ended.json()["failed"]) == (3, 4)
-    assert "4 rows are left out: file_missing 1, not_audio 1, segment_outside 1, truncated 1" in ended.err
+    assert (
+        "4 rows are left out: file_missing 1, not_audio 1, "
+        "segment_outside 1, truncated 1" in ended.err
+    )
     (line,) = (scratch / "nemo.json").read_text().splitlines()
     path = str(folder / "03.wav")
-    assert json.loads(line) == {"audio_filepath": path, "duration": 0.46, "id": "03.wav", "text": "hi"}
+    assert json.loads(line) == {
+        "audio_filepath": path,
+        "duration": 0.46,
+        "id": "03.wav",
+        "text": "hi",
+    }
 
 
 def test_nemo_gets_the_offset_of_the_audio_whatever_columns_there_are(cli, plain, scratch):
     (scratch / "m.csv").write_text("id,path,start,duration,offset\na,03.wav,0.25,0.125,9000\n")
-    cli("manifest", scratch / "m.csv", "-o", scratch / "nemo.json", "--to", "nemo", "--root", plain.folder).with_code(0)
+    cli(
+        "manifest",
+        scratch / "m.csv",
+        "-o",
+        scratch / "nemo.json",
+        "--to",
+        "nemo",
+        "--root",
+        plain.folder,
+    ).with_code(0)
     (row,) = map(json.loads, (scratch / "nemo.json").read_text().splitlines())
     assert (row["offset"], row["duration"]) == (0.25, 0.125)
 
@@ -79,7 +117,18 @@ def test_nemo_gets_the_offset_of_the_audio_whatever_columns_there_are(cli, plain
 def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch, truth):
     """For every rate, format and segment; what gives a duration keeps it."""
     timed = scratch / "timed.json"
-    ended = cli("manifest", corpus.manifest(), "-o", timed, "--to", "nemo", "--root", corpus.folder, "--threads", 2)
+    ended = cli(
+        "manifest",
+        corpus.manifest(),
+        "-o",
+        timed,
+        "--to",
+        "nemo",
+        "--root",
+        corpus.folder,
+        "--threads",
+        2,
+    )
     assert ended.code == 0, ended
     before, after = read_manifest(corpus.manifest()), read_manifest(timed)
     given = before.duration == before.duration
@@ -92,7 +141,10 @@ def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-o", "m.txt"], "m.txt does not say the format: give --to csv, jsonl, parquet, nemo, lhotse"),
+        (
+            ["-o", "m.txt"],
+            "m.txt does not say the format: give --to csv, jsonl, parquet, nemo, lhotse",
+        ),
         (["-o", "m.csv", "--to", "kaldi"], "there is no 'kaldi': choose csv"),
         (["-o", "m.csv", "--set", "data_root"], "'data_root' is not NAME=VALUE"),
     ],

@@ -11,9 +11,13 @@ from featcache.version.ledger import read_failures
 
 
 def failing(plain, numbers, name="failing.csv", copies=1):
-    """The manifest of the plain corpus, several times over, of whose rows some have no file."""
+    """The manifest of the plain corpus, several times over, of whose rows some have no
+    file."""
     rows = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(copies) for row in plain.rows]
-    return plain.manifest([{**row, "path": "nowhere.wav"} if i in numbers else row for i, row in enumerate(rows)], name)
+    return plain.manifest(
+        [{**row, "path": "nowhere.wav"} if i in numbers else row for i, row in enumerate(rows)],
+        name,
+    )
 
 
 @pytest.fixture
@@ -32,10 +36,14 @@ def last_line(ended):
 
 
 def test_more_failures_than_allowed_stop_the_run(extract, plain, scratch):
-    """With 1. What was extracted is there, what failed is in the ledger, and the next run does the rest."""
+    """With 1. What was extracted is there, what failed is in the ledger, and the next run
+    does the rest."""
     manifest = failing(plain, {1, 3, 4})
     ended = extract(manifest, "--max-failures", 2).with_code(1)
-    assert "3 of the 5 utterances that were tried have failed, and --max-failures allows 2; why: " in last_line(ended)
+    assert (
+        "3 of the 5 utterances that were tried have failed, and --max-failures allows 2; "
+        "why: " in last_line(ended)
+    )
     assert "stopped: 2 extracted utterances kept, 7 left: run the same command again" in ended.out
     there = len(items(scratch / "c"))
     assert (there, len(read_failures(only_version(scratch / "c")))) == (2, 3)
@@ -51,12 +59,20 @@ def test_as_many_failures_as_allowed_do_not_stop_it_and_earlier_ones_do_not_coun
 
 
 def test_a_share_is_judged_when_enough_were_tried_and_at_the_end(extract, plain, scratch):
-    """The first utterance of twelve fails, which is a hundred percent of one: the run goes on to its end."""
+    """The first utterance of twelve fails, which is a hundred percent of one: the run
+    goes on to its end."""
     assert extract(failing(plain, {0}), "--max-failures", "10%").code == 3
-    ended = extract(failing(plain, {12, 13}, "more.csv", copies=2), "--max-failures", "10%", "-o", scratch / "d")
+    ended = extract(
+        failing(plain, {12, 13}, "more.csv", copies=2), "--max-failures", "10%", "-o", scratch / "d"
+    )
     assert (ended.code, ended.out.count("stopped")) == (3, 0)
-    ended = extract(failing(plain, {0, 1}), "--max-failures", "10%", "--json", "-o", scratch / "e").with_code(1)
-    assert "2 of the 12 utterances that were tried have failed, and --max-failures allows 10%" in last_line(ended)
+    ended = extract(
+        failing(plain, {0, 1}), "--max-failures", "10%", "--json", "-o", scratch / "e"
+    ).with_code(1)
+    assert (
+        "2 of the 12 utterances that were tried have failed, "
+        "and --max-failures allows 10%" in last_line(ended)
+    )
     document = ended.json()
     assert (document["interrupted"], document["versions"][0]["missing"]) == (False, 0)
     assert document["too_many_failures"].startswith("2 of the 12")

@@ -46,9 +46,15 @@ def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):
     _, url = places
     rows = [(f"utt-{number}", f"audio/utt-{number}.wav") for number in range(20)]
     wanted = manifest_of(tmp_path, rows, ("id", "path"))
-    pruned = cli("prune", url, "--manifest", wanted, "--force", "--yes", "--json", env=s3.environment).with_code(0)
+    pruned = cli(
+        "prune", url, "--manifest", wanted, "--force", "--yes", "--json", env=s3.environment
+    ).with_code(0)
     (version,) = pruned.json()["versions"]
-    assert (version["unwanted"], version["pruned"]["removed"], version["pruned"]["rewritten"]) == (20, 2, 1)
+    assert (version["unwanted"], version["pruned"]["removed"], version["pruned"]["rewritten"]) == (
+        20,
+        2,
+        1,
+    )
     verified = cli("verify", url, env=s3.environment)
     assert (verified.code, "1 shard, 20 utterances" in verified.out) == (0, True), verified
     cli("rm", f"{url}/fbank80", "--yes", env=s3.environment).with_code(0)

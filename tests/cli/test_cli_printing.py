@@ -1,4 +1,5 @@
-"""What others have written into caches, manifests and file names does nothing to a terminal, and breaks no line."""
+"""What others have written into caches, manifests and file names does nothing to a
+terminal, and breaks no line."""
 
 import json
 
@@ -59,7 +60,9 @@ def test_files_and_ids_with_escapes_work_and_reach_no_terminal(cli, tmp_path, wr
     for one in printed:
         assert not (OBEYED - {"\t"}) & {*one.out, *one.err}
     _, failures, as_json, shown, failed, missing, *_ = printed
-    assert r"gone dlo \u202enew\u2066" + "\tfile_missing\t" + r"gone\x1b[2J.wav" + "\t" in failures.out
+    assert (
+        r"gone dlo \u202enew\u2066" + "\tfile_missing\t" + r"gone\x1b[2J.wav" + "\t" in failures.out
+    )
     assert as_json.json()["versions"][0]["failures"][0]["id"] == f"gone {ID}"
     assert r"id           dlo \u202enew\u2066" + "\n" in shown.out
     assert failed.err.count("\n") == missing.err.count("\n") == 1

@@ -1,4 +1,5 @@
-"""Progress on stderr, on terminals of any width and where there is none, and as JSON; and quiet."""
+"""Progress on stderr, on terminals of any width and where there is none, and as JSON; and
+quiet."""
 
 import io
 import json
@@ -18,9 +19,16 @@ from featcache.extraction.jobs import Progress
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_on_a_terminal_there_is_a_bar(cli, plain, scratch, columns):
-    """Hours done, time left, failures, times real time fit in 80 columns, and the first words in 40; none of it is left
-    at the end."""
-    job = ("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Slow", seconds=0.05))
+    """Hours done, time left, failures, times real time fit in 80 columns, and the first
+    words in 40; none of it is left at the end."""
+    job = (
+        "extract",
+        plain.manifest(),
+        "-o",
+        scratch / "c",
+        "-c",
+        write_config(scratch, "Slow", seconds=0.05),
+    )
     code, shown = on_terminal(cli, columns, *job, "--threads", 1, "--shard-size", ONE_EACH)
     assert code == 0
     for words in ("of 6.1 s", " left", "0 failed", "× real time")[: 4 if columns >= 80 else 1]:
@@ -45,7 +53,8 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, stream):
-    """The first after five seconds, so that what is short is silent, and one in thirty from there on."""
+    """The first after five seconds, so that what is short is silent, and one in thirty
+    from there on."""
     monkeypatch.setattr(runs, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := stream())
     told = []
@@ -62,7 +71,8 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
 
 
 def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
-    """Shares and speeds of stages are those since the line before, and at the end of the whole run."""
+    """Shares and speeds of stages are those since the line before, and at the end of the
+    whole run."""
     monkeypatch.setattr(runs, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
     with runs.Display(PLANNED, "json") as display:
@@ -70,17 +80,36 @@ def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
         for second in range(130):
             clock.return_value = 1000.0 + second
             so_far.audio_seconds = 10.0 * second
-            so_far.stages = {"decode": 0.5 * second, "extract": 1.5 * max(0, second - 60), "wait": 0.0}
+            so_far.stages = {
+                "decode": 0.5 * second,
+                "extract": 1.5 * max(0, second - 60),
+                "wait": 0.0,
+            }
             display.update(so_far)
     first, second, last = map(json.loads, written.getvalue().splitlines())
     assert [line["elapsed_seconds"] for line in (first, second, last)] == [60, 120, 129]
     assert [line["is_end"] for line in (first, second, last)] == [False, False, True]
     assert first["stages"] == {"decode": 1, "extract": 0, "wait": 0}
     assert second["stages"] == {"decode": 0.25, "extract": 0.75, "wait": 0}
-    assert second["stages_times_real_time"] == {"decode": 20, "extract": pytest.approx(600 / 90, abs=0.05)}
-    assert last["stages"] == {"decode": pytest.approx(64.5 / 168, abs=1e-4), "extract": 0.6161, "wait": 0}
-    assert [line["bottleneck"] for line in (first, second, last)] == ["decode", "extract", "extract"]
-    assert (second["audio_seconds"], second["audio_seconds_in_all"], second["seconds_left"]) == (1200, 7200, 600)
+    assert second["stages_times_real_time"] == {
+        "decode": 20,
+        "extract": pytest.approx(600 / 90, abs=0.05),
+    }
+    assert last["stages"] == {
+        "decode": pytest.approx(64.5 / 168, abs=1e-4),
+        "extract": 0.6161,
+        "wait": 0,
+    }
+    assert [line["bottleneck"] for line in (first, second, last)] == [
+        "decode",
+        "extract",
+        "extract",
+    ]
+    assert (second["audio_seconds"], second["audio_seconds_in_all"], second["seconds_left"]) == (
+        1200,
+        7200,
+        600,
+    )
     assert (second["times_real_time"], second["failed"], second["shards"]) == (10, 2, 3)
 
 

@@ -1,4 +1,5 @@
-"""How a command ends that is not let go to its end: by a signal, or by a reader that has gone."""
+"""How a command ends that is not let go to its end: by a signal, or by a reader that has
+gone."""
 
 import io
 import os
@@ -29,7 +30,8 @@ def reader_of(path):
 
 
 def interrupted(running, number):
-    """Send a signal, and again to a command that waits all the same: it may have come just before a read began."""
+    """Send a signal, and again to a command that waits all the same: it may have come
+    just before a read began."""
     while running.poll() is None:
         running.send(number)
         with suppress(AssertionError):
@@ -37,7 +39,9 @@ def interrupted(running, number):
     return running.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda it: it.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda it: it.name
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -57,7 +61,8 @@ def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, 
     finally:
         os.close(opened[-1])
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err.endswith("featcache: interrupted\n")  # python may have said that a file was not closed
+    # python may have said that a file was not closed
+    assert ended.err.endswith("featcache: interrupted\n")
 
 
 def test_a_signal_while_a_message_is_printed_stops_the_work(monkeypatch, capfd):
@@ -70,7 +75,9 @@ def test_a_signal_while_a_message_is_printed_stops_the_work(monkeypatch, capfd):
             return len(data)
 
     with stoppable() as stop, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Signalling()), line_buffering=True))
+        patch.setattr(
+            sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Signalling()), line_buffering=True)
+        )
         note("extracting")
     assert stop.is_set()
     assert capfd.readouterr().err.startswith("interrupted: finishing and committing ")

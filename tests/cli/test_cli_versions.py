@@ -21,13 +21,22 @@ def version(tmp_path):
     version = make_version(tmp_path / "features")
     add_shard(version, dict(features[:4]), run="run 1")
     add_shard(version, dict(features[4:]), row=4, run="run 1")
-    add_shard(version, {"utt-1": features[0][1], "utt-2": features[0][1]}, row=9, generation=2, run="run 2")
+    add_shard(
+        version,
+        {"utt-1": features[0][1], "utt-2": features[0][1]},
+        row=9,
+        generation=2,
+        run="run 2",
+    )
     return version
 
 
 def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
     cache = version.path.parent
-    assert run("tag", cache / "fbank80", "paper") == f"{version.path}@paper: 6 utterances in 3 shards\n"
+    assert (
+        run("tag", cache / "fbank80", "paper") == f"{version.path}@paper: 6 "
+        "utterances in 3 shards\n"
+    )
     assert "tag paper: 6 utterances" in run("info", cache)
     assert json.loads(run("ls", cache, "--json"))["versions"][0]["tags"][0]["name"] == "paper"
     add_shard(version, make_features(3, prefix="more"), row=20, run="run 3")
@@ -44,10 +53,15 @@ def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
 
 
 def test_of_two_versions_of_a_name_the_tag_of_one_is_removed(tmp_path):
-    old, new = (make_version(tmp_path, make_features(3), params={"low_freq": hertz}) for hertz in (20.0, 0.0))
+    old, new = (
+        make_version(tmp_path, make_features(3), params={"low_freq": hertz})
+        for hertz in (20.0, 0.0)
+    )
     for version in (old, new):
         run("tag", version.path, "paper")
-    assert "holds 2 versions with a tag paper" in run("rm", tmp_path / "fbank80@paper", "--yes", code=1)
+    assert "holds 2 versions with a tag paper" in run(
+        "rm", tmp_path / "fbank80@paper", "--yes", code=1
+    )
     run("rm", f"{new.path}@paper", "--yes")
     assert f"{old.path}@paper" in run("rm", tmp_path / "fbank80@paper", "--yes")
 
@@ -59,19 +73,26 @@ def test_nothing_is_removed_without_a_yes(version, monkeypatch):
         before = sorted(version.path.rglob("*"))
         run(*command, "--dry-run")
         with monkeypatch.context() as patch:
-            patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+            patch.setattr(
+                "click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False
+            )
             assert "[y/N]" in (said := run(*command, input="n\n"))
             assert "nothing has been removed" in said
-            assert "featcache: interrupted\n" in run(*command, input="", code=130)  # to click, as Ctrl-C
+            # to click, as Ctrl-C
+            assert "featcache: interrupted\n" in run(*command, input="", code=130)
         assert sorted(version.path.rglob("*")) == before
     assert json.loads(run("rm", cache / "fbank80", "--yes", "--json"))["removed"] is True
     assert list(cache.iterdir()) == []
 
 
 def test_what_a_killed_rm_has_left_goes(version):
-    """With a prune of the cache, or with the same command again, which finds no version any more."""
+    """With a prune of the cache, or with the same command again, which finds no version
+    any more."""
     left = version.path.with_name(".removed-0123456789ab")
-    for command, code, said in (("prune", 0, "1 leftover of processes that are dead"), ("rm", 1, "no such cache")):
+    for command, code, said in (
+        ("prune", 0, "1 leftover of processes that are dead"),
+        ("rm", 1, "no such cache"),
+    ):
         (left / "shards").mkdir(parents=True)
         if command == "rm":
             shutil.rmtree(version.path)
@@ -102,7 +123,9 @@ def test_a_file_of_the_users_in_a_version_stays_unless_forced(version, place):
     said = run("rm", version.path, "--yes", code=2)
     assert f"holds files that are not featcache's: {place}notes.txt: move it away" in said
     assert file.exists()
-    assert f"; with files that are not featcache's: {place}notes.txt" in run("rm", version.path, "--yes", "--force")
+    assert f"; with files that are not featcache's: {place}notes.txt" in run(
+        "rm", version.path, "--yes", "--force"
+    )
     assert not version.path.exists()
 
 
@@ -115,14 +138,19 @@ def test_prune_says_what_goes_and_what_stays(version, tmp_path):
     cache = version.path.parent
     wanted = manifest_of(tmp_path, rows_of([0, 1, 3]), ("id", "path"))
     said = run("prune", cache, "--manifest", wanted, "--force", "--dry-run")
-    assert f"would remove 2 items of utterances that were extracted again, 3 utterances not in {wanted}" in said
+    assert (
+        "would remove 2 items of utterances that were extracted again, 3 utterances not in "
+        f"{wanted}" in said
+    )
     assert "2 shards are written again" in said
     run("tag", cache / "fbank80", "paper")
     said = run("prune", cache, "--manifest", wanted, "--force", "--yes")
     assert "nothing to remove" in said
     assert "stay: of shards that a tag names, or needs: paper" in said
     run("rm", cache / "fbank80@paper", "--yes")
-    done = json.loads(run("prune", cache, "--manifest", wanted, "--force", "--yes", "--json"))["versions"][0]["pruned"]
+    done = json.loads(run("prune", cache, "--manifest", wanted, "--force", "--yes", "--json"))[
+        "versions"
+    ][0]["pruned"]
     assert (done["removed"], done["rewritten"], done["damaged"]) == (3, 2, [])
     assert "3 utterances" in run("verify", cache)
     assert "nothing to remove" in run("prune", cache)
@@ -157,7 +185,9 @@ def test_a_manifest_of_other_files_and_one_that_lacks_much_prune_nothing_unless_
 
 def test_index_is_built_once(cli, plain, scratch):
     for number in range(2):
-        assert cli("extract", plain.manifest(), "-o", scratch, "--partition", f"{number}/2").code == 0
+        assert (
+            cli("extract", plain.manifest(), "-o", scratch, "--partition", f"{number}/2").code == 0
+        )
     version = only_version(scratch)
     assert load_index(version, version.shard_names()) is None
     assert "index built" in cli("index", scratch).out
@@ -168,8 +198,25 @@ def test_index_is_built_once(cli, plain, scratch):
 
 
 def test_index_says_what_is_missing_and_that_it_could_not_be_written(cli, plain, scratch):
-    assert cli("extract", plain.manifest(), "-o", scratch, "--partition", "0/1", "--shard-size", "0.03").code == 0
-    assert cli("extract", plain.manifest(), "-o", scratch / "b", "--partition", "0/2", "--shard-size", "0.03").code == 0
+    assert (
+        cli(
+            "extract", plain.manifest(), "-o", scratch, "--partition", "0/1", "--shard-size", "0.03"
+        ).code
+        == 0
+    )
+    assert (
+        cli(
+            "extract",
+            plain.manifest(),
+            "-o",
+            scratch / "b",
+            "--partition",
+            "0/2",
+            "--shard-size",
+            "0.03",
+        ).code
+        == 0
+    )
     assert "5 of the 12 utterances of" in cli("index", scratch / "b").with_code(0).err
     (version,) = scratch.glob("fbank80-*")
     os.symlink(scratch, version / "index")

@@ -53,7 +53,10 @@ def test_it_says_which_keys_make_a_config_another_version(cli, cache):
         "audio.max_seconds: 21600.0 -> 9.0, which decides no values"
     )
     said = cli.refused("why", cache, "-c", "fbank80", "--set", "low_freq=0")
-    assert said == "featcache: --set low_freq: it is not a key of the config (did you mean params.low_freq?)\n"
+    assert (
+        said == "featcache: --set low_freq: it is not a key of the config (did you mean "
+        "params.low_freq?)\n"
+    )
 
 
 def test_it_says_why_utterances_would_be_extracted(cli, corpus, cache):
@@ -65,7 +68,11 @@ def test_it_says_why_utterances_would_be_extracted(cli, corpus, cache):
         ("duration changed", True): ["u1"],
         ("start, duration changed", True): ["u2"],
     }
-    assert (counts["utterances"], counts["present"], counts["failed_before"]) == (42, 37, {"not_audio": 1})
+    assert (counts["utterances"], counts["present"], counts["failed_before"]) == (
+        42,
+        37,
+        {"not_audio": 1},
+    )
     assert counts["refused"] is None
     found, counts = causes(cli, corpus, cache, "--retry-failed")
     assert found["failed before: not_audio", False] == ["bad"]
@@ -81,9 +88,23 @@ def test_it_says_why_utterances_would_be_extracted(cli, corpus, cache):
 def test_it_says_that_a_file_has_changed(cli, corpus, cache, scratch):
     there = shutil.copytree(corpus.folder, scratch / "corpus", ignore=lambda *_: ["cache"])
     os.utime(there / "3.wav", ns=(1, 1))
-    moved = "why", cache, corpus.manifest(), "-c", "fbank80", "--root", there, "--check-sources", "--json"
+    moved = (
+        "why",
+        cache,
+        corpus.manifest(),
+        "-c",
+        "fbank80",
+        "--root",
+        there,
+        "--check-sources",
+        "--json",
+    )
     (cause,) = cli(*moved).json()["plan"]["causes"]
-    assert (cause["why"], cause["again"], cause["example"]) == ("file changed", True, "its file's mtime")
+    assert (cause["why"], cause["again"], cause["example"]) == (
+        "file changed",
+        True,
+        "its file's mtime",
+    )
     assert cause["ids"] == [f"u{number}" for number in range(3, 40, 6)]
 
 
@@ -91,7 +112,10 @@ def test_another_corpus_is_said_to_be_refused(cli, corpus, cache):
     other = corpus.manifest([row | {"path": "6.wav"} for row in corpus.rows[:10]], "other.csv")
     found = cli("why", cache, other, "-c", "fbank80")
     assert "10 again: path changed: u0" in found.out
-    assert f"featcache extract refuses this manifest: {other}: names other files for 10 of" in found.err
+    assert (
+        f"featcache extract refuses this manifest: {other}: names other "
+        "files for 10 of" in found.err
+    )
 
 
 def test_it_says_where_an_utterance_came_from(cli, corpus, cache, scratch):
@@ -100,18 +124,37 @@ def test_it_says_where_an_utterance_came_from(cli, corpus, cache, scratch):
     assert "status       to extract: path changed\n" in cli(*why, "u0").out
     assert "status       there\n" in cli(*why, "u3").out
     failed = cli(*why, "bad").out
-    assert "status       failed before, and is not tried again\nmissing      bad: failed in extraction: " in failed
+    assert (
+        "status       failed before, and is not tried again\nmissing      bad: failed in "
+        "extraction: " in failed
+    )
     assert cli("extract", edited(corpus), "-o", copy).code == 3
     document = cli(*why, "u0", "--json").json()["utterance"]
     (shown,) = cli("show", copy, "u0", "--json").json()["versions"]
     (origin,) = document["versions"]
     assert origin.items() <= shown.items()
-    assert document["row"] == {"id": "u0", "path": "6.wav", "start": None, "duration": None, "channel": None}
+    assert document["row"] == {
+        "id": "u0",
+        "path": "6.wav",
+        "start": None,
+        "duration": None,
+        "channel": None,
+    }
     (version,) = copy.iterdir()
     first, second = sorted(path.stem for path in (version / "runs").iterdir())
-    assert (origin["run"], origin["manifest"], origin["root"]) == (second, str(edited(corpus)), str(corpus.folder))
+    assert (origin["run"], origin["manifest"], origin["root"]) == (
+        second,
+        str(edited(corpus)),
+        str(corpus.folder),
+    )
     assert {"numpy", "torch", "device"} <= origin["made_by"].keys()
     assert len(origin["superseded"]) == 1
     (older,) = cli("show", copy, "u3", "--json").json()["versions"]
-    assert (older["run"], older["shard"], older["superseded"]) == (first, origin["superseded"][0], [])
-    assert "'nobody': no such utterance" in cli.refused("why", copy, "-c", "fbank80", "--id", "nobody", code=1)
+    assert (older["run"], older["shard"], older["superseded"]) == (
+        first,
+        origin["superseded"][0],
+        [],
+    )
+    assert "'nobody': no such utterance" in cli.refused(
+        "why", copy, "-c", "fbank80", "--id", "nobody", code=1
+    )

@@ -1,4 +1,5 @@
-"""Configs: every fault at once, and a fingerprint of what decides the values and of nothing else."""
+"""Configs: every fault at once, and a fingerprint of what decides the values and of
+nothing else."""
 
 from __future__ import annotations
 
@@ -55,8 +56,21 @@ def test_every_fault_is_told_at_once_by_its_dotted_path():
         """
     )
     for path in (
-        *("name: 'my config'", "params.num_mel_bins:", "params.low_freq:", "params.bins:", "params.window_type:"),
-        *("audio.sample_rate:", "audio.channel:", "audio.rate:", "audio.max_seconds:", "store.dtype:", "store.shards:"),
+        *(
+            "name: 'my config'",
+            "params.num_mel_bins:",
+            "params.low_freq:",
+            "params.bins:",
+            "params.window_type:",
+        ),
+        *(
+            "audio.sample_rate:",
+            "audio.channel:",
+            "audio.rate:",
+            "audio.max_seconds:",
+            "store.dtype:",
+            "store.shards:",
+        ),
         "steps:",
     ):
         assert message.count(path) == 1, path
@@ -64,23 +78,39 @@ def test_every_fault_is_told_at_once_by_its_dotted_path():
         assert name not in message
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "-c", "a/b", "..", "a b", "naïve", "a\n", 5, None, True])
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "-c", "a/b", "..", "a b", "naïve", "a\n", 5, None, True]
+)
 def test_a_name_is_fit_for_a_folder(name):
     assert "name: " in fault(json.dumps({"name": name, "extractor": "fbank"}))
 
 
 def test_an_unknown_extractor_lists_those_there_are():
     message = fault("name: a\nextractor: fbnak\n")
-    assert all(name in message for name in ("'fbnak'", "fbank", "log_mel", "mfcc", "package.module:Class"))
+    assert all(
+        name in message for name in ("'fbnak'", "fbank", "log_mel", "mfcc", "package.module:Class")
+    )
 
 
 @pytest.mark.parametrize(
-    "path", ["os:path", "json:loads", "no.such:Class", "json:Nothing", ":Class", "json:", ".a:B", "odd_extractors:HOP"]
+    "path",
+    [
+        "os:path",
+        "json:loads",
+        "no.such:Class",
+        "json:Nothing",
+        ":Class",
+        "json:",
+        ".a:B",
+        "odd_extractors:HOP",
+    ],
 )
 def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
     message = fault(f"name: a\nextractor: '{path}'\n")
     assert f"extractor: {path}" in message
-    assert ("put the folder of your own module on PYTHONPATH" in message) == (path == "no.such:Class")
+    assert ("put the folder of your own module on PYTHONPATH" in message) == (
+        path == "no.such:Class"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,12 +118,24 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
     [
         ("extractor: fbank\n", "name: field required"),
         ("name: a\n", "extractor: field required"),
-        (PLAIN + "audio: {sampel_rate: 8000}", "audio.sampel_rate: there is no such key (did you mean sample_rate?)"),
-        (PLAIN + "augment: {noise: {snrs: [5]}}", "augment.noise.snrs: there is no such key (did you mean snr?)"),
+        (
+            PLAIN + "audio: {sampel_rate: 8000}",
+            "audio.sampel_rate: there is no such key (did you mean sample_rate?)",
+        ),
+        (
+            PLAIN + "augment: {noise: {snrs: [5]}}",
+            "augment.noise.snrs: there is no such key (did you mean snr?)",
+        ),
         (PLAIN + "store: {shards: 3}", "store.shards: there is no such key (there are dtype)"),
-        (PLAIN + "params: {num_mel_bin: 40}", "num_mel_bin: there is no such key (did you mean num_mel_bins?)"),
+        (
+            PLAIN + "params: {num_mel_bin: 40}",
+            "num_mel_bin: there is no such key (did you mean num_mel_bins?)",
+        ),
         (PLAIN + "param: {}", "param: there is no such key (did you mean params?)"),
-        ("name: a\nextractor: odd_extractors:Slow\nparams: {second: 1}\n", "(did you mean seconds?)"),
+        (
+            "name: a\nextractor: odd_extractors:Slow\nparams: {second: 1}\n",
+            "(did you mean seconds?)",
+        ),
         ("name: [a\n", "line 2, column 1: not valid YAML"),
         ("\tname: a\n", "not valid YAML"),
         ("", "expected a mapping"),
@@ -105,24 +147,43 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
             PLAIN + "audio: {channel: -1}\n",
             "audio.channel: should be 'mix' or 'first', or greater than or equal to 0, not -1",
         ),
-        (PLAIN + "audio: {channel: true}\n", "audio.channel: should be 'mix' or 'first', or a whole number, not true"),
-        (PLAIN + "audio: {sample_rate: 8 kHz}\n", 'audio.sample_rate: should be a whole number, not "8 kHz"'),
-        (PLAIN + "audio: {sample_rate: [8000]}\n", "audio.sample_rate: should be a whole number, not a list"),
+        (
+            PLAIN + "audio: {channel: true}\n",
+            "audio.channel: should be 'mix' or 'first', or a whole number, not true",
+        ),
+        (
+            PLAIN + "audio: {sample_rate: 8 kHz}\n",
+            'audio.sample_rate: should be a whole number, not "8 kHz"',
+        ),
+        (
+            PLAIN + "audio: {sample_rate: [8000]}\n",
+            "audio.sample_rate: should be a whole number, not a list",
+        ),
         (PLAIN + "audio: {resample: null}\n", "or 'forbid', not null"),
         (PLAIN + "store: {dtype: 2024-01-01}\n", "or 'int64', not 2024-01-01"),
         (PLAIN + "augment: [1.1]\n", "augment: should be a mapping, not a list"),
         (PLAIN + "augment: {speed: 1.1}\n", "augment.speed: should be a list, not 1.1"),
         (PLAIN + "audio: {max_seconds: .inf}\n", "audio.max_seconds: should be a finite number"),
-        (PLAIN + "params: {blackman_coeff: .nan}\n", "params.blackman_coeff: should be a finite number"),
+        (
+            PLAIN + "params: {blackman_coeff: .nan}\n",
+            "params.blackman_coeff: should be a finite number",
+        ),
         (PLAIN + "params: {low_freq: yes}\n", "params.low_freq: should be a number, not true"),
-        (PLAIN + "params: {num_mel_bins: off}\n", "params.num_mel_bins: should be a whole number, not false"),
-        (PLAIN + "audio: {sample_rate: true}\n", "audio.sample_rate: should be a whole number, not true"),
+        (
+            PLAIN + "params: {num_mel_bins: off}\n",
+            "params.num_mel_bins: should be a whole number, not false",
+        ),
+        (
+            PLAIN + "audio: {sample_rate: true}\n",
+            "audio.sample_rate: should be a whole number, not true",
+        ),
         (PLAIN + "audio: {max_seconds: no}\n", "audio.max_seconds: should be a number, not false"),
         (PLAIN + "augment: {speed: [1.1, yes]}\n", "augment.speed.1: should be a number, not true"),
     ],
 )
 def test_what_is_no_config_is_refused_in_one_line(text, words):
-    """YAML's surprises included. A misspelt key says which may be meant, or else which there are."""
+    """YAML's surprises included. A misspelt key says which may be meant, or else which
+    there are."""
     assert words in fault(text)
 
 
@@ -161,13 +222,20 @@ def test_what_does_not_build_says_of_which_config_it_is(tmp_path):
     with pytest.raises(ConfigError, match=r"^config .*/mine\.yaml: params"):
         load_config(tmp_path / "mine.yaml").build(torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"^config units.yaml: params\.weights"):
-        parse_config("name: mine\nextractor: units\nparams: {weights: gone.safetensors}\n", "units.yaml")
+        parse_config(
+            "name: mine\nextractor: units\nparams: {weights: gone.safetensors}\n", "units.yaml"
+        )
 
 
 def test_values_that_are_set_are_as_if_the_file_had_them():
     text = "name: mine\nextractor: fbank\nparams: {low_freq: 30}\naudio:\n"
-    changed = parse_config(text, set={"params.num_mel_bins": 40, "audio.channel": "first", "store.dtype": "float16"})
-    same = "params: {low_freq: 30, num_mel_bins: 40}\naudio: {channel: first}\nstore: {dtype: float16}\n"
+    changed = parse_config(
+        text, set={"params.num_mel_bins": 40, "audio.channel": "first", "store.dtype": "float16"}
+    )
+    same = (
+        "params: {low_freq: 30, num_mel_bins: 40}\naudio: {channel: first}\nstore: {dtype: "
+        "float16}\n"
+    )
     assert changed == parse_config(PLAIN + same)
     whole = as_config(parse_config(text), {"params": {"num_mel_bins": 40}, "params.low_freq": 20})
     assert whole == parse_config(PLAIN + "params: {num_mel_bins: 40}\n")
@@ -179,7 +247,13 @@ def test_values_that_are_set_are_as_if_the_file_had_them():
 
 def test_all_keys_of_a_config_are_known():
     keys = parse_config(PLAIN).keys
-    assert {"name", "params.num_mel_bins", "audio.channel", "augment.noise.snr", "store.dtype"} <= set(keys)
+    assert {
+        "name",
+        "params.num_mel_bins",
+        "audio.channel",
+        "augment.noise.snr",
+        "store.dtype",
+    } <= set(keys)
     for key in set(keys) - {"name", "extractor", "params"}:
         message = fault(PLAIN, {key: object()})
         assert f"{key}: " in message
@@ -224,19 +298,32 @@ def different(default):
 
 
 def test_each_key_that_decides_values_is_in_the_fingerprint():
-    """All parameters, the audio policy, the stored dtype, the extractor: each alone makes another version."""
+    """All parameters, the audio policy, the stored dtype, the extractor: each alone makes
+    another version."""
     params = {name: different(field.default) for name, field in Fbank.Params.model_fields.items()}
     texts = [f"params: {{{name}: {json.dumps(value)}}}\n" for name, value in params.items()]
-    policies = ("sample_rate: 8000", "channel: first", "channel: 1", "resample: soxr_vhq", "resample: forbid")
+    policies = (
+        "sample_rate: 8000",
+        "channel: first",
+        "channel: 1",
+        "resample: soxr_vhq",
+        "resample: forbid",
+    )
     texts += [f"audio: {{{policy}}}\n" for policy in policies]
     texts += [f"store: {{dtype: {dtype}}}\n" for dtype in ("float16", "uint8")]
-    found = [fingerprint(text) for text in (PLAIN, *(PLAIN + text for text in texts), PLAIN.replace("fbank", "mfcc"))]
+    found = [
+        fingerprint(text)
+        for text in (PLAIN, *(PLAIN + text for text in texts), PLAIN.replace("fbank", "mfcc"))
+    ]
     assert len(set(found)) == len(texts) + 2
     assert all(re.fullmatch("[0-9a-f]{64}", one) for one in found)
 
 
 def test_a_parameter_that_was_added_later_leaves_older_versions_as_they_are():
-    plain, spelt_out = parse_config(PLAIN), parse_config(PLAIN + "params: {waveform_scale: 32768}\n")
+    plain, spelt_out = (
+        parse_config(PLAIN),
+        parse_config(PLAIN + "params: {waveform_scale: 32768}\n"),
+    )
     other = parse_config(PLAIN + "params: {waveform_scale: 1}\n")
     older = plain.resolved()
     assert "waveform_scale" not in older["params"]
@@ -286,14 +373,26 @@ def layered(monkeypatch):
     [
         ({"piece": {}}, "params.piece.seconds: field required"),
         ({"piece": {"seconds": "long"}}, 'params.piece.seconds: should be a number, not "long"'),
-        ({"piece": {"seconds": 1, "second": 2}}, "params.piece.second: there is no such key (did you mean seconds?)"),
-        ({"named": {"a": {"seconds": 1, "pth": ""}}}, "params.named.a.pth: there is no such key (did you mean path?)"),
-        ({"pieces": [{"seconds": 1}, {"seconds": None}]}, "params.pieces.1.seconds: should be a number, not null"),
+        (
+            {"piece": {"seconds": 1, "second": 2}},
+            "params.piece.second: there is no such key (did you mean seconds?)",
+        ),
+        (
+            {"named": {"a": {"seconds": 1, "pth": ""}}},
+            "params.named.a.pth: there is no such key (did you mean path?)",
+        ),
+        (
+            {"pieces": [{"seconds": 1}, {"seconds": None}]},
+            "params.pieces.1.seconds: should be a number, not null",
+        ),
         ({"pieces": 5}, "params.pieces: should be a list, not 5"),
         ({"layers": [1, "two"]}, 'params.layers.1: should be a whole number, not "two"'),
         ({"layers": "some"}, "params.layers: should be "),
         ({"either": {"seconds": "long"}}, 'params.either.seconds: should be a number, not "long"'),
-        ({"layers": True}, "params.layers: should be a whole number, or a list, or 'all', not true"),
+        (
+            {"layers": True},
+            "params.layers: should be a whole number, or a list, or 'all', not true",
+        ),
         ({"piece": {"seconds": False}}, "params.piece.seconds: should be a number, not false"),
         ({"layers": 13}, "params: layer 13 is unlucky"),
     ],
@@ -303,7 +402,9 @@ def test_a_fault_inside_parameters_has_the_path_that_the_file_has(layered, param
     assert words in message
     lines = message.removeprefix("config mine.yaml: ").splitlines()
     for line in lines[1:] or lines:
-        assert re.match(r"\s*params(\.(piece|pieces|named|layers|either|seconds?|pth|[01a]))*:", line)
+        assert re.match(
+            r"\s*params(\.(piece|pieces|named|layers|either|seconds?|pth|[01a]))*:", line
+        )
 
 
 def test_where_something_is_is_not_in_the_fingerprint(layered):
@@ -349,12 +450,16 @@ FBANK = parse_config(PLAIN)
 
 
 def differences(old, new, old_fingerprint=None):
-    found = find_differences(old.resolved(), old_fingerprint or old.fingerprint(), new.resolved(), new.fingerprint())
+    found = find_differences(
+        old.resolved(), old_fingerprint or old.fingerprint(), new.resolved(), new.fingerprint()
+    )
     return found.deciding, found.others
 
 
 def test_keys_are_those_that_decide_values():
-    other = parse_config("name: yours\nextractor: fbank\nparams: {low_freq: 0}\naudio: {max_seconds: 5}\n")
+    other = parse_config(
+        "name: yours\nextractor: fbank\nparams: {low_freq: 0}\naudio: {max_seconds: 5}\n"
+    )
     assert differences(FBANK, other) == (
         ["params.low_freq: 20.0 -> 0.0"],
         ["audio.max_seconds: 21600.0 -> 5.0", 'name: "mine" -> "yours"'],
@@ -362,7 +467,9 @@ def test_keys_are_those_that_decide_values():
     same = parse_config("name: yours\nextractor: fbank\n")
     assert differences(FBANK, same) == ([], ['name: "mine" -> "yours"'])
     assert differences(FBANK, FBANK) == ([], [])
-    assert differences(FBANK, parse_config("name: a\nextractor: mfcc\n"))[0] == ['extractor: "fbank" -> "mfcc"']
+    assert differences(FBANK, parse_config("name: a\nextractor: mfcc\n"))[0] == [
+        'extractor: "fbank" -> "mfcc"'
+    ]
 
 
 def test_a_revision_is_told_by_itself_and_beside_keys(monkeypatch):
@@ -380,7 +487,9 @@ def test_weights_are_told_by_their_content_and_not_by_their_place(monkeypatch):
     params = f"{{weights: here/old, revision: {'a' * 40}}}"
     old = parse_config(f"name: mine\nextractor: mimi\nparams: {params}\nstore: {{dtype: uint16}}\n")
     new = replace(old, params=old.params.model_copy(update={"weights": "here/new"}))
-    monkeypatch.setattr(extractor, "weights_digest", classmethod(lambda cls, params: params.weights))
+    monkeypatch.setattr(
+        extractor, "weights_digest", classmethod(lambda cls, params: params.weights)
+    )
     place = 'params.weights: "here/old" -> "here/new"'
     assert differences(old, new) == (["the content of the weights"], [place])
     monkeypatch.setattr(extractor, "weights_digest", classmethod(lambda cls, params: "the same"))

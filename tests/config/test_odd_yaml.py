@@ -1,4 +1,5 @@
-"""YAML that is odd, or made to do harm, is refused with one clear line, soon, and without much memory."""
+"""YAML that is odd, or made to do harm, is refused with one clear line, soon, and without
+much memory."""
 
 import os
 import threading
@@ -13,7 +14,8 @@ FBANK = "name: x\nextractor: fbank\n"
 
 
 def bomb() -> str:
-    """A list of lists of lists … of which each holds the one before it nine times: 9^9 values in a few lines."""
+    """A list of lists of lists … of which each holds the one before it nine times: 9^9
+    values in a few lines."""
     lines = ["a0: &a0 [lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     return "\n".join([*lines, FBANK])
@@ -28,7 +30,10 @@ def chain() -> str:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("name: x\nextractor: !!timestamp x\n", "line 2, column 12: not valid YAML: 'x' is no timestamp"),
+        (
+            "name: x\nextractor: !!timestamp x\n",
+            "line 2, column 12: not valid YAML: 'x' is no timestamp",
+        ),
         ("name: !!int x\n", "line 1, column 7: not valid YAML: 'x' is no int"),
         ("name: !!float x\n", "'x' is no float"),
         ("name: !!int\n", "'' is no int"),
@@ -45,16 +50,34 @@ def chain() -> str:
         (bomb(), "more than 100,000 values, or 32 levels, by aliases"),
         (chain(), "more than 100,000 values, or 32 levels, by aliases"),
         ("name: x\nparams: &x {a: *x}\n", "more than 100,000 values, or 32 levels, by aliases"),
-        (FBANK + "params: {a: 1, a: 2}\n", "line 3, column 16: not valid YAML: the key 'a' is given twice"),
-        ("<<: 5\nname: x\n", "line 1, column 1: not valid YAML: merge keys (<<) are not read: write the keys out"),
-        (FBANK + "params: {<<: {low_freq: 20}}\n", "line 3, column 10: not valid YAML: merge keys (<<) are not read"),
+        (
+            FBANK + "params: {a: 1, a: 2}\n",
+            "line 3, column 16: not valid YAML: the key 'a' is given twice",
+        ),
+        (
+            "<<: 5\nname: x\n",
+            "line 1, column 1: not valid YAML: merge keys (<<) are not read: write the keys out",
+        ),
+        (
+            FBANK + "params: {<<: {low_freq: 20}}\n",
+            "line 3, column 10: not valid YAML: merge keys (<<) are not read",
+        ),
         ("? [a]\n: b\n", "a list or mapping cannot be a key"),
         ("name: x\n---\nname: y\n", "another document"),
         ("name: \0x\n", "not valid YAML"),
         (f"name: {'x' * 300}\nextractor: fbank\n", "name: it has 300 characters, and may have 232"),
-        (FBANK + "params: {num_mel_bins: 1000000}\n", "num_mel_bins: should be less than or equal to"),
-        (FBANK + "params: {frame_length: 1.0e+12}\n", "frame_length: should be less than or equal to"),
-        ("name: x\nextractor: log_mel\nparams: {n_fft: 100000000000}\n", "n_fft: should be less than or equal to"),
+        (
+            FBANK + "params: {num_mel_bins: 1000000}\n",
+            "num_mel_bins: should be less than or equal to",
+        ),
+        (
+            FBANK + "params: {frame_length: 1.0e+12}\n",
+            "frame_length: should be less than or equal to",
+        ),
+        (
+            "name: x\nextractor: log_mel\nparams: {n_fft: 100000000000}\n",
+            "n_fft: should be less than or equal to",
+        ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )

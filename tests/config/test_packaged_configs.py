@@ -1,4 +1,5 @@
-"""The packaged configs: their fingerprints stay, and those of models hold together here, where there are no weights."""
+"""The packaged configs: their fingerprints stay, and those of models hold together here,
+where there are no weights."""
 
 import re
 
@@ -43,24 +44,32 @@ FINGERPRINTS = {
     "whisper-small": "5e97f6db068c3ba63320f7140343fb41b236ed8f3578c8ab0ab58835e8d2c101",
     "xcodec": "19d9723b72198f12d17e0ef8f0f89ba79c760e52f9e055bdede2aa95bbea2ab7",
 }
-"""Of every packaged config, with `of its weights` for the digest of the weights of those that load any."""
+"""Of every packaged config, with `of its weights` for the digest of the weights of those
+that load any."""
 
 
 def fingerprint(document, monkeypatch) -> str:
     """Of a config, whatever its weights are."""
     config = config_from(document)
     if "weights" in document["params"]:
-        monkeypatch.setattr(config.extractor_class, "weights_digest", lambda params: "of its weights")
+        monkeypatch.setattr(
+            config.extractor_class, "weights_digest", lambda params: "of its weights"
+        )
     return config.fingerprint()
 
 
 def test_fingerprints_are_what_they_were(monkeypatch):
-    """A cache of years ago opens: no change to the code may move the fingerprint of a config that did not change."""
-    assert {name: fingerprint(document, monkeypatch) for name, document in DOCUMENTS.items()} == FINGERPRINTS
+    """A cache of years ago opens: no change to the code may move the fingerprint of a
+    config that did not change."""
+    assert {
+        name: fingerprint(document, monkeypatch) for name, document in DOCUMENTS.items()
+    } == FINGERPRINTS
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
-def test_each_holds_together_and_that_of_a_version_makes_the_version_again(name, scratch, monkeypatch):
+def test_each_holds_together_and_that_of_a_version_makes_the_version_again(
+    name, scratch, monkeypatch
+):
     """As `configs --from` prints it."""
     config = load_config(name)
     assert config.name == name
@@ -68,7 +77,9 @@ def test_each_holds_together_and_that_of_a_version_makes_the_version_again(name,
     if not config.params.locations:  # below are the others
         config.build(torch.device("cpu"))
     monkeypatch.setattr(config.extractor_class, "weights_digest", lambda params: "of its weights")
-    made = structs.replace(INFO, name=name, fingerprint=config.fingerprint(), config=config.resolved())
+    made = structs.replace(
+        INFO, name=name, fingerprint=config.fingerprint(), config=config.resolved()
+    )
     version = Version.create(scratch, made)
     printed = run_here("configs", "--from", version.path)
     assert made.fingerprint in printed
@@ -81,8 +92,14 @@ def test_each_holds_together_and_that_of_a_version_makes_the_version_again(name,
 def test_the_fingerprint_with_chunks_is_what_it_was(monkeypatch):
     """No packaged config has any: parameters within parameters are in the fingerprint too."""
     document = DOCUMENTS["hubert-base-l6"]
-    chunked = {**document, "params": {**document["params"], "chunk": {"seconds": 20.0, "overlap": 4.0}}}
-    assert fingerprint(chunked, monkeypatch) == "6a1be50dcf2ce9c47fec19ee2dff1d0aae63ba3f7d77063005e56c1fe53ff33a"
+    chunked = {
+        **document,
+        "params": {**document["params"], "chunk": {"seconds": 20.0, "overlap": 4.0}},
+    }
+    assert (
+        fingerprint(chunked, monkeypatch)
+        == "6a1be50dcf2ce9c47fec19ee2dff1d0aae63ba3f7d77063005e56c1fe53ff33a"
+    )
 
 
 def test_there_is_one_for_each_extractor_of_models():
@@ -90,17 +107,22 @@ def test_there_is_one_for_each_extractor_of_models():
 
 
 def line_of(name, folder) -> str:
-    """What `featcache extract` says of the config, and nothing more, before it ends with 2 and without a cache."""
+    """What `featcache extract` says of the config, and nothing more, before it ends with
+    2 and without a cache."""
     manifest, cache = folder / "manifest.csv", folder / "features"
     manifest.write_text("id,path\na,a.wav\n")
-    (line,) = run_here("extract", manifest, "-c", name, "-o", cache, "--device", "cpu", code=2).splitlines()
+    (line,) = run_here(
+        "extract", manifest, "-c", name, "-o", cache, "--device", "cpu", code=2
+    ).splitlines()
     assert not cache.exists()
     assert line.startswith(f"featcache: config {name}: params.weights: ")
     return line
 
 
 @pytest.mark.parametrize("name", sorted(OF_HUB))
-def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(name, no_hub, tmp_path):
+def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(
+    name, no_hub, tmp_path
+):
     config = load_config(name)
     params = config.params
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", params.weights)
@@ -113,5 +135,8 @@ def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(nam
 def test_extraction_without_torchaudios_weights_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     line = line_of("torchaudio-hubert-base", tmp_path)
-    assert "download https://download.pytorch.org/torchaudio/models/hubert_fairseq_base_ls960.pth to " in line
+    assert (
+        "download "
+        "https://download.pytorch.org/torchaudio/models/hubert_fairseq_base_ls960.pth to " in line
+    )
     assert str(tmp_path / "torch") in line

@@ -13,9 +13,12 @@ from featcache.errors import ConfigError
 from featcache.extractors import find, registered
 
 
-@pytest.fixture(scope="module", params=[jsonschema.Draft202012Validator, jsonschema.Draft7Validator])
+@pytest.fixture(
+    scope="module", params=[jsonschema.Draft202012Validator, jsonschema.Draft7Validator]
+)
 def schema(request):
-    """As `featcache configs --schema` prints it, and as editors read it that know no draft after the seventh."""
+    """As `featcache configs --schema` prints it, and as editors read it that know no
+    draft after the seventh."""
     printed = json.loads(run_here("configs", "--schema"))
     request.param.check_schema(printed)
     return request.param(printed)
@@ -31,9 +34,11 @@ def test_packaged_configs_fit(schema):
     [
         "{}",
         "{params: , audio: , augment: , store: }",
-        "{params: {num_mel_bins: 40}, audio: {channel: 1, max_seconds: null}, augment: {speed: [0.9, 1]}}",
+        "{params: {num_mel_bins: 40}, audio: {channel: 1, max_seconds: null}, augment: "
+        "{speed: [0.9, 1]}}",
         "{extractor: 'odd_extractors:Slow', params: {seconds: 1}}",
-        "{extractor: ssl, params: {weights: facebook/hubert-base-ls960, layer: 6, chunk: {seconds: 20, overlap: 2}}}",
+        "{extractor: ssl, params: {weights: facebook/hubert-base-ls960, layer: 6, "
+        "chunk: {seconds: 20, overlap: 2}}}",
     ],
 )
 def test_what_is_valid_fits(schema, good):

@@ -1,4 +1,5 @@
-"""A cache is data: nothing that it names is imported or downloaded, unless its reader says so."""
+"""A cache is data: nothing that it names is imported or downloaded, unless its reader
+says so."""
 
 import json
 import sys
@@ -98,9 +99,12 @@ def spoil(version: Version) -> None:
 
 @pytest.fixture
 def shell(cache, plain, monkeypatch):
-    """In a cache from a stranger, with a module beside its version, in the current folder, where Python finds it."""
+    """In a cache from a stranger, with a module beside its version, in the current
+    folder, where Python finds it."""
     (cache / "planted.py").write_text(PLANTED)
-    (cache / "units.yaml").write_text("name: units\nextractor: units\nparams: {weights: units.safetensors}\n")
+    (cache / "units.yaml").write_text(
+        "name: units\nextractor: units\nparams: {weights: units.safetensors}\n"
+    )
     monkeypatch.chdir(cache)
     monkeypatch.syspath_prepend(cache)
     monkeypatch.setattr(trust, "_remote_code_is_allowed", False)
@@ -144,7 +148,8 @@ def test_the_option_imports_it(shell, command):
     done = shell("repair" if command == "restore" else command, "--trust-remote-code")
     assert shell.imported == ["planted"]
     assert REFUSED not in done.output
-    if command in ("verify", "recompute"):  # for the others, it is not the extractor that made the version
+    # for the others, it is not the extractor that made the version
+    if command in ("verify", "recompute"):
         assert done.exit_code == 0, done.output
 
 
@@ -153,7 +158,8 @@ def test_units_in_a_cache_import_no_extractor_that_their_file_names(shell):
     assert shell("fit-kmeans").exit_code == 0
     assert shell("units").exit_code == 0
     rename_extractor(only_version(shell.cache), "planted:X")
-    assert shell("fit-kmeans").exit_code == 0  # the same centroids, of features that another extractor is to make
+    # the same centroids, of features that another extractor is to make
+    assert shell("fit-kmeans").exit_code == 0
     shell.cache = shell.cache / "made"
     assert shell("verify").exit_code == 0
     shell.refuses("recompute", "planted:X")
@@ -161,7 +167,8 @@ def test_units_in_a_cache_import_no_extractor_that_their_file_names(shell):
 
 
 def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
-    """An entry point is what an installed package registers; a config may name its class as well."""
+    """An entry point is what an installed package registers; a config may name its class
+    as well."""
     package = shell.cache / "planted-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
@@ -178,11 +185,21 @@ def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
 @pytest.mark.parametrize(
     ("configs", "code", "words"),
     [
-        ([{}, {"extractor": "os"}, {"name": 3, "extractor": "fbank"}], 0, "its config does not load here"),
-        ([[], "fbank", {"extractor": ["os:system"]}, {"extractor": 5}], 1, "zarr.json: damaged: Expected `"),
+        (
+            [{}, {"extractor": "os"}, {"name": 3, "extractor": "fbank"}],
+            0,
+            "its config does not load here",
+        ),
+        (
+            [[], "fbank", {"extractor": ["os:system"]}, {"extractor": 5}],
+            1,
+            "zarr.json: damaged: Expected `",
+        ),
     ],
 )
-def test_metadata_that_holds_no_config_is_a_note_and_what_can_be_none_is_damage(cli, cache, configs, code, words):
+def test_metadata_that_holds_no_config_is_a_note_and_what_can_be_none_is_damage(
+    cli, cache, configs, code, words
+):
     version = only_version(cache)
     for config in configs:
         save_config(version, config)
@@ -192,28 +209,44 @@ def test_metadata_that_holds_no_config_is_a_note_and_what_can_be_none_is_damage(
 # Weights
 
 
-def test_no_weights_are_downloaded_because_a_cache_names_them(cli, written, plain, tmp_path, scratch):
+def test_no_weights_are_downloaded_because_a_cache_names_them(
+    cli, written, plain, tmp_path, scratch
+):
     """Not by `verify`, nor by `repair`; they are used where they are on this machine."""
     model, cache, manifest = tmp_path / "model", scratch / "cache", plain.manifest()
     saved_models.encodec_model().save_pretrained(model)
     (model / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
     with hub_server.serve(model) as hub, commands(modules=BEHIND_TRANSFORMERS, beside=cli) as shell:
         here, nowhere = environment(hub, tmp_path / "home"), environment(hub, scratch / "empty")
-        config = written(CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"), "encodec.yaml")
+        config = written(
+            CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"),
+            "encodec.yaml",
+        )
         shell("extract", manifest, "-c", config, "-o", cache, env=here).with_code(0)
         hub.requests.clear()
-        assert "3 bit-identical" in shell("verify", cache, "--recompute", 3, env=here).with_code(0, err="").out
+        assert (
+            "3 bit-identical"
+            in shell("verify", cache, "--recompute", 3, env=here).with_code(0, err="").out
+        )
 
-        version, remedy = only_version(cache), f"run `hf download {hub.name} --revision {hub.commit}`"
+        version, remedy = (
+            only_version(cache),
+            f"run `hf download {hub.name} --revision {hub.commit}`",
+        )
         done = shell("verify", cache, env=nowhere).with_code(0)
         assert f"{hub.name} is not in {scratch / 'empty' / 'hub'}" in done.out
         assert remedy in done.out
         spoil(version)
-        for command in (["verify", cache, "--recompute", 3], ["repair", cache, "--manifest", manifest]):
+        for command in (
+            ["verify", cache, "--recompute", 3],
+            ["repair", cache, "--manifest", manifest],
+        ):
             done = shell(*command, env=nowhere).with_code(2)
             assert remedy in done.err
             assert done.err.count("\n") == 1
         (version.path / "zarr.json").unlink()
-        assert remedy in shell("repair", cache, "--manifest", manifest, env=nowhere).with_code(2).err
+        assert (
+            remedy in shell("repair", cache, "--manifest", manifest, env=nowhere).with_code(2).err
+        )
         assert hub.requests == []
         assert not (scratch / "empty").exists()

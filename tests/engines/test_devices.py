@@ -1,4 +1,5 @@
-"""A process for each device of this machine: what they make, what their deaths cost, how they end."""
+"""A process for each device of this machine: what they make, what their deaths cost, how
+they end."""
 
 import os
 import signal
@@ -42,12 +43,15 @@ def test_a_process_that_ends_while_its_connection_does_says_nothing():
 
 
 def start_two(cli, *job: object, gate: Path, count: int):
-    """A run whose two processes each stand at the gate, having extracted so many utterances; and their pids."""
+    """A run whose two processes each stand at the gate, having extracted so many
+    utterances; and their pids."""
     gate.write_text(str(count))
     running = cli.start(*job)
     running.wait_until(lambda: len(children_of(running.pid)) == 2)
     pids = children_of(running.pid)
-    running.wait_until(lambda: all(Path(f"{gate}.{pid}").stat().st_size == count + 1 for pid in pids))
+    running.wait_until(
+        lambda: all(Path(f"{gate}.{pid}").stat().st_size == count + 1 for pid in pids)
+    )
     return running, pids
 
 
@@ -63,21 +67,31 @@ def wait_for_end(pids: list[int]) -> None:
 
 
 def test_two_processes_make_what_one_makes(corpus, scratch):
-    """Frames and rows, several versions at once, clips that fail; the summaries agree too. In Python, and so that a
-    call that names an engine is what the command does."""
+    """Frames and rows, several versions at once, clips that fail; the summaries agree
+    too. In Python, and so that a call that names an engine is what the command does."""
     # So slow that the first process cannot be done with all before the second is there.
-    configs = ["fbank80", write_config(scratch, "Moments", module="row_extractors", piece=20, seconds=0.2)]
+    configs = [
+        "fbank80",
+        write_config(scratch, "Moments", module="row_extractors", piece=20, seconds=0.2),
+    ]
     options = {"threads": 2, "shard_megabytes": 0.05}
-    one = featcache.extract(corpus.manifest(), configs, scratch / "one", featcache.Options("cpu", **options))
+    one = featcache.extract(
+        corpus.manifest(), configs, scratch / "one", featcache.Options("cpu", **options)
+    )
     seen = []
-    watch = featcache.Observer(progress=lambda progress: seen.append((progress.shards, progress.audio_seconds)))
+    watch = featcache.Observer(
+        progress=lambda progress: seen.append((progress.shards, progress.audio_seconds))
+    )
     both = featcache.Options("cpu,cpu", **options)
     two = featcache.extract(corpus.manifest(), configs, scratch / "two", both, observer=watch)
     assert arrays(scratch / "one") == arrays(scratch / "two")
     assert len(shard_folders(scratch / "two")) > 6
-    told = attrgetter("utterances", "failed_by_reason", "upsampled", "downsampled", "device", "interrupted")
+    told = attrgetter(
+        "utterances", "failed_by_reason", "upsampled", "downsampled", "device", "interrupted"
+    )
     assert told(one) == told(two)
-    assert one.audio_seconds == pytest.approx(two.audio_seconds)  # a sum, whose parts come in another order
+    # a sum, whose parts come in another order
+    assert one.audio_seconds == pytest.approx(two.audio_seconds)
     told = attrgetter("extracted", "failed", "num_bytes", "upsampled", "downsampled", "missing")
     assert [*map(told, one.versions)] == [*map(told, two.versions)]
     assert (one.processes, two.processes) == (1, 2)
@@ -85,8 +99,12 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
     assert seen[-1][0] == len(shard_folders(scratch / "two"))
 
 
-@pytest.mark.parametrize(("how", "most_deaths"), [("segfault", 1), pytest.param("7", 2, marks=pytest.mark.slow)])
-def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch, how, most_deaths):
+@pytest.mark.parametrize(
+    ("how", "most_deaths"), [("segfault", 1), pytest.param("7", 2, marks=pytest.mark.slow)]
+)
+def test_a_clip_that_ends_its_process_costs_itself_in_one_run(
+    cli, plain, scratch, how, most_deaths
+):
     config = write_config(scratch, "Crashing")
     job = ("extract", crashing(plain, how), "-c", config, "--shard-size", "0.0008")
     done = cli(*job, "-o", scratch / "c", *TWO).with_code(3)
@@ -95,8 +113,20 @@ def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratc
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", how)
 
 
-def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, gate, gated_config, scratch):
-    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
+def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(
+    cli, plain, gate, gated_config, scratch
+):
+    job = (
+        "extract",
+        plain.manifest(),
+        "-c",
+        gated_config,
+        "-o",
+        scratch,
+        *TWO,
+        "--shard-size",
+        "0.0015",
+    )
     running, pids = start_two(cli, *job, gate=gate, count=2)
     for pid in pids:  # as a terminal does
         os.kill(pid, signal.SIGINT)
@@ -112,8 +142,19 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, ga
 @pytest.mark.slow
 @pytest.mark.parametrize("is_asked_before", [False, True])
 def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch, is_asked_before):
-    """They commit what they have; and end at once if they had been told to stop, and a second signal came."""
-    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
+    """They commit what they have; and end at once if they had been told to stop, and a
+    second signal came."""
+    job = (
+        "extract",
+        plain.manifest(),
+        "-c",
+        gated_config,
+        "-o",
+        scratch,
+        *TWO,
+        "--shard-size",
+        "0.0015",
+    )
     running, pids = start_two(cli, *job, gate=gate, count=1)
     if is_asked_before:
         running.send(signal.SIGTERM)
@@ -137,7 +178,15 @@ def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch,
 
 @pytest.mark.slow
 def test_what_is_wrong_with_a_config_or_the_disk_is_said_once(cli, plain, scratch):
-    job = ("extract", plain.manifest(), "-c", write_config(scratch, "Wrong"), "-o", scratch / "c", *TWO)
+    job = (
+        "extract",
+        plain.manifest(),
+        "-c",
+        write_config(scratch, "Wrong"),
+        "-o",
+        scratch / "c",
+        *TWO,
+    )
     broken = cli(*job).with_code(1)
     assert broken.err.count("featcache: ") == 1, broken.err
     assert "frames" in broken.err

@@ -37,7 +37,8 @@ class InlineTeam:
         deadly: The ids of utterances that end whoever is told to extract them, unless apart.
         even_apart: Whether they do so also apart.
         labels: The models of the workers' devices.
-        fate: Called with the number of a worker and the tasks that it is to do; may return how it dies of them.
+        fate: Called with the number of a worker and the tasks that it is to do; may
+            return how it dies of them.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class InlineTeam:
 
     def start(self, worker, setup):
         self.started.append(worker)
-        made = workers._Worker(setup.on("cpu", 1), self._stop, lambda event: self._events.append((worker, event)))
+        made = workers._Worker(
+            setup.on("cpu", 1), self._stop, lambda event: self._events.append((worker, event))
+        )
         self._workers[worker] = made
         label = self._labels[worker] if self._labels else "cpu"
         self._events.append((worker, Ready(label, 1, [job.run.id for job in made.jobs])))
@@ -105,12 +108,16 @@ def run(plain, slow_config, scratch):
 
 def attempts(team: InlineTeam, id_: str) -> int:
     """How often somebody was told to extract an utterance."""
-    return sum(id_ in {row.id for task in work.tasks for row in task.utterances} for _, work in team.works)
+    return sum(
+        id_ in {row.id for task in work.tasks for row in task.utterances} for _, work in team.works
+    )
 
 
-def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(cli, run, plain, scratch):
-    """Whatever it does leaves no marks here, so that only its shard is known: at last, its utterances are extracted
-    apart."""
+def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(
+    cli, run, plain, scratch
+):
+    """Whatever it does leaves no marks here, so that only its shard is known: at last,
+    its utterances are extracted apart."""
     manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
     bad = f"{plain.ids[1]}!segfault"
     team = InlineTeam(2, deadly=[bad])
@@ -120,18 +127,23 @@ def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_ther
     assert_it_cost_itself_alone(cli, plain, config, scratch / "cache", "segfault")
     assert check(scratch / "cache", manifest=read_manifest(manifest)).problems == []
     assert attempts(team, bad) <= 6
-    assert run(InlineTeam(2), manifest, config).versions[0].failed == 1  # it is not tried again
+    # it is not tried again
+    assert run(InlineTeam(2), manifest, config).versions[0].failed == 1
 
 
 @pytest.mark.parametrize("shard", [4, 6])
-def test_a_whole_shard_has_crashed_if_nothing_tells_which_utterance_does(run, plain, scratch, whole, shard):
+def test_a_whole_shard_has_crashed_if_nothing_tells_which_utterance_does(
+    run, plain, scratch, whole, shard
+):
     """Also if it is the first, and there is one worker."""
     team = InlineTeam(1, deadly=[plain.ids[0]], even_apart=True)
     summary = run(team, shard_megabytes=ONE_EACH * shard)
     failed = ledger(scratch / "cache")
     assert plain.ids[0] in failed
     assert {failure.reason for failure in failed.values()} == {"crashed"}
-    assert items(scratch / "cache") == {id_: item for id_, item in whole.items() if id_ not in failed}
+    assert items(scratch / "cache") == {
+        id_: item for id_, item in whole.items() if id_ not in failed
+    }
     assert summary.versions[0].failed == len(failed) < 12
     assert attempts(team, plain.ids[0]) <= 7  # at the last of which its process gives it up
 
@@ -146,7 +158,9 @@ def test_a_device_that_ends_every_process_is_left_out(run, scratch, whole):
 def test_where_nothing_lives_long_the_run_fails(run, scratch):
     for size in (ONE_EACH, 6 * ONE_EACH):
         team = InlineTeam(2, fate=lambda number, work: Died("SIGBUS"))
-        with pytest.raises(ExtractorError, match=r"worker 1, worker 2: processes ended again and again.*SIGBUS"):
+        with pytest.raises(
+            ExtractorError, match=r"worker 1, worker 2: processes ended again and again.*SIGBUS"
+        ):
             run(team, shard_megabytes=size)
         assert ledger(scratch / "cache") == {}
 
@@ -176,13 +190,20 @@ def test_preemption_is_no_death_however_often_it_happens(run, scratch, whole):
 
 def test_devices_of_several_models_are_refused_unless_they_are_wanted(run):
     labels = ["NVIDIA A", "NVIDIA B"]
-    with pytest.raises(ConfigError, match=r"worker 2 is NVIDIA B, and worker 1 is NVIDIA A.*--allow-mixed-devices"):
+    with pytest.raises(
+        ConfigError, match=r"worker 2 is NVIDIA B, and worker 1 is NVIDIA A.*--allow-mixed-devices"
+    ):
         run(InlineTeam(2, labels=labels))
-    assert run(InlineTeam(2, labels=labels), allow_mixed_devices=True).device == "NVIDIA A, NVIDIA B"
+    assert (
+        run(InlineTeam(2, labels=labels), allow_mixed_devices=True).device == "NVIDIA A, NVIDIA B"
+    )
 
 
 def test_failures_of_all_workers_count_for_the_limit(run, plain):
-    rows = [{**row, "path": "missing.wav"} if number % 2 else row for number, row in enumerate(plain.rows)]
+    rows = [
+        {**row, "path": "missing.wav"} if number % 2 else row
+        for number, row in enumerate(plain.rows)
+    ]
     summary = run(InlineTeam(2), plain.manifest(rows, "half.csv"), max_failures="2")
     assert summary.too_many_failures.endswith("have failed, and --max-failures allows 2")
     assert summary.interrupted
@@ -209,14 +230,20 @@ def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
 
 def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain, scratch, whole):
     manifest, name = plain.manifest(), plain.rows[4]["path"]
-    here, there = (Path(shutil.copytree(plain.folder, scratch / name)) for name in ("here", "there"))
+    here, there = (
+        Path(shutil.copytree(plain.folder, scratch / name)) for name in ("here", "there")
+    )
     for row in plain.rows[2:5]:
         (there / row["path"]).unlink()
     kept = (here / name).rename(scratch / "kept")
-    with pytest.raises(ExtractorError, match=f"^workers could not read 2 .* {plain.ids[2]} on .*this machine can:"):
+    with pytest.raises(
+        ExtractorError, match=f"^workers could not read 2 .* {plain.ids[2]} on .*this machine can:"
+    ):
         run(Elsewhere(there), here / manifest.name)
     failed = ledger(scratch / "cache")
-    assert {id_: failure.reason for id_, failure in failed.items()} == {plain.ids[4]: "file_missing"}
+    assert {id_: failure.reason for id_, failure in failed.items()} == {
+        plain.ids[4]: "file_missing"
+    }
     kept.rename(here / name)
     assert run(InlineTeam(2), here / manifest.name).versions[0].extracted == 3
     assert items(scratch / "cache") == whole
@@ -230,7 +257,9 @@ def test_what_all_workers_cannot_read_keeps_them_from_nothing(run, plain, scratc
     there = Path(shutil.copytree(plain.folder, scratch / "there"))
     for row in plain.rows[1:]:
         (there / row["path"]).unlink()
-    with pytest.raises(ExtractorError, match=r"^workers could not read 11 utterances, such as .*this machine can:"):
+    with pytest.raises(
+        ExtractorError, match=r"^workers could not read 11 utterances, such as .*this machine can:"
+    ):
         run(Elsewhere(there))
     assert looked.call_count == 2
     assert (ledger(scratch / "cache"), [*items(scratch / "cache")]) == ({}, plain.ids[:1])
@@ -247,8 +276,12 @@ def test_workers_that_got_nothing_have_ended_too(run, scratch):
 
 def test_another_checkout_of_the_same_version_is_another_featcache(run, monkeypatch):
     version = featcache.__version__
-    monkeypatch.setattr(WorkerSetup, "__init__", partialmethod(WorkerSetup.__init__, featcache=f"{version}, code 0"))
-    with pytest.raises(ExtractorError, match=rf"has featcache {version}, code [0-9a-f]{{12}}, .*code 0: install"):
+    monkeypatch.setattr(
+        WorkerSetup, "__init__", partialmethod(WorkerSetup.__init__, featcache=f"{version}, code 0")
+    )
+    with pytest.raises(
+        ExtractorError, match=rf"has featcache {version}, code [0-9a-f]{{12}}, .*code 0: install"
+    ):
         run(InlineTeam(1))
 
 
@@ -260,7 +293,8 @@ def test_an_extractor_that_always_raises_an_exception_in_a_worker_ends_the_run(r
 
 
 def test_a_worker_that_cannot_read_its_setup_says_so():
-    """As of an extractor that a script defines: in another process, `__main__` is another module."""
+    """As of an extractor that a script defines: in another process, `__main__` is another
+    module."""
     ours, theirs = Pipe()
     thread = threading.Thread(target=serve, args=[theirs])
     thread.start()
@@ -274,20 +308,28 @@ def test_a_worker_that_cannot_read_its_setup_says_so():
 
 def test_a_package_that_only_a_worker_lacks_ends_the_run_with_the_same_exit_code():
     lacking = MissingDependencyError("transformers", "extractor: ssl")
-    assert (passable(lacking).exit_code, str(passable(lacking))) == (lacking.exit_code, str(lacking))
+    assert (passable(lacking).exit_code, str(passable(lacking))) == (
+        lacking.exit_code,
+        str(lacking),
+    )
 
 
 # Chunks of tasks
 
 
 def tasks(count: int, hours: float = 0.0):
-    return iter([ShardTask(f"{number:012x}", number, (), (3600 * hours,), (), "") for number in range(count)])
+    return iter(
+        [
+            ShardTask(f"{number:012x}", number, (), (3600 * hours,), (), "")
+            for number in range(count)
+        ]
+    )
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())
 def test_every_task_is_done_once(count, workers, deadly, data):
-    """Deaths that have another cause, and workers that are preempted, come at any time; a task that always kills, until
-    it is given up, costs no more than six workers."""
+    """Deaths that have another cause, and workers that are preempted, come at any time; a
+    task that always kills, until it is given up, costs no more than six workers."""
     chunks = Chunks(tasks(count), workers)
     done, held = Counter(), {}
     accidents = most_accidents = data.draw(st.integers(0, 5))
@@ -305,7 +347,11 @@ def test_every_task_is_done_once(count, workers, deadly, data):
         chunk = held.pop(worker)
         is_given_up = chunk.deaths >= 2 * MOST_DEATHS
         assert len(chunk.tasks) == 1 or chunk.deaths < MOST_DEATHS
-        kills = [number for number, task in enumerate(chunk.tasks) if task.name in names and not is_given_up]
+        kills = [
+            number
+            for number, task in enumerate(chunk.tasks)
+            if task.name in names and not is_given_up
+        ]
         accident = accidents > 0 and data.draw(st.booleans())
         accidents -= accident
         reached = kills[0] if kills else len(chunk.tasks)

@@ -1,4 +1,5 @@
-"""A run that cannot write says so in a line, and lets go of everything: no lock, open file or thread of it stays."""
+"""A run that cannot write says so in a line, and lets go of everything: no lock, open
+file or thread of it stays."""
 
 import itertools
 import re
@@ -34,7 +35,9 @@ def plan(request, plain, scratch):
 
     def plan() -> ExtractionPlan:
         configs = [load_config(name) for name in ("fbank80", "mfcc13")]
-        return plan_extraction(read_manifest(plain.manifest()), configs, scratch, Options("cpu", request.param, 0.02))
+        return plan_extraction(
+            read_manifest(plain.manifest()), configs, scratch, Options("cpu", request.param, 0.02)
+        )
 
     return plan
 
@@ -42,7 +45,8 @@ def plan(request, plain, scratch):
 def assert_nothing_is_held(cache: Path) -> None:
     """No open file, nothing half written, and no thread."""
     assert being_written(cache) == []
-    assert [path for path in open_files(cache) if WORK in Path(path).parts] == []  # nor what is removed by now
+    # nor what is removed by now
+    assert [path for path in open_files(cache) if WORK in Path(path).parts] == []
     assert [thread.name for thread in threading.enumerate() if OURS.fullmatch(thread.name)] == []
 
 
@@ -63,7 +67,8 @@ FULL = StoreError("a file: cannot be written: No space left on device")
         (ShardBuilder, "append", 2, FULL),
         (Directory, "publish", 1, FULL),
         (Directory, "publish", 2, FULL),  # the first shard of the second version
-        (threading.Thread, "start", None, RuntimeError("can't start new thread")),  # the last worker, or who commits
+        # the last worker, or who commits
+        (threading.Thread, "start", None, RuntimeError("can't start new thread")),
     ],
 )
 def test_a_run_that_cannot_write_or_start_its_threads_lets_go_of_its_shards(
@@ -84,7 +89,9 @@ def test_a_run_that_cannot_write_or_start_its_threads_lets_go_of_its_shards(
     assert_all_is_done(plan())
 
 
-def test_when_a_second_interrupt_has_ended_a_run_it_commits_nothing_more(plan, scratch, monkeypatch):
+def test_when_a_second_interrupt_has_ended_a_run_it_commits_nothing_more(
+    plan, scratch, monkeypatch
+):
     join, publish, is_published = threading.Thread.join, Directory.publish, threading.Event()
 
     def interrupted(thread, timeout=None):
@@ -121,11 +128,23 @@ def assert_one_line(finished, *words: str) -> None:
 
 
 def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
-    """Really refused by the kernel: a limit on the size of files, which a longer utterance's shard exceeds."""
+    """Really refused by the kernel: a limit on the size of files, which a longer
+    utterance's shard exceeds."""
     corpus = plain.copy(scratch / "corpus")
     corpus.record("long", "long.wav", speech(5.0), duration=5.0)
-    job = ("extract", corpus.manifest(), "-o", scratch / "c", "--shard-size", "0.01", "--threads", 1)
-    assert_one_line(cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "run again")
+    job = (
+        "extract",
+        corpus.manifest(),
+        "-o",
+        scratch / "c",
+        "--shard-size",
+        "0.01",
+        "--threads",
+        1,
+    )
+    assert_one_line(
+        cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "run again"
+    )
     assert len(items(scratch / "c")) > 3
     assert cli(*job).code == 0
     assert cli(*job, "-o", scratch / "fresh").code == 0

@@ -1,4 +1,5 @@
-"""Extraction into an object store, by real commands: what a folder gets; after a kill, with others, and repaired."""
+"""Extraction into an object store, by real commands: what a folder gets; after a kill,
+with others, and repaired."""
 
 import os
 import signal
@@ -41,22 +42,32 @@ def opened(url):
 
 
 def assert_like(run, url, sound, manifest, tmp_path):
-    """The cache at a URL has what a folder has, each utterance once; nothing else is there, or on this machine."""
+    """The cache at a URL has what a folder has, each utterance once; nothing else is
+    there, or on this machine."""
     run("copy", url, tmp_path / "copy").with_code(0)
-    verified = run("verify", tmp_path / "copy", "--manifest", manifest, "--json").json()["versions"][0]
+    verified = run("verify", tmp_path / "copy", "--manifest", manifest, "--json").json()[
+        "versions"
+    ][0]
     assert (verified["problems"], verified["repeated"]) == ([], 0)
     assert items(tmp_path / "copy") == items(sound)
     version = opened(url)
     assert version.store.names("shards") == [*version.shard_names(), "zarr.json"]
-    assert not [path for path in tmp_path.glob("desk*/**/*") if path.is_file() and not path.name.endswith(".lock")]
+    assert not [
+        path
+        for path in tmp_path.glob("desk*/**/*")
+        if path.is_file() and not path.name.endswith(".lock")
+    ]
 
 
 def test_a_store_gets_what_a_folder_gets(run, url, sound, plain, tmp_path):
     rows = [*plain.rows, {"id": "gone", "path": "gone.wav"}]
     manifest = plain.manifest(rows, "one-is-gone.csv")
-    (version,) = version_folders(sound)  # which somebody has begun to make there, and was killed
+    # which somebody has begun to make there, and was killed
+    (version,) = version_folders(sound)
     group = f"{version.name}/shards/zarr.json"
-    open_store(parse_location("url", url)).put(group, (version / "shards" / "zarr.json").read_bytes())
+    open_store(parse_location("url", url)).put(
+        group, (version / "shards" / "zarr.json").read_bytes()
+    )
     run("extract", manifest, "-o", url, *SHARDS).with_code(3)
     assert "gone.wav" in run("info", url, "--failures").out
     assert "nothing to do" in run("extract", plain.manifest(), "-o", url, *SHARDS).with_code(0).out
@@ -72,7 +83,9 @@ def test_jobs_of_an_array_fill_a_store(run, url, sound, plain, tmp_path):
     assert_like(run, url, sound, plain.manifest(), tmp_path)
 
 
-@pytest.mark.parametrize("request_", ["/features/c/", pytest.param("/items/c/", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "request_", ["/features/c/", pytest.param("/items/c/", marks=pytest.mark.slow)]
+)
 def test_a_killed_run_is_continued(run, url, s3, sound, plain, tmp_path, request_):
     """Of the second shard, a part is there."""
     seen = []
@@ -97,7 +110,8 @@ def test_a_killed_run_is_continued(run, url, s3, sound, plain, tmp_path, request
 @pytest.mark.slow
 def test_two_machines_at_once(run, url, sound, plain, tmp_path):
     running = [
-        run("extract", plain.manifest(), "-o", url, *SHARDS, desk=f"desk-{number}", wait=False) for number in range(2)
+        run("extract", plain.manifest(), "-o", url, *SHARDS, desk=f"desk-{number}", wait=False)
+        for number in range(2)
     ]
     assert [one.wait().code for one in running] == [0, 0]
     assert_like(run, url, sound, plain.manifest(), tmp_path)
@@ -109,7 +123,10 @@ def test_a_damaged_shard_is_repaired(run, url, s3, sound, plain, tmp_path, damag
     version = opened(url)
     chunk = f"shards/{version.shard_names()[0]}/features/c/0/0"
     data = version.store.read(chunk, 1 << 20)
-    version.store.put(chunk, data[:3000] + bytes([data[3000] ^ 1]) + data[3001:] if damage == "a bit" else data[:-9000])
+    version.store.put(
+        chunk,
+        data[:3000] + bytes([data[3000] ^ 1]) + data[3001:] if damage == "a bit" else data[:-9000],
+    )
     assert run("verify", url).code == 1
     repaired = run("repair", url, "--manifest", plain.manifest()).with_code(0)
     kept = repaired.out.partition(" kept")[0].rpartition(" ")[0]
@@ -121,5 +138,8 @@ def test_a_desk_that_is_somebody_elses_is_refused(run, url, plain, tmp_path):
     (tmp_path / "desk").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "desk" / f"featcache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    assert "is not this user's folder: set TMPDIR" in run("extract", plain.manifest(), "-o", url).with_code(1).err
+    assert (
+        "is not this user's "
+        "folder: set TMPDIR" in run("extract", plain.manifest(), "-o", url).with_code(1).err
+    )
     assert not list((tmp_path / "elsewhere").iterdir())

@@ -1,4 +1,5 @@
-"""Interrupted runs: what had been extracted is kept, of every shard, and the next run does the rest."""
+"""Interrupted runs: what had been extracted is kept, of every shard, and the next run
+does the rest."""
 
 import itertools
 import os
@@ -35,15 +36,29 @@ def by_ones(cli):
 
 @pytest.fixture
 def job(plain, gated_config, scratch) -> tuple:
-    return ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "cache", "--threads", 1)
+    return (
+        "extract",
+        plain.manifest(),
+        "-c",
+        gated_config,
+        "-o",
+        scratch / "cache",
+        "--threads",
+        1,
+    )
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, gate, whole, scratch, number):
-    """And what is being extracted, too; the next run adds the rest, bit by bit as an uninterrupted run would."""
+def test_of_the_shard_under_way_what_is_extracted_is_kept(
+    by_ones, job, plain, gate, whole, scratch, number
+):
+    """And what is being extracted, too; the next run adds the rest, bit by bit as an
+    uninterrupted run would."""
     running = stand_at(gate, 5, by_ones, *job)
     ended = interrupt(running, gate, number).with_code(130)
-    assert "interrupted: 6 extracted utterances kept, 6 left: run the same command again" in ended.out
+    assert (
+        "interrupted: 6 extracted utterances kept, 6 left: run the same command again" in ended.out
+    )
     assert items(scratch / "cache") == {row["id"]: whole[row["id"]] for row in plain.rows[:6]}
     assert [problem.kind for problem in check(scratch / "cache").problems] == ["unfinished"]
     assert by_ones(*job, "--json").with_code(0).json()["versions"][0]["extracted"] == 6
@@ -52,7 +67,9 @@ def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, g
     assert (report.problems, report.repeated, report.utterances) == ([], 0, len(whole))
 
 
-def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(by_ones, job, gate, whole, scratch):
+def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(
+    by_ones, job, gate, whole, scratch
+):
     for there in range(0, len(whole) - 2, 2):
         ended = interrupt(stand_at(gate, 1, by_ones, *job), gate, signal.SIGTERM)
         assert (ended.code, len(items(scratch / "cache"))) == (130, there + 2)
@@ -61,7 +78,9 @@ def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(by_ones, job,
     assert (check(scratch / "cache").problems, check(scratch / "cache").repeated) == ([], 0)
 
 
-def test_versions_that_are_filled_together_get_the_same_part(by_ones, job, slow_config, gate, whole, scratch):
+def test_versions_that_are_filled_together_get_the_same_part(
+    by_ones, job, slow_config, gate, whole, scratch
+):
     running = stand_at(gate, 3, by_ones, *job, "-c", slow_config)
     assert interrupt(running, gate).code == 130
     documents = by_ones("info", scratch / "cache", "--json").json()["versions"]
@@ -75,8 +94,19 @@ def test_what_failed_before_the_signal_is_in_the_ledger_and_the_rest_is_not(
     by_ones, plain, gated_config, gate, scratch
 ):
     """The second of each three rows fails. Nothing is known of those that were not tried."""
-    rows = [{**row, "path": "nowhere.wav"} if i % 3 == 1 else row for i, row in enumerate(plain.rows)]
-    job = ("extract", plain.manifest(rows, "failing.csv"), "-c", gated_config, "-o", scratch, "--threads", 1)
+    rows = [
+        {**row, "path": "nowhere.wav"} if i % 3 == 1 else row for i, row in enumerate(plain.rows)
+    ]
+    job = (
+        "extract",
+        plain.manifest(rows, "failing.csv"),
+        "-c",
+        gated_config,
+        "-o",
+        scratch,
+        "--threads",
+        1,
+    )
     assert interrupt(stand_at(gate, 3, by_ones, *job), gate).code == 130
     assert {*items(scratch)} == {rows[i]["id"] for i in (0, 2, 3, 5)}
     assert {*ledger(scratch)} == {rows[i]["id"] for i in (1, 4)}
@@ -88,7 +118,8 @@ def test_what_failed_before_the_signal_is_in_the_ledger_and_the_rest_is_not(
 def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
     by_ones, job, plain, gate, whole, scratch
 ):
-    """Every row now names the file of the next one; the run is interrupted after the third."""
+    """Every row now names the file of the next one; the run is interrupted after the
+    third."""
     cache = scratch / "cache"
     assert by_ones(*job).code == 0
     paths = [row["path"] for row in plain.rows]
@@ -105,24 +136,29 @@ def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
 
 
 def test_a_terminal_that_is_closed_loses_nothing(by_ones, job, gate, whole, scratch):
-    """The shell's window goes, and with it stderr: what was extracted is committed all the same."""
+    """The shell's window goes, and with it stderr: what was extracted is committed all
+    the same."""
     terminal, stderr = pty.openpty()
     running = stand_at(gate, 4, by_ones, *job, stderr=Path(os.ttyname(stderr)))
     os.close(terminal)
     os.close(stderr)
     running.send(signal.SIGHUP)  # as the kernel does
     gate.unlink()
-    assert running.wait().code in (0, 130)  # on a busy machine, all may be done before the signal comes
+    # on a busy machine, all may be done before the signal comes
+    assert running.wait().code in (0, 130)
     there = items(scratch / "cache")
     assert 5 <= len(there) <= len(whole)
     assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
 
 
 def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratch):
-    """Nobody waits for an extractor that takes its time: this one never ends. At once too if both signals come before
-    anything was said, the second while the first is being handled."""
+    """Nobody waits for an extractor that takes its time: this one never ends. At once too
+    if both signals come before anything was said, the second while the first is being
+    handled."""
     for attempt in range(6):
-        running = stand_at(gate, 0, cli, "extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c")
+        running = stand_at(
+            gate, 0, cli, "extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c"
+        )
         running.send(signal.SIGINT)
         if attempt == 0:
             running.wait_until(lambda: "interrupted" in running.err())  # noqa: B023
@@ -155,7 +191,9 @@ def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int
         write(*batch)
 
     with mock.patch.object(Delivery, "append", counted):
-        return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads), stop=stop)
+        return featcache.extract(
+            manifest, config, cache, featcache.Options("cpu", threads), stop=stop
+        )
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -171,7 +209,8 @@ def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int
 def test_stopped_after_any_batch_a_run_keeps_a_beginning(
     clips, tmp_path, scratch, monkeypatch, extractor, module, augment, threads
 ):
-    """Whatever rows wait for others: no batch that was taken is lost, and the copies of an utterance stay together."""
+    """Whatever rows wait for others: no batch that was taken is lost, and the copies of
+    an utterance stay together."""
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
     config = write_config(tmp_path, extractor, module=module)
     config.write_text(config.read_text() + augment)
@@ -194,7 +233,9 @@ def test_stopped_after_any_batch_a_run_keeps_a_beginning(
         assert (check(cache).problems, check(cache).repeated) == ([], 0)
 
 
-def test_a_run_that_ends_by_an_error_commits_no_part_of_a_shard(clips, tmp_path, scratch, monkeypatch):
+def test_a_run_that_ends_by_an_error_commits_no_part_of_a_shard(
+    clips, tmp_path, scratch, monkeypatch
+):
     """Three clips have been appended when the extractor fails at the fourth."""
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
     extract_clip, calls = odd_extractors.Slow.extract_clip, itertools.count(1)

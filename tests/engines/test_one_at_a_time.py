@@ -1,5 +1,5 @@
-"""One command at a time works on a version: the next one says which does, or waits. (That a kill lets the next one
-begin, in storage/test_directory.py and faults/test_kills.py.)"""
+"""One command at a time works on a version: the next one says which does, or waits. (That
+a kill lets the next one begin, in storage/test_directory.py and faults/test_kills.py.)"""
 
 import signal
 import socket
@@ -41,7 +41,8 @@ def at_gate(cli, job, scratch):
 
 
 def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate, scratch):
-    """Whatever it was to do, nothing is changed; whoever reads, or has nothing to do, does so."""
+    """Whatever it was to do, nothing is changed; whoever reads, or has nothing to do,
+    does so."""
     version = only_version(scratch / "c")
     cache, manifest = scratch / "c", plain.manifest()
     done = plain.manifest([row for row in plain.rows if row["id"] in items(cache)], "done.csv")
@@ -54,7 +55,9 @@ def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate,
         (line,) = cli(*command).with_code(1).err.splitlines()
         assert f"process {at_gate.pid} on {socket.gethostname()}" in line, command
     line = cli(*job).err
-    assert line.startswith(f"featcache: {version.path}: is in use by featcache extract, process {at_gate.pid} on ")
+    assert line.startswith(
+        f"featcache: {version.path}: is in use by featcache extract, process {at_gate.pid} on "
+    )
     assert all(word in line for word in (" UTC: ", "--wait", "--partition"))
     assert "2 utterances" in cli("info", cache).out
     assert "nothing to do" in cli("extract", done, *job[2:]).with_code(0).out
@@ -76,7 +79,11 @@ def test_with_wait_the_second_does_what_the_first_has_not_unless_it_is_interrupt
     there = len(items(scratch / "c"))
     ended = waiting.wait()
     summary = ended.json()["versions"][0]
-    assert (ended.code, summary["present"], summary["extracted"]) == (0, there, len(plain.rows) - there)
+    assert (ended.code, summary["present"], summary["extracted"]) == (
+        0,
+        there,
+        len(plain.rows) - there,
+    )
     assert ended.err.count(WAITS) == 1
     assert check(scratch / "c").repeated == 0
 
@@ -86,7 +93,9 @@ def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):
 
     def planned(rows, name):
         manifest = read_manifest(plain.manifest(rows, name))
-        return plan_extraction(manifest, [load_config("fbank80")], scratch, featcache.Options("cpu", 1))
+        return plan_extraction(
+            manifest, [load_config("fbank80")], scratch, featcache.Options("cpu", 1)
+        )
 
     early = planned(plain.rows, "manifest.csv")
     expected = featcache.extract(plain.manifest(), cache=scratch).versions[0].extracted
@@ -104,23 +113,33 @@ def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):
 
 def test_a_run_that_finds_all_done_once_it_has_the_lock_keeps_what_it_wants(plain, scratch):
     manifest = read_manifest(plain.manifest(plain.rows, "early.csv"))
-    early = plan_extraction(manifest, [load_config("fbank80")], scratch, featcache.Options("cpu", 1))
+    early = plan_extraction(
+        manifest, [load_config("fbank80")], scratch, featcache.Options("cpu", 1)
+    )
     featcache.extract(plain.manifest(), cache=scratch)
     with exclusively(early, threading.Event()) as plan:
         assert run_extraction(plan, run_locally).versions[0].extracted == 0
-    assert "early.csv" in {Path(wanted.manifest).name for wanted in read_all_wanted(only_version(scratch))}
+    assert "early.csv" in {
+        Path(wanted.manifest).name for wanted in read_all_wanted(only_version(scratch))
+    }
 
 
 def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
     featcache.extract(plain.manifest(plain.rows[:2], "2.csv"), cache=scratch)
     with only_version(scratch).at_work("repair"):
-        with pytest.raises(LockedError, match=r"is in use by featcache repair, .*: wait with --wait, or share"):
+        with pytest.raises(
+            LockedError, match=r"is in use by featcache repair, .*: wait with --wait, or share"
+        ):
             featcache.extract(plain.manifest(), cache=scratch)
         stop = threading.Event()
         threading.Timer(0.2, stop.set).start()
         given = {"cache": scratch, "options": featcache.Options(wait=True), "stop": stop}
-        summary = featcache.extract(plain.manifest(), ["fbank80", "mfcc13"], **given)  # the second is not there yet
-    assert (summary.interrupted, [version.extracted for version in summary.versions]) == (True, [0, 0])
+        # the second is not there yet
+        summary = featcache.extract(plain.manifest(), ["fbank80", "mfcc13"], **given)
+    assert (summary.interrupted, [version.extracted for version in summary.versions]) == (
+        True,
+        [0, 0],
+    )
 
 
 def test_a_part_of_a_corpus_that_is_busy_does_not_hold_up_the_others(cli, plain, scratch):
@@ -131,6 +150,10 @@ def test_a_part_of_a_corpus_that_is_busy_does_not_hold_up_the_others(cli, plain,
     manifests = [plain.manifest(plain.rows[:4], f"{name}.csv") for name in rows]
     with only_version(scratch / "corpus" / "a").at_work("repair"):
         ended = cli(*corpus, "--json")
-    assert (ended.code, "part a: " in ended.err, "featcache repair, process" in ended.err) == (1, True, True)
+    assert (ended.code, "part a: " in ended.err, "featcache repair, process" in ended.err) == (
+        1,
+        True,
+        True,
+    )
     busy, done = ended.json()["parts"]
     assert (busy["error"]["type"], done["versions"][0]["extracted"]) == ("LockedError", 2)

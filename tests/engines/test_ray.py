@@ -23,7 +23,8 @@ pytest.importorskip("ray")
 ACTORS = ("--engine", "ray", "--threads", 1)
 ALONE = {
     "RAY_ADDRESS": "local",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so that it listens on the loopback interface only
+    # so that it listens on the loopback interface only
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "disabled",  # no token is put into the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONWARNINGS": "",
@@ -33,12 +34,15 @@ ALONE = {
 @pytest.fixture
 def alone():
     """The environment of a cluster of its own, and of a folder that goes after the test."""
-    folder = tempfile.mkdtemp(prefix="ray-")  # short: paths of sockets are limited to 100 characters
+    # short: paths of sockets are limited to 100 characters
+    folder = tempfile.mkdtemp(prefix="ray-")
     yield {**ALONE, "RAY_TMPDIR": folder}
     shutil.rmtree(folder, ignore_errors=True)  # what was killed may still write into it
 
 
-def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_process(cli, plain, scratch, alone):
+def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_process(
+    cli, plain, scratch, alone
+):
     config = write_config(scratch, "Crashing")
     job = ("extract", crashing(plain, "segfault"), "-c", config, "--shard-size", ONE_EACH)
     done = cli(*job, "-o", scratch / "c", *ACTORS, "--json", env=alone).with_code(3)
@@ -46,22 +50,40 @@ def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_p
     assert summary["failed_by_reason"] == {"crashed": 1}
     assert "nice" not in done.err  # as this process is, not behind all else
     assert summary["versions"][0]["extracted"] == 11
-    assert 1 <= summary["processes"] <= 2  # on a busy machine, one may do all of it before the other is there
+    # on a busy machine, one may do all of it before the other is there
+    assert 1 <= summary["processes"] <= 2
     assert done.err.count("the process ended at work (Ray lost its process)") <= 1
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
 
 
 def actors_at(gate: Path, count: int) -> set[int]:
     """The processes that stand at a gate, as the `count`th to enter of theirs."""
-    return {int(path.suffix[1:]) for path in gate.parent.glob(f"{gate.name}.*") if path.stat().st_size == count}
+    return {
+        int(path.suffix[1:])
+        for path in gate.parent.glob(f"{gate.name}.*")
+        if path.stat().st_size == count
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_driver_that_ends_loses_at_most_the_shards_under_way(cli, plain, gate, gated_config, scratch, alone, number):
-    """If it is killed; an interrupt loses nothing. Either way, nothing of it is left, and the next does the rest."""
+def test_a_driver_that_ends_loses_at_most_the_shards_under_way(
+    cli, plain, gate, gated_config, scratch, alone, number
+):
+    """If it is killed; an interrupt loses nothing. Either way, nothing of it is left, and
+    the next does the rest."""
     gate.write_text("2")
-    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--shard-size", ONE_EACH, *ACTORS)
+    job = (
+        "extract",
+        plain.manifest(),
+        "-c",
+        gated_config,
+        "-o",
+        scratch / "c",
+        "--shard-size",
+        ONE_EACH,
+        *ACTORS,
+    )
     running = cli.start(*job, env=alone)
     wait_until(lambda: len(actors_at(gate, 3)) == 2)
     pids = [*actors_at(gate, 3)]
@@ -121,13 +143,18 @@ cluster.shutdown()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("drained", "how"), [("", "(Ray lost its process|its node is gone)"), ("drained", "its node was preempted")]
+    ("drained", "how"),
+    [("", "(Ray lost its process|its node is gone)"), ("drained", "its node was preempted")],
 )
-def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scratch, alone, drained, how):
+def test_a_lost_node_costs_what_it_had_under_way(
+    plain, gate, gated_config, scratch, alone, drained, how
+):
     gate.write_text("1")
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     job = [plain.manifest(), gated_config, scratch / "c", gate, drained]
-    done = python("-c", LOSE_A_NODE, *job, env={**os.environ, **alone, "PYTHONPATH": path, "RAY_ADDRESS": ""})
+    done = python(
+        "-c", LOSE_A_NODE, *job, env={**os.environ, **alone, "PYTHONPATH": path, "RAY_ADDRESS": ""}
+    )
     assert done.code == 0, done.err
     assert "RESULT 12 0\n" in done.out, done.err
     assert len(re.findall(rf"the process ended at work \({how}\)", done.err)) == 1, done.err

@@ -1,4 +1,5 @@
-"""A corpus of real speech gives the same features, bit for bit, in whatever format its manifest is."""
+"""A corpus of real speech gives the same features, bit for bit, in whatever format its
+manifest is."""
 
 import csv
 
@@ -11,7 +12,8 @@ import featcache
 from featcache.manifest.read import read_manifest
 
 PACKED = ("datasets of arrow", "datasets of parquet", "shar")
-"""Forms of tools in which the audio is inside of containers; of other containers: `test_containers.py`."""
+"""Forms of tools in which the audio is inside of containers; of other containers:
+`test_containers.py`."""
 
 DIGITS = DATA / "fsdd"
 
@@ -23,7 +25,12 @@ def clips():
     with (DIGITS / "manifest.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [
-        Clip(f"wavs/{row['id']}.wav", round(float(row["duration"]) * RATE), f"digit {row['digit']}", row["speaker"])
+        Clip(
+            f"wavs/{row['id']}.wav",
+            round(float(row["duration"]) * RATE),
+            f"digit {row['digit']}",
+            row["speaker"],
+        )
         for row in rows
     ]
 
@@ -49,8 +56,11 @@ def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
         written = shar(tmp_path, clips)
     else:
         written = WRITERS[name](tmp_path, clips)
-    is_said = name in ("piper", "styletts2", "vits")  # `digit 3` may be a name as well as what is said
-    manifest = read_manifest(written.manifest, values=written.values, format=name if is_said else None)
+    # `digit 3` may be a name as well as what is said
+    is_said = name in ("piper", "styletts2", "vits")
+    manifest = read_manifest(
+        written.manifest, values=written.values, format=name if is_said else None
+    )
     summary = featcache.extract(manifest, "fbank80", tmp_path / "cache")
     assert summary.failed == 0
     cache = featcache.open(tmp_path / "cache")

@@ -1,7 +1,8 @@
-"""Rows that name other audio than what was extracted for their ids, and files that are others now.
+"""Rows that name other audio than what was extracted for their ids, and files that are
+others now.
 
-They are extracted again, or refused where they are many. If that fails, it stays visible until it succeeds, and nobody
-is given the older item as if it were this row's."""
+They are extracted again, or refused where they are many. If that fails, it stays visible
+until it succeeds, and nobody is given the older item as if it were this row's."""
 
 import os
 import shutil
@@ -45,24 +46,40 @@ def test_it_says_which_utterances_are_extracted_again_and_what_was_different(cli
     rows[0]["path"] = "d.wav"
     for row in rows[1:8]:
         row |= {"start": 0.1, "duration": 0.2}
-    (line,) = cli("extract", corpus.manifest(rows, "edited.csv"), "-o", cache, "--dry-run").err.splitlines()
-    told = "8 utterances are extracted again: u1: path a.wav → d.wav; u2: start (none) → 0.1, duration (none) → "
+    (line,) = cli(
+        "extract", corpus.manifest(rows, "edited.csv"), "-o", cache, "--dry-run"
+    ).err.splitlines()
+    told = (
+        "8 utterances are extracted again: u1: path a.wav → d.wav; u2: start (none) → 0.1, "
+        "duration (none) → "
+    )
     assert told in line
     assert line.endswith(" … and 3 more")
     os.utime(corpus.folder / "a.wav", ns=(1, 1))
     shutil.copy2(corpus.folder / "junk.wav", corpus.folder / "b.wav")
-    (line,) = cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--dry-run").err.splitlines()
+    (line,) = cli(
+        "extract", corpus.manifest(), "-o", cache, "--check-sources", "--dry-run"
+    ).err.splitlines()
     assert line.endswith(": u1: its file's mtime; u2: its file's size and mtime")
 
 
 def test_replacing_many_utterances_by_other_files_takes_a_word(cli, corpus, cache):
-    """More than one, and more than a few per cent; by other files, not by other parts of them."""
+    """More than one, and more than a few per cent; by other files, not by other parts of
+    them."""
     before = sorted(cache.rglob("*"))
     dev = corpus.manifest([{**row, "path": "b.wav"} for row in corpus.rows[2:5]], "dev.csv")
     for options in ((), ("--dry-run",)):
         (line,) = cli.refused("extract", dev, "-o", cache, *options).splitlines()
-        assert f"{dev}: names other files for 3 of the 42 utterances in {only_version(cache).path}" in line
-        words = ("d0: path d.wav → b.wav", "another corpus with the same ids", "own cache with -o", "--replace")
+        assert (
+            f"{dev}: names other files for 3 of the 42 utterances in "
+            f"{only_version(cache).path}" in line
+        )
+        words = (
+            "d0: path d.wav → b.wav",
+            "another corpus with the same ids",
+            "own cache with -o",
+            "--replace",
+        )
         assert all(word in line for word in words)
     assert sorted(cache.rglob("*")) == before
     fewer = corpus.manifest([{**row, "path": "b.wav"} for row in corpus.rows[2:4]], "fewer.csv")
@@ -78,12 +95,18 @@ def test_replacing_many_utterances_by_other_files_takes_a_word(cli, corpus, cach
 
 def test_an_utterance_counts_once_however_many_copies_there_are_of_it(corpus, scratch, written):
     """A single one may get another file without a word, with its copies."""
-    config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
+    config = written(
+        "name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml"
+    )
     rows = corpus.rows[:6]
 
     def missing(some, **options):
         planned = featcache.Options("cpu", 1, dry_run=True, **options)
-        return featcache.extract(corpus.manifest(some, "some.csv"), config, scratch / "c", planned).versions[0].missing
+        return (
+            featcache.extract(corpus.manifest(some, "some.csv"), config, scratch / "c", planned)
+            .versions[0]
+            .missing
+        )
 
     featcache.extract(corpus.manifest(rows, "some.csv"), config, scratch / "c")
     one, two = ([*({**row, "path": "b.wav"} for row in rows[2 : 2 + n]), *rows[:2]] for n in (1, 2))
@@ -97,24 +120,33 @@ def test_an_utterance_counts_once_however_many_copies_there_are_of_it(corpus, sc
 
 
 @pytest.mark.parametrize(("names", "seconds", "count"), [("abd", 0.4, 42), ("a", 0.7, 1)])
-def test_another_corpus_with_the_same_ids_and_paths_is_refused(cli, corpus, cache, scratch, names, seconds, count):
-    """By its bytes: paths that are relative to another folder say nothing, nor does the length of one-second clips."""
+def test_another_corpus_with_the_same_ids_and_paths_is_refused(
+    cli, corpus, cache, scratch, names, seconds, count
+):
+    """By its bytes: paths that are relative to another folder say nothing, nor does the
+    length of one-second clips."""
     other = corpus.copy(scratch / "other").manifest()
     for seed, name in enumerate(names):
         path = other.with_name(f"{name}.wav")
         soundfile.write(path, speech(seconds, seed=10 + seed), 16000)
         os.utime(path, (10**9, 10**9))
     (line,) = cli("extract", other, "-o", cache).with_code(2).err.splitlines()
-    assert all(word in line for word in (" of 42 files checked are not what", "a.wav", "another corpus"))
+    assert all(
+        word in line for word in (" of 42 files checked are not what", "a.wav", "another corpus")
+    )
     assert "is not the file that was extracted" in refusal(cache, other)
     with pytest.raises(ManifestError, match="is not the file that was extracted"):
         moments(featcache.open(cache), other)
     assert len(dataset_of(cache, other, on_changed="use")) == len(corpus.rows)
-    assert extracted(cli("extract", other, "-o", cache, "--check-sources", "--json").with_code(0)) == count
+    assert (
+        extracted(cli("extract", other, "-o", cache, "--check-sources", "--json").with_code(0))
+        == count
+    )
 
 
 def test_a_corpus_that_was_copied_or_moved_is_the_same(cli, corpus, cache, scratch):
-    """Other times, equal bytes; or no longer there at all; or no audio beside the manifest, as in training."""
+    """Other times, equal bytes; or no longer there at all; or no audio beside the
+    manifest, as in training."""
     copied = corpus.copy(scratch / "copied")
     for path in copied.folder.glob("*.wav"):
         os.utime(path, (10**9, 10**9))
@@ -138,16 +170,22 @@ def test_a_changed_row_that_fails_stays_visible_and_is_served_by_nobody(cli, cor
         assert "0 extracted, 41 already there, 1 failed" in made.out
         assert_told(cli, cache, "u1", "junk.wav")
         verified = cli("verify", cache, "--manifest", junk).with_code(1)
-        assert "  u1: what is there is older: extracting junk.wav failed: not_audio: " in verified.out
+        assert (
+            "  u1: what is there is older: extracting junk.wav failed: not_audio: " in verified.out
+        )
         assert "1 utterance is in the failure ledger: featcache info " in verified.out
         told = refusal(cache, junk)
         assert "; u1: path a.wav → junk.wav, and extracting that failed: not_audio: " in told
         assert "extracts them again once what failed is mended; or give" in told
     assert "1 failed before and was not tried again (--retry-failed does): not_audio 1" in made.out
     assert items(cache) == before
-    assert "failures: not_audio 1" in cli("extract", junk, "-o", cache, "--retry-failed").with_code(3).out
+    assert (
+        "failures: not_audio 1"
+        in cli("extract", junk, "-o", cache, "--retry-failed").with_code(3).out
+    )
 
-    # The row is what it was: so is the item. `info`, which knows no manifest, tells of what was tried last.
+    # The row is what it was: so is the item. `info`, which knows no manifest, tells of
+    # what was tried last.
     assert is_quiet(cli, cache, corpus.manifest())
     assert_told(cli, cache, "u1", "junk.wav")
     assert cli("extract", junk, "-o", cache).code == 3
@@ -167,12 +205,17 @@ def test_a_changed_file_that_fails_stays_visible_and_is_served_by_nobody(cli, co
     was = (corpus.folder / "a.wav").read_bytes(), (corpus.folder / "a.wav").stat().st_mtime_ns
     shutil.copy(corpus.folder / "junk.wav", corpus.folder / "a.wav")
     for options in (["--check-sources"], [], ["--check-sources"], ["--retry-failed"]):
-        assert "41 already there, 1 failed" in cli("extract", manifest, "-o", cache, *options).with_code(3).out
+        assert (
+            "41 already there, 1 failed"
+            in cli("extract", manifest, "-o", cache, *options).with_code(3).out
+        )
         assert_told(cli, cache, "u1", "a.wav")
     verified = cli("verify", cache, "--manifest", manifest).with_code(1)
     assert "  u1: what is there is older: extracting a.wav failed: not_audio: " in verified.out
     told = refusal(cache, manifest)
-    assert "; u1: its file has changed since, and extracting the new one failed: not_audio: " in told
+    assert (
+        "; u1: its file has changed since, and extracting the new one failed: not_audio: " in told
+    )
     with pytest.raises(ManifestError, match="its file has changed since"):
         moments(featcache.open(cache), manifest)
     planned = cli("extract", manifest, "-o", cache, "--dry-run").out
@@ -188,13 +231,15 @@ def test_a_changed_file_that_fails_stays_visible_and_is_served_by_nobody(cli, co
 
 
 def test_a_failure_outlives_the_repair_of_the_item_that_it_left(cli, corpus, cache):
-    """The item is in another shard then, and is as old as it was; one that is extracted again is not."""
+    """The item is in another shard then, and is as old as it was; one that is extracted
+    again is not."""
     junk = with_row(corpus, "u1", path="junk.wav")
     assert cli("extract", junk, "-o", cache).code == 3
     version = only_version(cache)
     (name,) = version.shard_names()
     shard = version.shard(name)
-    flip(shard.folder / "features" / "c" / "0" / "0", int(shard.table.offsets("frame")[5]) * 160)  # of the sixth item
+    # of the sixth item
+    flip(shard.folder / "features" / "c" / "0" / "0", int(shard.table.offsets("frame")[5]) * 160)
     assert cli("repair", version.path, "--manifest", corpus.manifest()).code == 0
     assert name not in version.shard_names()
     assert_told(cli, cache, "u1", "junk.wav")
@@ -202,7 +247,8 @@ def test_a_failure_outlives_the_repair_of_the_item_that_it_left(cli, corpus, cac
 
 
 def test_a_failure_that_something_newer_has_made_up_for_is_over(cli, corpus, cache):
-    """Also one of another row than that: and if the row comes back, it is tried, and fails, again."""
+    """Also one of another row than that: and if the row comes back, it is tried, and
+    fails, again."""
     junk = with_row(corpus, "u1", path="junk.wav")
     for manifest, code in ((junk, 3), (with_row(corpus, "u1", "b.csv", path="b.wav"), 0)):
         assert cli("extract", manifest, "-o", cache).code == code
@@ -213,7 +259,8 @@ def test_a_failure_that_something_newer_has_made_up_for_is_over(cli, corpus, cac
 
 
 def test_units_are_not_made_of_an_older_file(cli, corpus, cache):
-    """From a version's features: an item whose file has changed and failed since is not in the source."""
+    """From a version's features: an item whose file has changed and failed since is not
+    in the source."""
     manifest = corpus.manifest()
     shutil.copy(corpus.folder / "junk.wav", corpus.folder / "a.wav")
     assert cli("extract", manifest, "-o", cache, "--check-sources").code == 3
@@ -222,15 +269,19 @@ def test_units_are_not_made_of_an_older_file(cli, corpus, cache):
     older, there = open_source(version.path, version.info.fingerprint).read(rows)
     assert isinstance(there, StoredUtterance)
     assert older.reason == Reason.NOT_IN_SOURCE
-    assert "of another row or file: its file has changed since, and extracting the new one failed: not" in str(older)
+    assert (
+        "of another row or file: its file has changed since, and extracting the new one "
+        "failed: not" in str(older)
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scratch, seed):
     """Rows and files change at random, good and bad; each run looks at the files.
 
-    After each run, a row is counted as present if and only if what is stored for it is what extracting it alone gives;
-    the dataset serves those rows, and no others; and all others are failures that stand."""
+    After each run, a row is counted as present if and only if what is stored for it is
+    what extracting it alone gives; the dataset serves those rows, and no others; and all
+    others are failures that stand."""
     random = np.random.default_rng(seed)
     cache, truth = scratch / "c", {}
     good = {name: (corpus.folder / f"{name}.wav").read_bytes() for name in "abd"}
@@ -244,7 +295,10 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         for _ in range(step and int(random.integers(1, 4))):
             if random.random() < 0.5:
                 row = rows[random.integers(len(rows))]
-                row["path"], row["duration"] = files[random.integers(3)], random.choice(["", 0.1, 0.2, 9.0])
+                row["path"], row["duration"] = (
+                    files[random.integers(3)],
+                    random.choice(["", 0.1, 0.2, 9.0]),
+                )
             else:
                 file, which = files[random.integers(3)], random.choice([*"abd", "junk"])
                 content[file] = which
@@ -252,7 +306,9 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
                 clock += 10**9
                 os.utime(corpus.folder / file, ns=(clock, clock))
         manifest = corpus.manifest(rows, "random.csv")
-        options = featcache.Options("cpu", 1, check_sources=True, replace=True, retry_failed=random.random() < 0.3)
+        options = featcache.Options(
+            "cpu", 1, check_sources=True, replace=True, retry_failed=random.random() < 0.3
+        )
         summary = featcache.extract(manifest, cache=cache, options=options)
         expected = {}
         for row in rows:
@@ -268,7 +324,9 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         (again,) = featcache.extract(manifest, cache=cache, options=planned).versions
         assert (again.missing, again.failed) == (0, len(bad))
         served = items(cache)
-        assert all(served[id_] == features for id_, features in expected.items() if features is not None)
+        assert all(
+            served[id_] == features for id_, features in expected.items() if features is not None
+        )
         report = check(cache, manifest=read_manifest(manifest))
         assert report.failed == len(bad)
         told = {(problem.kind, problem.id) for problem in report.problems}
@@ -292,7 +350,8 @@ def alone(corpus, key, cache):
 
 
 def assert_told(cli, cache, id_, path):
-    """The one failure is in the ledger that every hint names, with all that is known of it."""
+    """The one failure is in the ledger that every hint names, with all that is known of
+    it."""
     (failure,) = failures_of(cli, cache)
     assert (failure["id"], failure["path"], failure["reason"]) == (id_, path, "not_audio")
     told = cli("info", cache, "--failures").out

@@ -35,7 +35,10 @@ def data(scratch):
         write_tone(scratch / f"{name}.wav", rate=8000, seed=seed)
     for name, lines in {
         "files": [f"u1 {scratch}/a b.wav", f"u2 {scratch}/c.wav"],
-        "commands": [f"u1 touch {scratch}/ran; cat '{scratch}/a b.wav' |", f"u2 cat < {scratch}/c.wav | cat |"],
+        "commands": [
+            f"u1 touch {scratch}/ran; cat '{scratch}/a b.wav' |",
+            f"u2 cat < {scratch}/c.wav | cat |",
+        ],
     }.items():
         (scratch / name).mkdir()
         (scratch / name / "wav.scp").write_text("\n".join(lines))
@@ -59,7 +62,15 @@ def test_a_cache_alone_runs_no_command(cli, data):
     refusal = "a command needs --allow-commands, and a manifest that names it"
     assert refusal in alone.out
     shutil.copytree(data / "files", data / "others")
-    others = cli("verify", data / "cache", "--recompute", "2", "--manifest", data / "others", "--allow-commands")
+    others = cli(
+        "verify",
+        data / "cache",
+        "--recompute",
+        "2",
+        "--manifest",
+        data / "others",
+        "--allow-commands",
+    )
     assert refusal in others.out
     assert not (data / "ran").exists()
     options = ["--manifest", data / "commands", "--allow-commands", "--sources=content"]
@@ -83,7 +94,10 @@ def test_commands_that_fail_are_in_the_ledger(cli, data):
     assert [found.pop(name)[0] for name in ("u4", "u5")] == ["not_audio", "truncated"]
     assert found == {
         "u1": ("file_unreadable", "the command ends with exit code 3: no such recording"),
-        "u2": ("file_unreadable", "the command does not run: no-such-program-of-kaldi: No such file or directory"),
+        "u2": (
+            "file_unreadable",
+            "the command does not run: no-such-program-of-kaldi: No such file or directory",
+        ),
         "u3": ("empty", "the command prints nothing"),
         "u6": ("file_unreadable", "the command ends with SIGKILL"),
         "u8": ("file_unreadable", "the command ends with signal 40"),
@@ -108,13 +122,16 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(monkeypatch,
 
 
 class Hanging:
-    """A manifest of a command that hangs, as does what it has started: all of it holds a pipe open."""
+    """A manifest of a command that hangs, as does what it has started: all of it holds a
+    pipe open."""
 
     def __init__(self, folder):
         self.folder = folder
         os.mkfifo(folder / "pipe")
         self._pipe = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-        (folder / "wav.scp").write_text(f"u1 exec 9> {folder}/pipe; sleep 99 & echo begun >&9; sleep 99; true |\n")
+        (folder / "wav.scp").write_text(
+            f"u1 exec 9> {folder}/pipe; sleep 99 & echo begun >&9; sleep 99; true |\n"
+        )
 
     def says(self, words):
         """Whether it has just begun, and says so; or has ended, and says nothing."""
@@ -125,12 +142,15 @@ class Hanging:
 
 @pytest.mark.parametrize("is_suspect", [False, True])
 def test_a_run_that_is_stopped_kills_a_command_that_hangs(scratch, monkeypatch, is_suspect):
-    monkeypatch.setattr("featcache.audio.commands._FINISHED_SECONDS", 0)  # but in the process for suspects
+    # but in the process for suspects
+    monkeypatch.setattr("featcache.audio.commands._FINISHED_SECONDS", 0)
     hanging, stop = Hanging(scratch), threading.Event()
     manifest = read_manifest(scratch / "wav.scp", allow_commands=True)
     plan = plan_extraction(manifest, [load_config("fbank80")], scratch / "cache", Options("cpu", 1))
     if is_suspect:
-        plan = replace(plan, versions=[replace(plan.versions[0], suspects=Suspects(frozenset({"u1"})))])
+        plan = replace(
+            plan, versions=[replace(plan.versions[0], suspects=Suspects(frozenset({"u1"})))]
+        )
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_extraction, plan, run_locally, stop=stop)
         wait_until(lambda: hanging.says(b"begun\n"))
@@ -155,5 +175,7 @@ def test_a_disk_without_a_place_for_what_is_printed_is_named(scratch, monkeypatc
     command = Command("echo a |")
     allow_commands([command])
     monkeypatch.setattr(tempfile, "tempdir", str(scratch / "gone"))
-    with pytest.raises(AudioError, match=r"a copy cannot be kept in .*/gone: No such file or directory"):
+    with pytest.raises(
+        AudioError, match=r"a copy cannot be kept in .*/gone: No such file or directory"
+    ):
         run_command(command)

@@ -1,4 +1,5 @@
-"""Extraction from tars and tables: the features of the files that were packed, and a typed failure for what is lost."""
+"""Extraction from tars and tables: the features of the files that were packed, and a
+typed failure for what is lost."""
 
 import os
 import sys
@@ -22,7 +23,8 @@ from featcache.manifest.read import read_manifest
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow"])
 def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
-    """Bit for bit, segments too; and whatever asks about the audio again, finds it as it was."""
+    """Bit for bit, segments too; and whatever asks about the audio again, finds it as it
+    was."""
     manifest = packed(corpus, scratch, kind).manifest()
     cache = scratch / "c"
     extract_fbank(manifest, cache)
@@ -43,17 +45,23 @@ def test_what_has_changed_is_told_and_extracted_again(cli, plain, scratch):
     extract_fbank(corpus.manifest(), scratch / "c")
     os.utime(scratch / "audio_1.tar", ns=(1, 1))
     told = cli("verify", scratch / "c", "--sources", "--no-data", "--json")
-    found = {problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]}
+    found = {
+        problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]
+    }
     second = {row["id"] for row in corpus.rows if row["path"].startswith("audio_1")}
     assert found.keys() == second
-    assert {message.rpartition(": ")[2] for message in found.values()} == {"its container's mtime is another"}
+    assert {message.rpartition(": ")[2] for message in found.values()} == {
+        "its container's mtime is another"
+    }
     assert cli("verify", scratch / "c", "--sources=content", "--no-data").code == 0
     inside = {path.name: path.read_bytes() for path in plain.folder.glob("*.wav")}
     same_size = inside["10.wav"][:-1] + bytes([inside["10.wav"][-1] ^ 1])
     others = {name: inside[name] for name in sorted(inside)[6:11]}
     write_tar(scratch / "audio_1.tar", others | {"10.wav": same_size})
     told = cli("verify", scratch / "c", "--sources=content", "--no-data", "--json")
-    found = {problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]}
+    found = {
+        problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]
+    }
     assert found.keys() == {"utt-10", "utt-11"}
     assert found["utt-10"].endswith("10.wav: has changed since: other bytes, of the same number")
     again = cli("extract", corpus.manifest(), "-o", scratch / "c", "--check-sources", "--json")
@@ -70,7 +78,10 @@ def test_a_container_that_is_cut_short_loses_what_it_has_lost(cli, plain, scratc
     assert set(plain.ids) - set(lost) == set(items(scratch / "c"))
     assert {row["id"] for row in corpus.rows if row["path"].startswith("audio_0")}.isdisjoint(lost)
     assert len(lost) == 3
-    assert "0 extracted, 9 already there, 3 failed" in cli("extract", corpus.manifest(), "-o", scratch / "c").out
+    assert (
+        "0 extracted, 9 already "
+        "there, 3 failed" in cli("extract", corpus.manifest(), "-o", scratch / "c").out
+    )
     packed(plain, scratch, "tar")
     assert cli("extract", corpus.manifest(), "-o", scratch / "c").code == 0
 
@@ -83,7 +94,9 @@ def test_a_container_that_is_cut_short_loses_what_it_has_lost(cli, plain, scratc
         ("raw.1.ark:{}[0:99]", "ranges of an archive's entries are not read, only whole ones"),
     ],
 )
-def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(plain, scratch, path, words):
+def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(
+    plain, scratch, path, words
+):
     write_tar(scratch / "a.tar", {})
     rows = [{"id": row["id"], "path": path.format(number)} for number, row in enumerate(plain.rows)]
     with pytest.raises(ManifestError, match=words):
@@ -93,26 +106,41 @@ def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(plain, 
 def test_a_tar_may_be_the_root(cli, plain, scratch):
     packed(plain, scratch, "tar")
     manifest = Corpus(scratch, plain.rows[:6]).manifest()
-    assert cli("extract", manifest, "--root", scratch / "audio_0.tar", "-o", scratch / "c").code == 0
+    assert (
+        cli("extract", manifest, "--root", scratch / "audio_0.tar", "-o", scratch / "c").code == 0
+    )
     assert cli("verify", scratch / "c", "--sources=content", "--no-data").code == 0
 
 
 def test_tables_need_pyarrow(plain, scratch, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    rows = [{**row, "path": f"train.parquet/audio/{number}"} for number, row in enumerate(plain.rows)]
+    rows = [
+        {**row, "path": f"train.parquet/audio/{number}"} for number, row in enumerate(plain.rows)
+    ]
     with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[parquet\]'"):
         extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
-def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(plain, scratch, monkeypatch):
+def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(
+    plain, scratch, monkeypatch
+):
     real, threads = members._unpacked, []
-    monkeypatch.setattr(members, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args))
+    monkeypatch.setattr(
+        members,
+        "_unpacked",
+        lambda *args: threads.append(threading.current_thread()) or real(*args),
+    )
     corpus = packed(plain, scratch, "tar.gz")
-    rows = [{**row, "path": f"audio_{number % 2}.tar.gz/{row['path']}"} for number, row in enumerate(plain.rows)]
+    rows = [
+        {**row, "path": f"audio_{number % 2}.tar.gz/{row['path']}"}
+        for number, row in enumerate(plain.rows)
+    ]
     manifest = read_manifest(Corpus(corpus.folder, rows).manifest())
     seconds = row_seconds(manifest, np.full(12, np.nan), np.ones(12))
     assert threads == [threading.current_thread()]
-    assert seconds[2] == pytest.approx(soundfile.info(plain.folder / plain.rows[2]["path"]).duration)
+    assert seconds[2] == pytest.approx(
+        soundfile.info(plain.folder / plain.rows[2]["path"]).duration
+    )
 
 
 def test_a_stopped_run_does_not_wait_for_a_tar_to_be_unpacked(cli, plain, scratch, monkeypatch):

@@ -1,4 +1,5 @@
-"""Containers at URLs: the features of the files that were packed, fetched by few requests, and nothing unasked."""
+"""Containers at URLs: the features of the files that were packed, fetched by few
+requests, and nothing unasked."""
 
 import tempfile
 import threading
@@ -54,7 +55,8 @@ def served(plain, server, scratch):
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow", "ark"])
 def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
-    """Bit for bit, by a request for each piece of a container; the members have the sizes of the files."""
+    """Bit for bit, by a request for each piece of a container; the members have the sizes
+    of the files."""
     inside = packed(corpus, scratch, kind)
     serve(server, scratch, kind)
     manifest = inside.manifest()
@@ -66,20 +68,32 @@ def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
         assert server.requests.count(f"HEAD {path}") == 1
     sizes = {row["id"]: (corpus.folder / row["path"]).stat().st_size for row in corpus.rows}
     assert {id_: item.size for id_, item in provenance(scratch / "c").items()} == sizes
-    assert extract_fbank(manifest, scratch / "c", server.address, check_sources=True).versions[0].extracted == 0
+    assert (
+        extract_fbank(manifest, scratch / "c", server.address, check_sources=True)
+        .versions[0]
+        .extracted
+        == 0
+    )
 
 
 def test_commands_find_the_members_as_they_were(cli, served, server, scratch):
     """Who gives no manifest causes no request."""
     manifest = served.manifest()
     root = ["--root", server.address]
-    assert "each is fetched whole to" in cli("extract", manifest, "-o", scratch / "c", *root).with_code(0).err
+    assert (
+        "each is fetched whole to"
+        in cli("extract", manifest, "-o", scratch / "c", *root).with_code(0).err
+    )
     server.requests.clear()
     for args in (["--sources"], ["--sources=content"], ["--recompute", "2", "--device", "cpu"]):
         told = cli("verify", scratch / "c", *args)
         assert not server.requests
         assert told.code == ("--recompute" in args)
-    for args, gets in (["--sources"], 0), (["--sources=content"], 2), (["--recompute", "12", "--device", "cpu"], 2):
+    for args, gets in (
+        (["--sources"], 0),
+        (["--sources=content"], 2),
+        (["--recompute", "12", "--device", "cpu"], 2),
+    ):
         server.requests.clear()
         assert cli("verify", scratch / "c", "--manifest", manifest, *root, *args).code == 0
         assert (len(set(server.requests)), server.asked("HEAD")) == (2 + gets, 2)
@@ -88,8 +102,16 @@ def test_commands_find_the_members_as_they_were(cli, served, server, scratch):
 
     server.files["/audio_1.tar"] += bytes(512)
     told = cli("verify", scratch / "c", "--manifest", manifest, *root, "--sources", "--no-data")
-    assert (told.code, told.out.count("has changed since: its container's ETag or date is another")) == (1, 6)
-    assert cli("verify", scratch / "c", "--manifest", manifest, *root, "--sources=content", "--no-data").code == 0
+    assert (
+        told.code,
+        told.out.count("has changed since: its container's ETag or date is another"),
+    ) == (1, 6)
+    assert (
+        cli(
+            "verify", scratch / "c", "--manifest", manifest, *root, "--sources=content", "--no-data"
+        ).code
+        == 0
+    )
     again = cli("extract", manifest, "-o", scratch / "c", *root, "--check-sources", "--json")
     assert again.json()["versions"][0]["extracted"] == 6
 
@@ -105,11 +127,16 @@ def test_faults_that_pass_leave_no_trace(plain, served, server, scratch):
 def test_servers_that_give_only_whole_files_or_no_etags(served, server, scratch, lacks):
     setattr(server, lacks, False)
     assert not extract_fbank(served.manifest(), scratch / "c", server.address).failed
-    assert not extract_fbank(served.manifest(), scratch / "c", server.address, check_sources=True).versions[0].extracted
+    assert (
+        not extract_fbank(served.manifest(), scratch / "c", server.address, check_sources=True)
+        .versions[0]
+        .extracted
+    )
 
 
 def test_faults_that_stay_are_in_the_ledger(cli, served, server, scratch, monkeypatch):
-    """Of the container that is not had all utterances, and of one that is cut short, those that are lost."""
+    """Of the container that is not had all utterances, and of one that is cut short,
+    those that are lost."""
     whole = dict(server.files)
     server.files["/audio_0.tar"] = whole["/audio_0.tar"][: len(whole["/audio_0.tar"]) // 2]
     server.always["/audio_1.tar"] = 403
@@ -125,7 +152,8 @@ def test_faults_that_stay_are_in_the_ledger(cli, served, server, scratch, monkey
     forget(monkeypatch)
     server.requests.clear()
     assert extract_fbank(manifest, scratch / "c", server.address).versions[0].extracted == 6
-    assert not server.requests.count("GET /audio_0.tar")  # it is what it was, so its members would fail again
+    # it is what it was, so its members would fail again
+    assert not server.requests.count("GET /audio_0.tar")
     server.files = whole
     forget(monkeypatch)
     extract_fbank(manifest, scratch / "c", server.address)
@@ -138,15 +166,21 @@ def test_faults_that_stay_are_in_the_ledger(cli, served, server, scratch, monkey
 def test_a_container_that_changes_while_it_is_fetched(cli, served, server, scratch):
     server.faults["/audio_0.tar"] = [None, "replace"]
     extract_fbank(served.manifest(), scratch / "c", server.address)
-    lost = {row["id"]: "file_unreadable" for row in served.rows if row["path"].startswith("audio_0")}
+    lost = {
+        row["id"]: "file_unreadable" for row in served.rows if row["path"].startswith("audio_0")
+    }
     assert reasons_of(cli, scratch / "c") == lost
 
 
-def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, served, server, scratch, monkeypatch):
+def test_one_that_is_too_large_for_the_disk_is_said_to_be(
+    cli, served, server, scratch, monkeypatch
+):
     monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
     extract_fbank(served.manifest(), scratch / "c", server.address)
     message = failures_of(cli, scratch / "c")[0]["message"]
-    assert message.startswith(f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and ")
+    assert message.startswith(
+        f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and "
+    )
     assert message.endswith("GB would not be left free there: set TMPDIR to a disk with more room")
     assert not server.asked("GET")
 
@@ -169,12 +203,18 @@ def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypat
     server.faults = {path: [None] for path in server.files}
     server.always = dict.fromkeys(server.files, 503)
     summary = extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c", server.address)
-    assert "4 containers in a row could not be fetched, the last one http" in summary.too_many_failures
+    assert (
+        "4 containers in a row could not be fetched, the last one http" in summary.too_many_failures
+    )
 
 
 def test_the_next_containers_are_fetched_ahead(plain, server):
-    server.files = {f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(9)}
-    rows = iter([Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav") for number in range(18)])
+    server.files = {
+        f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(9)
+    }
+    rows = iter(
+        [Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav") for number in range(18)]
+    )
 
     def asked():
         return {request for request in server.requests if request.startswith("GET")}
@@ -187,7 +227,11 @@ def test_the_next_containers_are_fetched_ahead(plain, server):
             while downloads.is_room:
                 # At last, a batch whose rows lie in many containers.
                 assert downloads.expect(rows if wanted == 4 else [next(rows)])
-            wait_until(lambda count=count: asked() == {f"GET /audio_{number}.tar" for number in range(count)})
+            wait_until(
+                lambda count=count: (
+                    asked() == {f"GET /audio_{number}.tar" for number in range(count)}
+                )
+            )
         time.sleep(0.1)
         assert len(asked()) == 7  # and still no more of them
 
@@ -202,6 +246,14 @@ def test_in_a_bucket(cli, plain, s3, scratch):
     s3.reset()
     s3.seconds = 0.05
     manifest = inside.manifest()
-    cli("extract", manifest, "--root", f"s3://{BUCKET}/corpus", "-o", scratch / "c", env=s3.environment).with_code(0)
+    cli(
+        "extract",
+        manifest,
+        "--root",
+        f"s3://{BUCKET}/corpus",
+        "-o",
+        scratch / "c",
+        env=s3.environment,
+    ).with_code(0)
     assert set(items(scratch / "c")) == set(plain.ids)
     assert s3.requests == {"HEAD": 2, "GET": 2}

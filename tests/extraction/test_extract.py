@@ -1,4 +1,5 @@
-"""`featcache extract`: a value depends on the audio and the config alone, and a run tells what it does."""
+"""`featcache extract`: a value depends on the audio and the config alone, and a run tells
+what it does."""
 
 import os
 import random
@@ -37,14 +38,24 @@ def test_everything_is_there_and_channels_and_segments_are_told_apart(corpus, tr
 @pytest.mark.parametrize("shard_size", [TINY, "0.03", "128"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_and_shard_sizes_change_no_bit(cli, corpus, truth, scratch, threads, shard_size):
-    cli("extract", corpus.manifest(), "-o", scratch, "--threads", threads, "--shard-size", shard_size).with_code(0)
+    cli(
+        "extract",
+        corpus.manifest(),
+        "-o",
+        scratch,
+        "--threads",
+        threads,
+        "--shard-size",
+        shard_size,
+    ).with_code(0)
     assert items(scratch) == truth
     assert len(chunk_files(scratch)) == {TINY: 27, "0.03": 14, "128": 1}[shard_size]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_of_the_manifest_changes_no_bit(cli, corpus, truth, scratch, seed):
-    """A shuffled manifest gives the same features, whether or not it tells how long files are."""
+    """A shuffled manifest gives the same features, whether or not it tells how long files
+    are."""
     rows = [dict(row) for row in corpus.rows]
     random.Random(seed).shuffle(rows)
     for row in rows[::2]:
@@ -70,10 +81,14 @@ def test_a_grown_manifest_changes_no_bit_and_touches_no_shard(cli, corpus, truth
 # Several configs
 
 
-def test_several_configs_give_what_each_gives_alone_and_decode_each_file_once(corpus, scratch, written, monkeypatch):
+def test_several_configs_give_what_each_gives_alone_and_decode_each_file_once(
+    corpus, scratch, written, monkeypatch
+):
     """Of frames and of rows, at three sample rates."""
     rows = "name: {}\nextractor: row_extractors:Moments\naudio: {{sample_rate: {}}}\n"
-    of_rows = [written(rows.format(f"rows-{rate}", rate), f"rows-{rate}.yaml") for rate in (16000, 8000)]
+    of_rows = [
+        written(rows.format(f"rows-{rate}", rate), f"rows-{rate}.yaml") for rate in (16000, 8000)
+    ]
     configs = ["fbank80", "mfcc13", "whisper-mel80", "hifigan-mel80", *of_rows]
     with monkeypatch.context() as patched:
         patched.setattr(from_audio, "decode", decode := Mock(side_effect=from_audio.decode))
@@ -88,15 +103,28 @@ def test_several_configs_give_what_each_gives_alone_and_decode_each_file_once(co
         assert one.shard_names() == alone.shard_names()
 
 
-def test_configs_that_lack_different_rows_are_filled_each_and_two_of_one_name_are_refused(cli, plain, scratch):
+def test_configs_that_lack_different_rows_are_filled_each_and_two_of_one_name_are_refused(
+    cli, plain, scratch
+):
     half = plain.manifest(plain.rows[::2], "half.csv")
     assert cli("extract", half, "-o", scratch, "-c", "mfcc13").code == 0
-    made = cli("extract", plain.manifest(), "-o", scratch, "-c", "mfcc13", "-c", "fbank80", "--json")
+    made = cli(
+        "extract", plain.manifest(), "-o", scratch, "-c", "mfcc13", "-c", "fbank80", "--json"
+    )
     assert (made.code, extracted(made, 0), extracted(made, 1)) == (0, 6, 12)
     verified = cli("verify", scratch, "--manifest", plain.manifest(), "--json")
-    assert (verified.code, [version["repeated"] for version in verified.json()["versions"]]) == (0, [0, 0])
-    refused = cli("extract", plain.manifest(), "-o", scratch / "new", "-c", "fbank80", "-c", "fbank80")
-    assert (refused.code, "same name" in refused.err, (scratch / "new").exists()) == (2, True, False)
+    assert (verified.code, [version["repeated"] for version in verified.json()["versions"]]) == (
+        0,
+        [0, 0],
+    )
+    refused = cli(
+        "extract", plain.manifest(), "-o", scratch / "new", "-c", "fbank80", "-c", "fbank80"
+    )
+    assert (refused.code, "same name" in refused.err, (scratch / "new").exists()) == (
+        2,
+        True,
+        False,
+    )
 
 
 # Threads
@@ -111,12 +139,20 @@ def test_what_a_call_is_given_of_another_type_is_named(plain, scratch):
 
 def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):
     config = write_config(scratch, "Threads")
-    assert cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 3).code == 0
-    assert {float(value) for features in featcache.open(scratch / "c").values() for value in features.flat} == {1.0}
+    assert (
+        cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 3).code
+        == 0
+    )
+    assert {
+        float(value)
+        for features in featcache.open(scratch / "c").values()
+        for value in features.flat
+    } == {1.0}
 
 
 def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate, gated_config):
-    """The main thread, the workers, the one that commits, those that wait for the disk; the kernel counts them."""
+    """The main thread, the workers, the one that commits, those that wait for the disk;
+    the kernel counts them."""
     counts = []
 
     def counted() -> bool:
@@ -125,7 +161,8 @@ def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate
             return False
         return True  # it has ended
 
-    gate.write_text("10")  # more than may wait for the first of them, so that some shards are there
+    # more than may wait for the first of them, so that some shards are there
+    gate.write_text("10")
     options = ("-c", gated_config, "--threads", 2, "--shard-size", "0.0004")
     running = cli.start("extract", plain.manifest(), "-o", scratch, *options)
     running.wait_until(lambda: not counted() and len(shard_folders(scratch)) > 2)
@@ -141,7 +178,11 @@ def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate
 
 def test_a_dry_run_writes_nothing(cli, plain, scratch):
     cache = scratch / "c"
-    (version,) = cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--json").with_code(0).json()["versions"]
+    (version,) = (
+        cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--json")
+        .with_code(0)
+        .json()["versions"]
+    )
     assert (version["missing"], version["present"]) == (12, 0)
     assert version["audio_seconds"] == pytest.approx(6.12, abs=0.2)
     assert not cache.exists()
@@ -156,7 +197,9 @@ def test_a_dry_run_writes_nothing(cli, plain, scratch):
 
 
 def test_a_manifest_comes_by_standard_input_and_its_paths_by_root(cli, plain, scratch):
-    cli("extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest()).with_code(0)
+    cli(
+        "extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest()
+    ).with_code(0)
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
@@ -180,7 +223,9 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
     assert sum(summary["stages"].values()) == pytest.approx(1, abs=0.01)
     assert summary["bottleneck"] in summary["stages"]
     assert summary["audio_seconds"] == pytest.approx(26.5, abs=0.1)
-    assert summary["versions"][0]["bytes"] == sum(len(chunk) - 4 for chunk in chunk_files(scratch).values())
+    assert summary["versions"][0]["bytes"] == sum(
+        len(chunk) - 4 for chunk in chunk_files(scratch).values()
+    )
 
 
 def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_renamed(tmp_path):

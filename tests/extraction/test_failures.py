@@ -1,4 +1,5 @@
-"""What cannot be extracted is named with its reason, and what extractors get wrong is told."""
+"""What cannot be extracted is named with its reason, and what extractors get wrong is
+told."""
 
 import csv
 import io
@@ -46,12 +47,20 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     for row in corpus.rows:
         del row["duration"]
     job = ("extract", corpus.manifest(), "-o", cache, "--json")
-    assert cli(*job).with_code(3).json()["failed_by_reason"] == {"file_missing": 1, "not_audio": 1, "too_short": 1}
+    assert cli(*job).with_code(3).json()["failed_by_reason"] == {
+        "file_missing": 1,
+        "not_audio": 1,
+        "too_short": 1,
+    }
     ledger = read_failures(only_version(cache))
     assert (len(ledger), len(items(cache))) == (3, 9)
 
     again = cli(*job).with_code(3)
-    assert (extracted(again), again.json()["failed_by_reason"], again.json()["versions"][0]["failed"]) == (0, {}, 3)
+    assert (
+        extracted(again),
+        again.json()["failed_by_reason"],
+        again.json()["versions"][0]["failed"],
+    ) == (0, {}, 3)
     assert read_failures(only_version(cache)) == ledger
     verified = cli("verify", cache, "--manifest", corpus.manifest()).with_code(3)
     assert "3 utterances are in the failure ledger" in verified.out
@@ -68,7 +77,8 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
 
 
 def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratch, written):
-    found = {name: one for name, one in bad.items() if "\0" not in str(one[0])}  # which no manifest may hold
+    # which no manifest may hold
+    found = {name: one for name, one in bad.items() if "\0" not in str(one[0])}
     rows = [{"id": name, "path": str(path)} for name, (path, _) in found.items()]
     expected = {name: reason for name, (_, reason) in found.items()}
     good = str(plain.folder / "00.wav")
@@ -102,7 +112,8 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratc
     assert check(scratch / "c").problems == []
     told = cli("info", scratch / "c", "--failures").out
     assert all(name in told and reason in told for name, reason in expected.items())
-    assert cli(*job).json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
+    # by now it might be readable
+    assert cli(*job).json()["failed_by_reason"] == {"file_unreadable": 1}
 
 
 @pytest.mark.parametrize("store", ["", "store: {dtype: uint8}\n"], ids=["float32", "uint8"])
@@ -113,7 +124,9 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch, store):
     ]
     config = write_config(scratch, "Picky")
     config.write_text(config.read_text() + store)
-    made = cli("extract", plain.manifest(rows, "picky.csv"), "-o", scratch / "c", "-c", config, "--json").with_code(3)
+    made = cli(
+        "extract", plain.manifest(rows, "picky.csv"), "-o", scratch / "c", "-c", config, "--json"
+    ).with_code(3)
     assert made.json()["failed_by_reason"] == {"extractor_refused": 4, "non_finite_features": 4}
     told = cli("info", scratch / "c", "--failures").out
     assert "nan-2\tnon_finite_features\t02.wav\tfeatures are NaN or infinite as float32" in told
@@ -122,7 +135,8 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch, store):
 
 
 def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scratch):
-    """A disk that gives files without what is in them, say: nothing is lost by mending it and running again."""
+    """A disk that gives files without what is in them, say: nothing is lost by mending it
+    and running again."""
     corpus = plain.copy(scratch / "corpus")
     for path in corpus.folder.glob("*.wav"):
         path.write_bytes(b"")
@@ -134,16 +148,24 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
     assert cli("verify", scratch / "c").code == 3
     assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
     assert cli("verify", scratch / "c", "--manifest", plain.manifest()).code == 0
-    made = cli("extract", corpus.manifest(), "-o", scratch / "both", "-c", "fbank80", "-c", "mfcc13")
-    assert made.out.endswith(f"featcache info {scratch / 'both'} --failures\n")  # the first one alone may have none
+    made = cli(
+        "extract", corpus.manifest(), "-o", scratch / "both", "-c", "fbank80", "-c", "mfcc13"
+    )
+    # the first one alone may have none
+    assert made.out.endswith(f"featcache info {scratch / 'both'} --failures\n")
 
 
 @pytest.mark.parametrize("extractor", ["Frames", "Rows"])
-def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(plain, scratch, monkeypatch, extractor):
-    """Of an extractor that takes rows, none is waited for: the ledger has them, and the others are extracted."""
+def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(
+    plain, scratch, monkeypatch, extractor
+):
+    """Of an extractor that takes rows, none is waited for: the ledger has them, and the
+    others are extracted."""
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
     first, *others = plain.rows[:3]
-    manifest = read_manifest(plain.manifest([{**first, "path": "gone.wav"}, *others], "one-gone.csv"))
+    manifest = read_manifest(
+        plain.manifest([{**first, "path": "gone.wav"}, *others], "one-gone.csv")
+    )
     config = write_config(scratch, extractor, module="loud_extractors")
     summary = featcache.extract(manifest, config, scratch / "c", Options("cpu", 2))
     assert summary.failed_by_reason == {"file_missing": 1}
@@ -154,8 +176,13 @@ def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(plain, scratch, 
 
 
 def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch, written):
-    """`max_seconds` is not in the fingerprint: utterances that it kept out are missing once it no longer does."""
-    for audio, added, failed in (("{max_seconds: 0.5}", 6, 6), ("{max_seconds: 0.55}", 2, 4), ("{}", 4, 0)):
+    """`max_seconds` is not in the fingerprint: utterances that it kept out are missing
+    once it no longer does."""
+    for audio, added, failed in (
+        ("{max_seconds: 0.5}", 6, 6),
+        ("{max_seconds: 0.55}", 2, 4),
+        ("{}", 4, 0),
+    ):
         config = written(f"name: limited\nextractor: fbank\naudio: {audio}\n", "limited.yaml")
         made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
         assert (made.code, extracted(made)) == (3 if failed else 0, added)
@@ -163,11 +190,15 @@ def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch
 
 
 def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch, written):
-    """1 Hz, by a flipped bit, say; and a file that is all hole. A config may lift either bound, and lets them in."""
+    """1 Hz, by a flipped bit, say; and a file that is all hole. A config may lift either
+    bound, and lets them in."""
     corpus = plain.copy(scratch / "corpus")
     corpus.record("slow", "slow.wav", speech(0.05), 1)
     corpus.record("low", "low.wav", speech(0.05), 999)
-    sparse, num_bytes = Path(shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")), 7 * 3600 * 16000 * 2
+    sparse, num_bytes = (
+        Path(shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")),
+        7 * 3600 * 16000 * 2,
+    )
     for at in (4, 40):
         patch_file(sparse, at, struct.pack("<I", num_bytes + 40 - at))
     os.truncate(sparse, 44 + num_bytes)
@@ -185,13 +216,17 @@ def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, sc
     assert "audio.min_source_rate" in told
 
 
-def test_a_lowered_bound_of_rates_lets_in_what_it_kept_out_where_resampling_is_forbidden(cli, plain, scratch, written):
+def test_a_lowered_bound_of_rates_lets_in_what_it_kept_out_where_resampling_is_forbidden(
+    cli, plain, scratch, written
+):
     corpus = plain.copy(scratch / "corpus")
     corpus.record("other", "other.wav", speech(0.5), 8000)
     for least, added, failed in ((16001, 0, 13), (16000, 12, 1), (1000, 0, 1)):
         audio = f"{{resample: forbid, min_source_rate: {least}}}"
         config = written(f"name: strict\nextractor: fbank\naudio: {audio}\n", "strict.yaml")
-        made = cli("extract", corpus.manifest(), "-o", scratch / "c", "-c", config, "--json").with_code(3)
+        made = cli(
+            "extract", corpus.manifest(), "-o", scratch / "c", "-c", config, "--json"
+        ).with_code(3)
         assert (extracted(made), made.json()["versions"][0]["failed"]) == (added, failed)
 
 
@@ -210,7 +245,9 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
 ):
     """`sys.exit` says nothing, and may say that all went well."""
     manifest = plain.manifest([{**plain.rows[0], "id": "one!exit"}, *plain.rows[1:3]], "exit.csv")
-    made = cli("extract", manifest, "-o", scratch / "c", "-c", write_config(scratch, extractor)).with_code(1)
+    made = cli(
+        "extract", manifest, "-o", scratch / "c", "-c", write_config(scratch, extractor)
+    ).with_code(1)
     (line,) = made.err.splitlines()
     assert re.search(told, line)
     assert chunk_files(scratch / "c") == {}
@@ -221,7 +258,8 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
 
 @pytest.fixture
 def with_loud(plain, scratch):
-    """The corpus with a loud clip between the others, at which `loud_extractors` raise an exception."""
+    """The corpus with a loud clip between the others, at which `loud_extractors` raise an
+    exception."""
     corpus = plain.copy(scratch / "corpus")
     corpus.rows.insert(3, {"id": "loud", "path": "loud.wav"})
     soundfile.write(corpus.folder / "loud.wav", 0.95 * np.sign(speech(LOUD_SAMPLES / 16000)), 16000)
@@ -246,15 +284,21 @@ def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
 ):
     config = load_config(write_config(scratch, extractor, module="loud_extractors", **params))
     both = [config, load_config("fbank80")]
-    plan = plan_extraction(read_manifest(with_loud.manifest()), both, scratch / "c", Options("cpu", 2))
+    plan = plan_extraction(
+        read_manifest(with_loud.manifest()), both, scratch / "c", Options("cpu", 2)
+    )
     if is_suspect:
         suspects = Suspects(frozenset({"loud"}))
-        plan = replace(plan, versions=[replace(version, suspects=suspects) for version in plan.versions])
+        plan = replace(
+            plan, versions=[replace(version, suspects=suspects) for version in plan.versions]
+        )
     summary = run_extraction(plan, run_locally)
     assert (summary.failed_by_reason, summary.too_many_failures) == ({"extractor_error": 1}, "")
     (failure,) = read_failures(select_version(scratch / "c", config.name))
     assert failure.id == "loud"
-    assert re.fullmatch(rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message)
+    assert re.fullmatch(
+        rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message
+    )
     featcache.extract(plain.manifest(), both, scratch / "without", Options("cpu", 1))
     assert items(scratch / "c", config.name) == items(scratch / "without", config.name)
     assert len(items(scratch / "c", "fbank80")) == len(with_loud.rows)
@@ -270,7 +314,10 @@ def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, sc
     manifest = with_loud.manifest([*with_loud.rows[:5], *loud, *with_loud.rows[5:]], "many.csv")
     config = write_config(scratch, "Clips", module="loud_extractors")
     first = featcache.extract(manifest, config, scratch / "c", Options("cpu", 1))
-    assert "clips: Clips raised exceptions at 20 utterances in a row, the last one loud-19" in first.too_many_failures
+    assert (
+        "clips: Clips raised exceptions at 20 utterances "
+        "in a row, the last one loud-19" in first.too_many_failures
+    )
     assert first.traceback.count("ValueError: too loud") == 1
     assert {*items(scratch / "c")} == {row["id"] for row in with_loud.rows[:5]} - {"loud"}
     assert 21 <= len(read_failures(only_version(scratch / "c"))) < 30
@@ -279,8 +326,12 @@ def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, sc
     assert len(items(scratch / "c")) == len(with_loud.rows) - 1
 
 
-def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_traceback(cli, plain, scratch):
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Broken")).with_code(1)
+def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_traceback(
+    cli, plain, scratch
+):
+    made = cli(
+        "extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Broken")
+    ).with_code(1)
     assert "featcache: broken: Broken raised exceptions at 12 utterances in a row" in made.err
     assert made.err.count("Traceback") == 1
     assert made.err.endswith("  RuntimeError: CUDA error: out of cheese\n")
@@ -288,14 +339,17 @@ def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_trac
 
 def test_a_single_clip_tells_where_its_extractor_raised_an_exception(with_loud, scratch):
     live = featcache.extractor(config=write_config(scratch, "Frames", module="loud_extractors"))
-    with pytest.raises(AudioError, match=r"ValueError: too loud \(helpers/loud_extractors") as raised:
+    with pytest.raises(
+        AudioError, match=r"ValueError: too loud \(helpers/loud_extractors"
+    ) as raised:
         live.file(with_loud.folder / "loud.wav")
     assert "refuse_loud(block)" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
 def test_features_are_not_stored_as_integers(plain, scratch, written, dtype):
-    """A cast would leave noise: it is refused before anything is written. Only uint8 quantises."""
+    """A cast would leave noise: it is refused before anything is written. Only uint8
+    quantises."""
     config = written(f"name: a\nextractor: fbank\nstore: {{dtype: {dtype}}}\n", "a.yaml")
     message = rf"store\.dtype: {dtype} cannot hold the features of fbank, .* or uint8, which quantises them"
     with pytest.raises(ConfigError, match=message):
@@ -314,7 +368,9 @@ def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
         {"id": "gone", "path": str(scratch / "gone.wav"), "channel": 0},
     ]
     (audio.folder / "bad, too.wav").write_text("no audio")
-    config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
+    config = written(
+        "name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml"
+    )
     command = ("extract", "-c", config, "-o", scratch / "c")
     assert cli(*command, audio.manifest([*audio.rows[:2], *bad], "all.csv")).code == 3
     ledger = cli("info", scratch / "c", "--failures", "--csv").with_code(0)
@@ -324,18 +380,30 @@ def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
     assert {id_: row["reason"] for id_, row in rows.items()} == reasons
     assert all(row["message"] for row in rows.values())
     for row in bad:
-        assert {name: rows[row["id"]][name] for name in row} == {name: str(value) for name, value in row.items()}
+        assert {name: rows[row["id"]][name] for name in row} == {
+            name: str(value) for name, value in row.items()
+        }
     shutil.copy(audio.folder / "00.wav", audio.folder / "bad, too.wav")
     (scratch / "failed.csv").write_text(ledger.out)
-    again = cli(*command, scratch / "failed.csv", "--root", audio.folder, "--retry-failed", "--json")
-    assert (again.json()["versions"][0]["extracted"], again.json()["versions"][0]["failed"]) == (3, 6)
+    again = cli(
+        *command, scratch / "failed.csv", "--root", audio.folder, "--retry-failed", "--json"
+    )
+    assert (again.json()["versions"][0]["extracted"], again.json()["versions"][0]["failed"]) == (
+        3,
+        6,
+    )
 
 
 def test_the_ledger_as_a_manifest_is_of_one_version_and_asked_for_alone(cli, plain, scratch):
     """The parts of a corpus may have the same ids."""
     for options in (["--csv"], ["--csv", "--failures", "--json"]):
-        cli("info", scratch, *options).with_code(2, err="featcache: --csv goes with --failures, and without --json\n")
+        cli("info", scratch, *options).with_code(
+            2, err="featcache: --csv goes with --failures, and without --json\n"
+        )
     parts = [plain.manifest(plain.rows[n : n + 1], f"{name}.csv") for n, name in enumerate("ab")]
     cli("extract", *parts, "-o", scratch / "c")
     said = cli.refused("info", scratch / "c", "--failures", "--csv")
-    assert said == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as {scratch}/c/a\n"
+    assert (
+        said == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as "
+        f"{scratch}/c/a\n"
+    )

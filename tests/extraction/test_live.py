@@ -14,7 +14,11 @@ CONFIGS = {
     "quantised": {"extractor": "fbank", "store": {"dtype": "uint8"}},
     "copies": {"extractor": "fbank", "augment": {"speed": [0.9, 1.0]}},
     "rows": {"extractor": "row_extractors:Moments"},
-    "quantised pieces": {"extractor": "row_extractors:Moments", "params": {"piece": 20}, "store": {"dtype": "uint8"}},
+    "quantised pieces": {
+        "extractor": "row_extractors:Moments",
+        "params": {"piece": 20},
+        "store": {"dtype": "uint8"},
+    },
 }
 
 
@@ -38,7 +42,10 @@ def test_waveforms_give_what_the_cache_holds(source, plain, scratch):
     config = config_from({"name": "some", **source})
     featcache.extract(plain.manifest(), config, scratch, featcache.Options("cpu"))
     cache = featcache.open(scratch)
-    of_version, of_config = featcache.extractor(cache, device="cpu"), featcache.extractor(config=config, device="cpu")
+    of_version, of_config = (
+        featcache.extractor(cache, device="cpu"),
+        featcache.extractor(config=config, device="cpu"),
+    )
     path_of = {row["id"]: row["path"] for row in plain.rows}
     for id_ in cache.ids:
         waveform, rate = soundfile.read(plain.folder / path_of[id_.partition("_sp")[0]])
@@ -48,7 +55,10 @@ def test_waveforms_give_what_the_cache_holds(source, plain, scratch):
 
 def test_what_cannot_be_extracted_has_the_ledgers_reason(tmp_path):
     extractor = featcache.extractor(config="fbank80", device="cpu")
-    for waveform, reason in ((np.zeros(10), Reason.TOO_SHORT), (np.full(16000, np.nan), Reason.NON_FINITE_AUDIO)):
+    for waveform, reason in (
+        (np.zeros(10), Reason.TOO_SHORT),
+        (np.full(16000, np.nan), Reason.NON_FINITE_AUDIO),
+    ):
         with pytest.raises(AudioError) as caught:
             extractor(waveform, 16000)
         assert caught.value.reason == reason
@@ -64,7 +74,9 @@ def test_what_cannot_be_extracted_has_the_ledgers_reason(tmp_path):
     for rate in (0, -1, 16000.5):
         with pytest.raises(ArgumentError, match="sample_rate"):
             extractor(np.zeros(16000), rate)
-    with pytest.raises(ArgumentError, match=r"waveform: Can't call numpy\(\) on Tensor that requires grad"):
+    with pytest.raises(
+        ArgumentError, match=r"waveform: Can't call numpy\(\) on Tensor that requires grad"
+    ):
         extractor(torch.zeros(16000, requires_grad=True), 16000)
     with pytest.raises(ArgumentError, match="id is 3: give text"):
         extractor(np.zeros(16000), 16000, id=3)

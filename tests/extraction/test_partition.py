@@ -1,4 +1,5 @@
-"""Jobs of an array, each of which extracts a partition of the manifest: together they are one run, and nobody waits."""
+"""Jobs of an array, each of which extracts a partition of the manifest: together they are
+one run, and nobody waits."""
 
 import os
 import shutil
@@ -44,10 +45,18 @@ def problems(cache):
 
 
 def slices(durations, count):
-    return [slice(*Partition(number, count).span(np.array(durations, np.float64))) for number in range(count)]
+    return [
+        slice(*Partition(number, count).span(np.array(durations, np.float64)))
+        for number in range(count)
+    ]
 
 
-@given(st.lists(st.floats(0.1, 40) | st.sampled_from([5e-324, 1e-9, 1e9, 1.7e308, np.nan]), max_size=60), COUNTS)
+@given(
+    st.lists(
+        st.floats(0.1, 40) | st.sampled_from([5e-324, 1e-9, 1e9, 1.7e308, np.nan]), max_size=60
+    ),
+    COUNTS,
+)
 def test_parts_are_all_rows_in_order(durations, count):
     rows = [row for some in slices(durations, count) for row in range(some.start, some.stop)]
     assert rows == list(range(len(durations)))
@@ -62,7 +71,8 @@ def test_parts_are_equally_long_or_have_equally_many_rows(durations, count, is_k
 
 
 def slurm(**changed: int) -> dict[str, str]:
-    """The environment of a task of an array, of the numbers 1, 3, 5 and 7 unless something is changed."""
+    """The environment of a task of an array, of the numbers 1, 3, 5 and 7 unless
+    something is changed."""
     numbers = {"MIN": 1, "MAX": 7, "COUNT": 4, **changed}
     return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
 
@@ -73,7 +83,11 @@ def slurm(**changed: int) -> dict[str, str]:
         ("0/8", {}, "0/8"),
         ("auto", slurm(ID=5), "2/4"),
         ("auto", slurm(ID=1, MAX=1, COUNT=1), "0/1"),
-        ("auto", {"JOB_COMPLETION_INDEX": "3", "JOB_COMPLETIONS": "4", "SKYPILOT_NODE_RANK": "0"}, "3/4"),
+        (
+            "auto",
+            {"JOB_COMPLETION_INDEX": "3", "JOB_COMPLETIONS": "4", "SKYPILOT_NODE_RANK": "0"},
+            "3/4",
+        ),
         ("auto", {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, "1/2"),
         ("auto", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, "1/3"),
     ],
@@ -94,7 +108,11 @@ def test_which_part(text, environment, partition):
         ("auto", slurm(ID=5) | {"SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks=1"),
         ("auto", {"SLURM_ARRAY_TASK_ID": "5"}, "no SLURM_ARRAY_TASK_MIN in the environment"),
         ("auto", {"JOB_COMPLETION_INDEX": "0"}, "set the variable JOB_COMPLETIONS"),
-        ("auto", {"SKYPILOT_NODE_RANK": "2", "SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is 'two'"),
+        (
+            "auto",
+            {"SKYPILOT_NODE_RANK": "2", "SKYPILOT_NUM_NODES": "two"},
+            "SKYPILOT_NUM_NODES is 'two'",
+        ),
         ("auto", {"PARALLEL_SEQ": "3"}, "--partition {}/8"),
     ],
 )
@@ -106,13 +124,20 @@ def test_a_part_that_there_is_not_is_refused_in_one_line(text, environment, said
 
 
 def test_parts_are_together_one_run(cli, plain, sound, scratch):
-    """Item by item, in whatever order they run, and however the manifest's path was typed; on the way, the version is
-    said to lack some. What is there is not done again, nor recorded; what is gone is made again by its part."""
+    """Item by item, in whatever order they run, and however the manifest's path was
+    typed; on the way, the version is said to lack some. What is there is not done again,
+    nor recorded; what is gone is made again by its part."""
     manifest, cache = plain.manifest(), scratch / "parts"
-    for number, typed in ((2, manifest), (0, manifest.name), (3, f"../{plain.folder.name}/{manifest.name}")):
+    for number, typed in (
+        (2, manifest),
+        (0, manifest.name),
+        (3, f"../{plain.folder.name}/{manifest.name}"),
+    ):
         assert cli(*extract(typed, cache, "--partition", f"{number}/4"), cwd=plain.folder).code == 0
     (problem,) = problems(cache)
-    assert problem.startswith(f"{only_version(cache).path}: 3 of the 12 utterances of {manifest} are missing: ")
+    assert problem.startswith(
+        f"{only_version(cache).path}: 3 of the 12 utterances of {manifest} are missing: "
+    )
     assert "3 of the 12 utterances of" in cli("info", cache).out
     with pytest.raises(StoreError, match="3 of the 12 utterances of"):
         featcache.open(cache, strict=True)
@@ -124,7 +149,12 @@ def test_parts_are_together_one_run(cli, plain, sound, scratch):
     assert list(featcache.open(cache).ids) == list(featcache.open(sound).ids)
     version = only_version(cache)
     runs = run_names(version.store)
-    assert [read_run(version.store, name).asked["partition"] for name in runs] == ["2/4", "0/4", "3/4", "1/4"]
+    assert [read_run(version.store, name).asked["partition"] for name in runs] == [
+        "2/4",
+        "0/4",
+        "3/4",
+        "1/4",
+    ]
     assert cli(*extract(manifest, cache, "--partition", "1/4")).code == 0
     assert run_names(version.store) == runs
     shutil.rmtree(version.path / "shards" / version.shard_names()[0])
@@ -136,7 +166,9 @@ def test_parts_are_together_one_run(cli, plain, sound, scratch):
 
 
 def test_a_part_builds_no_index_and_takes_no_lock(cli, plain, gate, gated_config, scratch):
-    running = stand_at(gate, 1, cli, *extract(plain.manifest(), scratch, "-c", gated_config, "--partition", "0/1"))
+    running = stand_at(
+        gate, 1, cli, *extract(plain.manifest(), scratch, "-c", gated_config, "--partition", "0/1")
+    )
     with only_version(scratch).at_work("rm"):
         gate.unlink()
         assert running.wait().code == 0
@@ -144,7 +176,8 @@ def test_a_part_builds_no_index_and_takes_no_lock(cli, plain, gate, gated_config
 
 
 def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_config, scratch):
-    """SIGTERM, as before a time limit: exit code 130; again, in other partitions or as a whole, the rest is done."""
+    """SIGTERM, as before a time limit: exit code 130; again, in other partitions or as a
+    whole, the rest is done."""
     manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
     assert cli(*extract(manifest, scratch, *options, "--partition", "1/2")).code == 0
     gate.write_text("2")
@@ -161,8 +194,11 @@ def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_c
     assert len(items(scratch)) == 12
 
 
-def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, gate, gated_config, scratch):
-    """Though it and one of them are killed: their shards are those of a run that nobody disturbed."""
+def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(
+    cli, plain, gate, gated_config, scratch
+):
+    """Though it and one of them are killed: their shards are those of a run that nobody
+    disturbed."""
     manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
     assert cli(*extract(manifest, scratch / "whole", *options)).code == 0
     cache = scratch / "parts"
@@ -172,7 +208,8 @@ def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, ga
     assert f"{12 - len(items(cache))} of the 12 utterances of" in problems(cache)[0]
     for job in (first, extract(manifest, cache, *options, "--partition", "1/2")):
         assert problems(cache) != []
-        cli(*job).with_code(0, err="")  # the kills say nothing of the clips that were in flight
+        # the kills say nothing of the clips that were in flight
+        cli(*job).with_code(0, err="")
     assert problems(cache) == []
     assert chunk_files(cache) == chunk_files(scratch / "whole")
     longer = plain.manifest([*plain.rows, {**plain.rows[0], "id": "added"}], "manifest.csv")
@@ -186,11 +223,15 @@ def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, ga
 def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
     rows = [plain.rows[0], {**plain.rows[1], "path": "missing.wav"}, *plain.rows[2:]]
     manifest = plain.manifest(rows, "failing.csv")
-    codes = [cli(*extract(manifest, scratch, "--partition", f"{number}/3")).code for number in range(3)]
+    codes = [
+        cli(*extract(manifest, scratch, "--partition", f"{number}/3")).code for number in range(3)
+    ]
     assert codes == [3, 0, 0]
     report = check(scratch)
     assert (report.problems, report.failed) == ([], 1)
-    assert "1 failed before" in cli(*extract(manifest, scratch, "--partition", "0/3")).with_code(3).out
+    assert (
+        "1 failed before" in cli(*extract(manifest, scratch, "--partition", "0/3")).with_code(3).out
+    )
     assert cli(*extract(manifest, scratch, "--partition", "0/3", "--retry-failed")).code == 3
     assert cli(*extract(manifest, scratch, "--partition", "1/3", "--retry-failed")).code == 0
     assert problems(scratch) == []
@@ -199,7 +240,14 @@ def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
 def test_more_parts_than_utterances_that_have_copies(cli, plain, scratch, written):
     config = written("name: c\nextractor: fbank\naugment: {speed: [1.0, 0.9]}\n", "copies.yaml")
     rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
-    job = extract(plain.manifest(rows, "no-durations.csv"), scratch / "parts", "-c", config, "--shard-size", ONE_EACH)
+    job = extract(
+        plain.manifest(rows, "no-durations.csv"),
+        scratch / "parts",
+        "-c",
+        config,
+        "--shard-size",
+        ONE_EACH,
+    )
     ended = [cli(*job, "--partition", f"{number}/16") for number in range(16)]
     assert {part.code for part in ended} == {0}
     assert any("nothing to do: this partition has no utterances" in part.out for part in ended)
@@ -213,7 +261,10 @@ def test_more_parts_than_utterances_that_have_copies(cli, plain, scratch, writte
 def test_a_part_does_what_is_missing_of_its_rows(cli, plain, scratch):
     some = plain.manifest(plain.rows[2:4], "some.csv")
     assert cli(*extract(some, scratch)).code == 0
-    ended = [cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/2", "--json")) for number in range(2)]
+    ended = [
+        cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/2", "--json"))
+        for number in range(2)
+    ]
     assert [one.json()["versions"][0]["present"] for one in ended] == [2, 0]
     assert sum(map(extracted, ended)) == 10
     assert extracted(cli(*extract(plain.manifest(), scratch, "--partition", "0/3", "--json"))) == 0
@@ -221,13 +272,23 @@ def test_a_part_does_what_is_missing_of_its_rows(cli, plain, scratch):
 
 
 def test_all_jobs_of_slurm_get_the_options(tmp_path):
-    """The array, and the job after it; what that one gets besides comes last, so that it may be less."""
+    """The array, and the job after it; what that one gets besides comes last, so that it
+    may be less."""
     (tmp_path / "sbatch").write_text('#!/bin/sh\necho "$@" >> "$0.called"; echo 7\n')
     (tmp_path / "sbatch").chmod(0o755)
     scripts = Path(__file__).parents[2] / "examples/slurm"
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "INDEX_OPTIONS": "--gres=none --mem=1G"}
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "INDEX_OPTIONS": "--gres=none --mem=1G",
+    }
     options = ["--account=me", "--partition=gpu", "--gres=gpu:1"]
-    subprocess.run([scripts / "submit.sh", "m.csv", "c", "8", *options], env=environment, check=True, cwd=tmp_path)
+    subprocess.run(
+        [scripts / "submit.sh", "m.csv", "c", "8", *options],
+        env=environment,
+        check=True,
+        cwd=tmp_path,
+    )
     asked = " ".join(options)
     assert (tmp_path / "sbatch.called").read_text().splitlines() == [
         f"--parsable --array=0-7 {asked} {scripts}/extract.sbatch",

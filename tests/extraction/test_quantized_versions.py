@@ -52,7 +52,10 @@ def stored(cache):
     """What is on disk of each utterance, as bytes: levels, and everything beside them."""
     sides = [side.name for side in cache.spec.side]
     return {
-        id_: (cache.item(id_, raw=True).tobytes(), *(cache.side(name, id_).tobytes() for name in sides))
+        id_: (
+            cache.item(id_, raw=True).tobytes(),
+            *(cache.side(name, id_).tobytes() for name in sides),
+        )
         for id_ in cache.ids
     }
 
@@ -68,11 +71,14 @@ def source(request):
 @pytest.fixture(scope="module")
 def quantized(source, corpus, tmp_path_factory):
     """The corpus by one thread, in one shard; nobody changes it."""
-    return extract(corpus.manifest(), config_of(source), tmp_path_factory.mktemp("levels"), threads=1)
+    return extract(
+        corpus.manifest(), config_of(source), tmp_path_factory.mktemp("levels"), threads=1
+    )
 
 
 def test_each_item_is_quantised_as_a_whole_and_alone(quantized, source, corpus, scratch):
-    """However it was cut and put together: the bytes are those of the whole item's float32, quantised by itself."""
+    """However it was cut and put together: the bytes are those of the whole item's
+    float32, quantised by itself."""
     exact = extract(corpus.manifest(), config_of(source, "float32"), scratch)
     assert list(quantized.ids) == list(exact.ids)
     assert len(quantized) > 25
@@ -87,14 +93,20 @@ def test_each_item_is_quantised_as_a_whole_and_alone(quantized, source, corpus, 
 
 def test_threads_shards_and_order_change_no_byte(quantized, source, corpus, scratch):
     backwards = corpus.manifest(corpus.rows[::-1], "backwards.csv")
-    small = extract(corpus.manifest(), config_of(source), scratch / "small", threads=3, shard_megabytes=4e-4)
+    small = extract(
+        corpus.manifest(), config_of(source), scratch / "small", threads=3, shard_megabytes=4e-4
+    )
     assert len(small.index.shards) > 8
     assert stored(small) == stored(quantized)
-    assert stored(extract(backwards, config_of(source), scratch / "backwards", threads=2)) == stored(quantized)
+    assert stored(
+        extract(backwards, config_of(source), scratch / "backwards", threads=2)
+    ) == stored(quantized)
 
 
 def test_recomputing_finds_the_same_bytes(quantized):
-    again = recompute(quantized.version, quantized.index, range(len(quantized)), SourceCheck(), Device("cpu", 1))
+    again = recompute(
+        quantized.version, quantized.index, range(len(quantized)), SourceCheck(), Device("cpu", 1)
+    )
     assert (again.problems, again.identical, again.largest_difference) == ([], len(quantized), 0.0)
 
 
@@ -120,11 +132,18 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     manifest = plain.manifest([{**row, "id": f"nan-{row['id']}"} for row in plain.rows], "nan.csv")
     config = config_of({"extractor": "odd_extractors:Picky"})
     summary = featcache.extract(manifest, config, scratch)
-    assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
+    assert (summary.versions[0].extracted, summary.failed_by_reason) == (
+        0,
+        {"non_finite_features": len(plain.rows)},
+    )
     part = Extracted(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
     part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
     extracted = part.take([], [])
-    assert ([failure.id for failure in extracted.failures], extracted.items, extracted.features) == (["a"], [], [])
+    assert (
+        [failure.id for failure in extracted.failures],
+        extracted.items,
+        extracted.features,
+    ) == (["a"], [], [])
 
 
 def test_digits_and_the_loudest_clip_are_within_a_tenth_of_what_they_are(tmp_path, scratch):
@@ -154,12 +173,17 @@ def test_info_and_show_say_what_is_stored(cli, plain, scratch):
     assert "quantised to uint8 with a scale and an offset for each utterance and dimension" in lines
     assert QUANTIZATION not in lines
     (document,) = cli("info", scratch, "--json").json()["versions"]
-    assert document["bytes"] == (int(cache.lengths.sum()) + len(cache) * 2 * 4) * 80  # with float32 scales and offsets
+    # with float32 scales and offsets
+    assert document["bytes"] == (int(cache.lengths.sum()) + len(cache) * 2 * 4) * 80
     assert [side["name"] for side in document["spec"]["side"]] == [QUANTIZATION]
 
     scale, _ = cache.quantization(["utt-03"])[0]
     (document,) = cli("show", scratch, "utt-03", "--json").json()["versions"]
-    assert (document["dtype"], document["shape"], document["side"]) == ("float32", [*cache["utt-03"].shape], {})
+    assert (document["dtype"], document["shape"], document["side"]) == (
+        "float32",
+        [*cache["utt-03"].shape],
+        {},
+    )
     assert document["min"] == pytest.approx(float(cache["utt-03"].min()))
     assert document["quantized"] == {
         "dtype": "uint8",
@@ -167,11 +191,15 @@ def test_info_and_show_say_what_is_stored(cli, plain, scratch):
         "largest_scale": pytest.approx(float(scale.max())),
         "largest_error": pytest.approx(float(scale.max()) / 2),
     }
-    assert f"uint8, off by at most {float(scale.max()) / 2:.3g}" in cli("show", scratch, "utt-03").out
+    assert (
+        f"uint8, off by at most {float(scale.max()) / 2:.3g}" in cli("show", scratch, "utt-03").out
+    )
 
 
 def test_a_probe_measures_the_extractor_as_ever(cli, plain):
-    cli("probe", "fbank80-uint8", plain.manifest(), "--device", "cpu", "--utterances", 4).with_code(0)
+    cli("probe", "fbank80-uint8", plain.manifest(), "--device", "cpu", "--utterances", 4).with_code(
+        0
+    )
 
 
 # What is made of them
@@ -191,7 +219,13 @@ def units_of(cache, path):
     """Units of a cache's features: 30 of its frames as centroids."""
     values = np.concatenate(list(cache.values()))
     centroids = values[np.random.default_rng(0).choice(len(values), 30, replace=False)]
-    codebook = Codebook(torch.from_numpy(centroids), cache.config, cache.version.info.fingerprint, cache.spec.dtype, {})
+    codebook = Codebook(
+        torch.from_numpy(centroids),
+        cache.config,
+        cache.version.info.fingerprint,
+        cache.spec.dtype,
+        {},
+    )
     path.write_bytes(codebook.to_bytes())
     return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
 
@@ -201,7 +235,9 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
     cache = extract(corpus.manifest(), config_of(source), scratch / "features")
     config = units_of(cache, tmp_path / "units.safetensors")
     from_audio = extract(corpus.manifest(), config, scratch / "audio")
-    from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
+    from_version = extract(
+        corpus.manifest(), config, scratch / "version", source=cache.version.path
+    )
     assert len(from_audio) == len(cache)
     assert stored(from_audio) == stored(from_version)
     codebook = read_codebook(tmp_path / "units.safetensors")
@@ -212,19 +248,26 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
 def test_units_of_clips_in_pieces_are_made_from_a_version_alone(corpus, scratch, tmp_path):
     cache = extract(corpus.manifest(), config_of(PIECES), scratch / "features")
     config = units_of(cache, tmp_path / "units.safetensors")
-    from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
+    from_version = extract(
+        corpus.manifest(), config, scratch / "version", source=cache.version.path
+    )
     assert list(from_version.ids) == list(cache.ids)
-    units = Units(UnitsParams(weights=str(tmp_path / "units.safetensors")), 16000, torch.device("cpu"))
+    units = Units(
+        UnitsParams(weights=str(tmp_path / "units.safetensors")), 16000, torch.device("cpu")
+    )
     waveform = torch.from_numpy(speech(0.3)[:, 0].astype(np.float32))
     with torch.inference_mode():
         assert units.extract([Clip("short", waveform)])[0].shape == (30, 1)
-        with pytest.raises(AudioError, match=r"quantised over a whole clip, .* in 2 chunks: .* with --from") as caught:
+        with pytest.raises(
+            AudioError, match=r"quantised over a whole clip, .* in 2 chunks: .* with --from"
+        ) as caught:
             units.extract([Clip("long", torch.cat([waveform, waveform]))])
     assert caught.value.reason == Reason.TOO_LONG
 
 
 def test_the_version_says_it_in_its_metadata(plain, scratch):
-    """And a reader that knows side arrays and not this one sees a dtype that is not the one it was promised."""
+    """And a reader that knows side arrays and not this one sees a dtype that is not the
+    one it was promised."""
     cache = extract(plain.manifest(), config_of(FBANK), scratch)
     document = json.loads((cache.version.path / "zarr.json").read_text())["attributes"]["featcache"]
     assert document["format"] == 2

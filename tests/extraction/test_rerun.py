@@ -1,4 +1,5 @@
-"""`featcache extract` once more: only what is missing or has changed is done, and nothing is lost."""
+"""`featcache extract` once more: only what is missing or has changed is done, and nothing
+is lost."""
 
 import os
 
@@ -23,11 +24,15 @@ def test_again_does_nothing_and_says_so_and_rows_removed_are_surplus(cli, plain,
     assert sorted(cache.rglob("*")) == before
     fewer = plain.manifest(plain.rows[:-3], "fewer.csv")
     assert "nothing to do: 9 utterances are already there" in cli("extract", fewer, "-o", cache).out
-    assert "3 utterances are not in the manifest" in cli("verify", cache, "--manifest", fewer).with_code(0).out
+    assert (
+        "3 utterances are not in "
+        "the manifest" in cli("verify", cache, "--manifest", fewer).with_code(0).out
+    )
 
 
 def test_torch_is_loaded_only_by_what_extracts(cli, plain, scratch):
-    """A run that finds nothing to do loads none, nor if failures stand. A device that is not there is refused."""
+    """A run that finds nothing to do loads none, nor if failures stand. A device that is
+    not there is refused."""
     script = """
     import sys
     from featcache.cli import main
@@ -51,7 +56,9 @@ def test_torch_is_loaded_only_by_what_extracts(cli, plain, scratch):
 def test_another_config_is_another_version_and_says_what_differs(cli, plain, scratch, written):
     job = ("extract", plain.manifest(), "-o", scratch, "-c")
     assert cli(*job, written("name: mine\nextractor: fbank\n", "a.yaml")).err == ""
-    other = written("name: mine\nextractor: fbank\nparams: {low_freq: 0, num_mel_bins: 40}\n", "b.yaml")
+    other = written(
+        "name: mine\nextractor: fbank\nparams: {low_freq: 0, num_mel_bins: 40}\n", "b.yaml"
+    )
     (line,) = cli(*job, other).with_code(0).err.splitlines()
     assert "params.low_freq: 20.0 -> 0.0" in line
     assert "params.num_mel_bins: 80 -> 40" in line
@@ -63,37 +70,64 @@ def test_another_config_is_another_version_and_says_what_differs(cli, plain, scr
 
 def test_rows_that_changed_are_extracted_again(cli, plain, cache, scratch):
     before = items(cache)
-    changes = [{"path": "09.wav"}, {"start": 0.1, "duration": 0.2}, {"duration": 0.3}, {"channel": 0}, *[{}] * 8]
-    changed = plain.manifest([row | change for row, change in zip(plain.rows, changes, strict=True)], "changed.csv")
+    changes = [
+        {"path": "09.wav"},
+        {"start": 0.1, "duration": 0.2},
+        {"duration": 0.3},
+        {"channel": 0},
+        *[{}] * 8,
+    ]
+    changed = plain.manifest(
+        [row | change for row, change in zip(plain.rows, changes, strict=True)], "changed.csv"
+    )
     job = ("extract", changed, "--replace", "-o")
     verified = cli("verify", cache, "--manifest", changed).with_code(1)
-    assert all(f"{id_}: its row is not the one that was extracted" in verified.out for id_ in plain.ids[:4])
+    assert all(
+        f"{id_}: its row is not the one that was extracted" in verified.out for id_ in plain.ids[:4]
+    )
     assert "4 of 12 utterances to extract, 4 of them changed" in cli(*job, cache, "--dry-run").out
     assert extracted(cli(*job, cache, "--json")) == 4
     after = items(cache)
-    assert {name for name in after if after[name] != before[name]} == {*plain.ids[:3]}  # that channel is the only one
-    assert "4 older items of utterances extracted again: not read, but kept" in cli("info", cache).out
+    # that channel is the only one
+    assert {name for name in after if after[name] != before[name]} == {*plain.ids[:3]}
+    assert (
+        "4 older items of utterances extracted again: not read, but kept" in cli("info", cache).out
+    )
     assert cli(*job, scratch / "fresh").code == 0
     assert after == items(scratch / "fresh")
     report = check(cache, manifest=read_manifest(changed))
     assert (report.problems, report.utterances, report.repeated, report.surplus) == ([], 12, 0, 0)
 
 
-def test_a_changed_file_is_extracted_again_when_asked_and_one_that_is_gone_keeps_its_features(cli, plain, scratch):
+def test_a_changed_file_is_extracted_again_when_asked_and_one_that_is_gone_keeps_its_features(
+    cli, plain, scratch
+):
     corpus, cache = plain.copy(scratch / "corpus"), scratch / "c"
     cli("extract", corpus.manifest(), "-o", cache)
     before = items(cache)
-    soundfile.write(corpus.folder / "03.wav", speech(0.46, seed=99), 16000)  # same size, other mtime and sound
+    # same size, other mtime and sound
+    soundfile.write(corpus.folder / "03.wav", speech(0.46, seed=99), 16000)
     os.utime(corpus.folder / "05.wav", ns=(1, 1))  # touched, and the same
     assert "nothing to do" in cli("extract", corpus.manifest(), "-o", cache).out
-    assert extracted(cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json").with_code(0)) == 2
+    assert (
+        extracted(
+            cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json").with_code(0)
+        )
+        == 2
+    )
     after = items(cache)
     assert {name for name in after if after[name] != before[name]} == {"utt-03"}
     assert "nothing to do" in cli("extract", corpus.manifest(), "-o", cache, "--check-sources").out
     assert check(cache, manifest=read_manifest(corpus.manifest())).problems == []
-    (corpus.folder / "03.wav").unlink()  # as audio is tidied away: what cannot be extracted again stays
+    # as audio is tidied away: what cannot be extracted again stays
+    (corpus.folder / "03.wav").unlink()
     os.utime(corpus.folder / "05.wav", ns=(2, 2))
-    assert extracted(cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json").with_code(0)) == 1
+    assert (
+        extracted(
+            cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json").with_code(0)
+        )
+        == 1
+    )
     assert items(cache) == after
 
 
@@ -103,11 +137,15 @@ def test_only_shards_that_hold_the_rows_are_asked_for_their_files(cli, plain, sc
     for name in version.shard_names():
         if not {*version.shard(name).table.ids} & {*part.ids}:
             (version.shard(name).folder / "items" / "c" / "0" / "0").unlink()
-    extraction = plan_extraction(part, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
+    extraction = plan_extraction(
+        part, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True)
+    )
     assert extraction.versions[0].num_missing == 0
     whole = read_manifest(plain.manifest())
     with pytest.raises(DamagedError, match=r"items.*missing"):
-        plan_extraction(whole, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
+        plan_extraction(
+            whole, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True)
+        )
 
 
 def test_recompute_finds_the_audio_of_every_run(cli, plain, corpus, scratch):

@@ -1,4 +1,5 @@
-"""The plan: what a version lacks of a manifest, cut into shard tasks. Pure, so it is tested with made-up tables."""
+"""The plan: what a version lacks of a manifest, cut into shard tasks. Pure, so it is
+tested with made-up tables."""
 
 import pickle
 from pathlib import Path
@@ -60,7 +61,9 @@ def holding(manifest: Manifest, rows) -> Index:
     return Index([ShardSummary("0" * 16, 0, len(rows), len(rows), 1.0, "0" * 16, 0)], [], table, {})
 
 
-def plan(manifest: Manifest, index: Index | None = None, seconds_per_shard: float = 30.0, failures=None):
+def plan(
+    manifest: Manifest, index: Index | None = None, seconds_per_shard: float = 30.0, failures=None
+):
     """The tasks of a manifest for a version; without an index, for an empty one."""
     index = index or holding(manifest, [])
     status = join(RowKeys.of(manifest), index, failures or {})
@@ -73,19 +76,31 @@ def failure(manifest: Manifest, row: int) -> Failure:
 
 
 @given(ROWS, st.floats(0.1, 100), st.data())
-def test_every_missing_row_is_in_exactly_one_task_and_no_other_row_is_in_any(durations, seconds_per_shard, data):
+def test_every_missing_row_is_in_exactly_one_task_and_no_other_row_is_in_any(
+    durations, seconds_per_shard, data
+):
     manifest = table(durations)
-    states = data.draw(st.lists(st.sampled_from("pfm"), min_size=len(durations), max_size=len(durations)))
+    states = data.draw(
+        st.lists(st.sampled_from("pfm"), min_size=len(durations), max_size=len(durations))
+    )
     present = [row for row, state in enumerate(states) if state == "p"]
-    failures = {manifest.ids[row]: failure(manifest, row) for row, state in enumerate(states) if state == "f"}
+    failures = {
+        manifest.ids[row]: failure(manifest, row)
+        for row, state in enumerate(states)
+        if state == "f"
+    }
     planned = plan(manifest, holding(manifest, present), seconds_per_shard, failures)
     asked = [utterance.id for task in planned for utterance in task.utterances]
-    assert sorted(asked) == sorted(manifest.ids[row] for row, state in enumerate(states) if state == "m")
+    assert sorted(asked) == sorted(
+        manifest.ids[row] for row, state in enumerate(states) if state == "m"
+    )
     assert len(asked) == len(set(asked))
 
 
 @given(ROWS, st.floats(0.1, 100), st.data())
-def test_after_any_tasks_are_done_the_others_remain_as_they_were(durations, seconds_per_shard, data):
+def test_after_any_tasks_are_done_the_others_remain_as_they_were(
+    durations, seconds_per_shard, data
+):
     """A killed run, resumed, makes the very shards that an uninterrupted one makes."""
     manifest = table(durations)
     whole = plan(manifest, seconds_per_shard=seconds_per_shard)
@@ -105,14 +120,17 @@ def test_ranges_rise_one_by_one_and_hold_a_shard_of_audio_at_most(durations, sec
     assert set(np.diff(ranges).tolist()) <= {0, 1}
     for number in range(int(ranges[-1]) + 1):
         members = seconds[ranges == number]
-        assert members[:-1].sum() <= seconds_per_shard * 1.001  # what the last one runs over does not count
+        # what the last one runs over does not count
+        assert members[:-1].sum() <= seconds_per_shard * 1.001
 
 
 @pytest.mark.parametrize(
-    ("hours", "num_shards"), [(1, 1), (100, 100), (256, 256), (5000, 256), (7585, 256), (30_000, 1013)]
+    ("hours", "num_shards"),
+    [(1, 1), (100, 100), (256, 256), (5000, 256), (7585, 256), (30_000, 1013)],
 )
 def test_shards_of_codes_grow_with_the_manifest(hours, num_shards):
-    """EnCodec's at 1,200 bytes a second: from an hour, or 4.3 MB, to 128 MB; at least 256 where they are longer."""
+    """EnCodec's at 1,200 bytes a second: from an hour, or 4.3 MB, to 128 MB; at least 256
+    where they are longer."""
     ranges = shard_ranges(np.full(hours * 60, 60.0), 128e6 / 1200)
     assert int(ranges[-1]) + 1 == num_shards
 

@@ -1,4 +1,5 @@
-"""Torch's default dtype and device, autocast and inference mode, which a user sets, change nothing."""
+"""Torch's default dtype and device, autocast and inference mode, which a user sets,
+change nothing."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,10 @@ def cache(tmp_path_factory):
 
 def values_of(tensors):
     """Their dtypes and bytes, to be compared as they are."""
-    return [(one.dtype, one.shape, one.contiguous().view(torch.uint8).numpy().tobytes()) for one in tensors]
+    return [
+        (one.dtype, one.shape, one.contiguous().view(torch.uint8).numpy().tobytes())
+        for one in tensors
+    ]
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -96,7 +100,11 @@ def test_batches_and_their_normalisation_are_the_same(setting, cache):
 
 def test_another_default_device_leaves_batches_and_the_names_of_groups_where_they_are(cache):
     dataset = featcache.FeatureDataset(cache)
-    statistics = {"groups": ["a", "b"], "group_mean": np.zeros((2, 8)), "group_std": np.ones((2, 8))}
+    statistics = {
+        "groups": ["a", "b"],
+        "group_mean": np.zeros((2, 8)),
+        "group_std": np.ones((2, 8)),
+    }
     with torch.device("meta"):  # stands for a GPU
         cmvn = Cmvn(np.zeros(8), np.ones(8), **statistics)
         numbers = cmvn.find(["b", "a"])
@@ -132,25 +140,32 @@ EXTRACT_IN_FP32 = """
 """
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch has one way before 2.9")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cudnn, "conv"), reason="torch has one way before 2.9"
+)
 def test_what_a_process_lets_torch_round_changes_no_bit(cli, tmp_path):
-    """fp32 means fp32, though torch has an old and a new way of saying so, and a CPU can round too."""
+    """fp32 means fp32, though torch has an old and a new way of saying so, and a CPU can
+    round too."""
     import small_ssl  # brings transformers
 
     settings = (
         "",
         "torch.set_float32_matmul_precision('medium')",
         "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
-        "torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = "
+        "torch.backends.cudnn.conv.fp32_precision = 'tf32'",
         "torch.backends.fp32_precision = 'tf32'",
     )
-    printed = run_script(cli, EXTRACT_IN_FP32, small_ssl.save("hubert", tmp_path), *settings).split()
+    printed = run_script(
+        cli, EXTRACT_IN_FP32, small_ssl.save("hubert", tmp_path), *settings
+    ).split()
     assert len(printed) == len(settings)
     assert len(set(printed)) == 1
 
 
 def test_threads_that_switch_tf32_do_not_see_each_others_switches(monkeypatch):
-    """As where a user lets a GPU round, and threads of theirs extract at once: one is inside when the other comes."""
+    """As where a user lets a GPU round, and threads of theirs extract at once: one is
+    inside when the other comes."""
     switches = [Tf32(True, True, True)]
     monkeypatch.setattr(model, "get_tf32", lambda: switches[-1])
     monkeypatch.setattr(model, "set_tf32", switches.append)

@@ -22,15 +22,20 @@ def fast(written):
 
 
 def planned(manifest, cache, config="fbank80", **options):
-    return plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options(device="cpu", **options))
+    return plan_extraction(
+        read_manifest(manifest), [load_config(config)], cache, Options(device="cpu", **options)
+    )
 
 
 def meter(speeds):
-    """A meter that was told of extraction at these speeds, each of them for 0.1 s, from second 2 on."""
+    """A meter that was told of extraction at these speeds, each of them for 0.1 s, from
+    second 2 on."""
     step = 0.1
     times = 2.0 + step * np.arange(len(speeds) + 1)
     audio = np.concatenate([[100.0], 100.0 + step * np.cumsum(speeds)])
-    return trial._Meter(math.inf, points=[(0.0, 50.0), *zip(times.tolist(), audio.tolist(), strict=True)])
+    return trial._Meter(
+        math.inf, points=[(0.0, 50.0), *zip(times.tolist(), audio.tolist(), strict=True)]
+    )
 
 
 FIFTHS = [10, 20, 15, 30, 25]
@@ -46,8 +51,12 @@ FIFTHS = [10, 20, 15, 30, 25]
     ],
     ids=["steady", "fifths differ", "too short", "one batch that goes on"],
 )
-def test_the_warm_up_is_left_out_and_the_error_is_twice_that_of_the_mean_of_the_fifths(speeds, measured):
-    assert meter(speeds).speed(SimpleNamespace(audio_seconds=1234.0, elapsed_seconds=3.4)) == pytest.approx(measured)
+def test_the_warm_up_is_left_out_and_the_error_is_twice_that_of_the_mean_of_the_fifths(
+    speeds, measured
+):
+    assert meter(speeds).speed(
+        SimpleNamespace(audio_seconds=1234.0, elapsed_seconds=3.4)
+    ) == pytest.approx(measured)
 
 
 def test_the_run_is_stopped_when_enough_is_measured(monkeypatch):
@@ -82,7 +91,9 @@ def test_the_sample_of_copies_and_of_partitions_is_of_the_manifest_s_own_rows(pl
     (version,) = planned(plain.manifest(), scratch / "c", fast).versions
     assert sorted(trial.sample_rows(version)) == list(range(12))
     halves = [
-        planned(plain.manifest(), scratch / "c", fast, partition=half, shard_megabytes=0.003).versions[0]
+        planned(
+            plain.manifest(), scratch / "c", fast, partition=half, shard_megabytes=0.003
+        ).versions[0]
         for half in ("0/2", "1/2")
     ]
     rows = [set(trial.sample_rows(half).tolist()) for half in halves]
@@ -92,7 +103,18 @@ def test_the_sample_of_copies_and_of_partitions_is_of_the_manifest_s_own_rows(pl
 
 def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, fast, scratch, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(scratch))
-    command = ("extract", plain.manifest(), "-o", scratch / "c", "-c", fast, "-c", "mfcc13", "--dry-run", "--trial")
+    command = (
+        "extract",
+        plain.manifest(),
+        "-o",
+        scratch / "c",
+        "-c",
+        fast,
+        "-c",
+        "mfcc13",
+        "--dry-run",
+        "--trial",
+    )
     tried = cli(*command, "--json").json()["trial"]
     assert [*scratch.iterdir()] == []
     assert [one["versions"] for one in tried["tried"]] == [["fast"], ["mfcc13"]]
@@ -102,14 +124,23 @@ def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, fast, scratch, mon
     expected = sum(one["expected_seconds"] for one in tried["tried"])
     assert tried["expected_seconds"] == pytest.approx(expected)
     said = cli(*command)
-    assert all(words in said.out for words in ("a trial of fast: ", " on cpu, ", "all of it would take about "))
+    assert all(
+        words in said.out
+        for words in ("a trial of fast: ", " on cpu, ", "all of it would take about ")
+    )
     refused = cli("extract", plain.manifest(), "-o", scratch / "c", "--trial")
-    assert (refused.code, refused.out, refused.err) == (2, "", "featcache: --trial goes with --dry-run\n")
+    assert (refused.code, refused.out, refused.err) == (
+        2,
+        "",
+        "featcache: --trial goes with --dry-run\n",
+    )
     assert [*scratch.iterdir()] == []
 
 
 def test_a_trial_in_other_processes_has_small_batches_too(plain):
-    group = SimpleNamespace(root=plain.folder, some_paths=(), configs=(), source=None, device=Device("cpu"))
+    group = SimpleNamespace(
+        root=plain.folder, some_paths=(), configs=(), source=None, device=Device("cpu")
+    )
     group.device.batch_seconds = 20.0
     Setup.of(group).build(there := Device("cpu"))
     assert there.batch_seconds == 20.0
@@ -118,12 +149,22 @@ def test_a_trial_in_other_processes_has_small_batches_too(plain):
 
 
 def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, cache):
-    assert "trial" not in cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--trial").with_code(0, err="").out
+    assert (
+        "trial"
+        not in cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--trial")
+        .with_code(0, err="")
+        .out
+    )
     (plain.folder / "bad.wav").write_text("no audio")
     bad = plain.manifest([{"id": "bad", "path": "bad.wav", "duration": 1}], "bad.csv")
     failed = cli("extract", bad, "-o", cache, "--dry-run", "--trial").with_code(0)
     assert "1 utterance of it failed" in failed.out
     assert "nothing of the sample was extracted, so nobody can say how long" in failed.out
-    gone = [{"id": f"gone-{number}", "path": f"gone-{number}.wav", "duration": 1} for number in range(2)]
+    gone = [
+        {"id": f"gone-{number}", "path": f"gone-{number}.wav", "duration": 1} for number in range(2)
+    ]
     grown = plain.manifest([*plain.rows, *gone], "grown.csv")
-    assert "2 utterances of it failed" in cli("extract", grown, "-o", cache, "--dry-run", "--trial").with_code(0).out
+    assert (
+        "2 utterances of it failed"
+        in cli("extract", grown, "-o", cache, "--dry-run", "--trial").with_code(0).out
+    )

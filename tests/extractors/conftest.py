@@ -8,7 +8,8 @@ import small_models
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """Maps the name of a function of `small_models` to the folder into which it has saved its model."""
+    """Maps the name of a function of `small_models` to the folder into which it has saved
+    its model."""
     return cache(lambda name: getattr(small_models, name)(tmp_path_factory.mktemp(name)))
 
 

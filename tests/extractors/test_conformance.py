@@ -1,4 +1,5 @@
-"""Every registered extractor passes the public suite, and the suite notices what real extractors get wrong."""
+"""Every registered extractor passes the public suite, and the suite notices what real
+extractors get wrong."""
 
 import inspect
 from collections.abc import Callable
@@ -45,7 +46,8 @@ class TestLogMelOfWhisper(ExtractorSuite):
 
 
 class TestLogMelPadded(ExtractorSuite):
-    """Clips are padded to half a second: 30 s, as in whisper-mel80-30s, would take long, and some clips are longer."""
+    """Clips are padded to half a second: 30 s, as in whisper-mel80-30s, would take long,
+    and some clips are longer."""
 
     config = {"name": "padded", "extractor": "log_mel", "params": {"pad_to_seconds": 0.5}}  # noqa: RUF012
 
@@ -70,7 +72,8 @@ class OfModel(ExtractorSuite):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _small_batches(cls):
-        """Batches have half a second, and not four: most rows would be dummies, which take time."""
+        """Batches have half a second, and not four: most rows would be dummies, which
+        take time."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ROW_SECONDS, "cpu", 0.5)
             patch.setitem(ROW_SECONDS, "cuda", 4.0)
@@ -81,7 +84,9 @@ class OfModel(ExtractorSuite):
     def loaded(cls, tmp_path_factory) -> Config:
         weights = cls.save(tmp_path_factory.mktemp("weights"))
         params, audio = {"weights": str(weights), **cls.params}, {"sample_rate": cls.sample_rate}
-        return config_from({"name": "small", "extractor": cls.extractor_name, "params": params, "audio": audio})
+        return config_from(
+            {"name": "small", "extractor": cls.extractor_name, "params": params, "audio": audio}
+        )
 
 
 class TestEncodec24(OfModel):
@@ -108,7 +113,11 @@ class TestXcodec(OfModel):
 
 
 class TestSpeechTokenizer(OfModel):
-    extractor_name, sample_rate, save = "speechtokenizer", 16000, staticmethod(small_models.speechtokenizer)
+    extractor_name, sample_rate, save = (
+        "speechtokenizer",
+        16000,
+        staticmethod(small_models.speechtokenizer),
+    )
 
 
 class OfSsl(OfModel):
@@ -125,11 +134,15 @@ class TestWav2Vec2Large(OfSsl):
 
 
 class TestWavLM(OfSsl):
-    save, params = partial(small_ssl.save, "wavlm-large"), {"layers": [1, 3], "weights_per_layer": [0.25, 0.75]}
+    save, params = (
+        partial(small_ssl.save, "wavlm-large"),
+        {"layers": [1, 3], "weights_per_layer": [0.25, 0.75]},
+    )
 
 
 class TestW2vBert(OfSsl):
-    save = partial(small_ssl.save, "w2v-bert-rotary")  # whose module of positions keeps the last ones
+    # whose module of positions keeps the last ones
+    save = partial(small_ssl.save, "w2v-bert-rotary")
     tolerance = 2e-4
 
 
@@ -142,7 +155,10 @@ class TestTorchaudio(OfModel):
 
     extractor_name = "torchaudio"
     params = {"bundle": "SMALL", "layer": 2}  # noqa: RUF012
-    bundle, model = small_ssl.torchaudio_bundle("HUBERT_BASE"), staticmethod(torchaudio.models.wav2vec2_model)
+    bundle, model = (
+        small_ssl.torchaudio_bundle("HUBERT_BASE"),
+        staticmethod(torchaudio.models.wav2vec2_model),
+    )
 
     @classmethod
     def save(cls, folder: Path) -> Path:
@@ -158,7 +174,10 @@ class TestTorchaudio(OfModel):
 
 class TestTorchaudioWavLM(TestTorchaudio):
     seconds, tolerance = 0.5, 2e-5
-    bundle, model = small_ssl.torchaudio_bundle("WAVLM_BASE"), staticmethod(torchaudio.models.wavlm_model)
+    bundle, model = (
+        small_ssl.torchaudio_bundle("WAVLM_BASE"),
+        staticmethod(torchaudio.models.wavlm_model),
+    )
 
 
 class TestUnits(OfModel):
@@ -182,14 +201,18 @@ if torch.cuda.is_available():
     if not find_spec("speechtokenizer"):  # an extra of its own
         CASES.pop("TestSpeechTokenizer")
     for name, case in CASES.items():  # the same on a GPU
-        globals()[f"{name}OnGpu"] = pytest.mark.gpu(type(f"{name}OnGpu", (case,), {"device": "cuda"}))
+        globals()[f"{name}OnGpu"] = pytest.mark.gpu(
+            type(f"{name}OnGpu", (case,), {"device": "cuda"})
+        )
 
 
 def test_every_registered_extractor_has_a_case_above():
     cases = [case for name, case in globals().items() if name.startswith("Test")]
     covered = {case.extractor_name for case in cases if issubclass(case, OfModel)}
     configs = [case.config for case in cases if not issubclass(case, OfModel)]
-    covered |= {one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs}
+    covered |= {
+        one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs
+    }
     assert covered == set(_BUILT_IN)
 
 
@@ -197,10 +220,19 @@ def test_every_registered_extractor_has_a_case_above():
 
 WRONG = {
     "FrameRate": ("test_the_frame_rate_is_that_of_the_frames", "num_frames grows by 1000 in 10 s"),
-    "SampleRate": ("test_the_spec_is_coherent", "spec.sample_rate: 24000, but it was built for 16000"),
+    "SampleRate": (
+        "test_the_spec_is_coherent",
+        "spec.sample_rate: 24000, but it was built for 16000",
+    ),
     "FrameLength": ("test_frame_length", "160 samples, so at most 1 frames see a sample, but"),
-    "SmallDtype": ("test_codes_fit_their_dtypes", "uint8 does not hold the numbers of 1000 codewords; uint16 does"),
-    "LargeCode": ("test_num_frames_is_what_extract_gives", "has codes 4 to 4; codebook_sizes: (4,)"),
+    "SmallDtype": (
+        "test_codes_fit_their_dtypes",
+        "uint8 does not hold the numbers of 1000 codewords; uint16 does",
+    ),
+    "LargeCode": (
+        "test_num_frames_is_what_extract_gives",
+        "has codes 4 to 4; codebook_sizes: (4,)",
+    ),
     "Boundary": ("test_num_frames_is_what_extract_gives", "num_frames and spec.item_shape say"),
     "Flat": ("test_num_frames_is_what_extract_gives", "num_frames and spec.item_shape say"),
     "NeverShort": ("test_num_frames_counts_up_from_none", "num_frames(0) is 1, and must be 0"),
@@ -218,10 +250,19 @@ WRONG = {
     "Log": ("test_unusual_sound[silence]", "values of silence (160 samples) are NaN or infinite"),
     "Nothing": ("test_no_clips", "expected a non-empty list"),
     "Growing": ("test_a_config_survives_being_kept", "params do not survive JSON"),
-    "DigestOfPath": ("test_weights_in_another_place_are_the_same_version", "in another folder are another version"),
-    "DigestOfSize": ("test_other_weights_are_another_version", "does not see that the weights have changed"),
+    "DigestOfPath": (
+        "test_weights_in_another_place_are_the_same_version",
+        "in another folder are another version",
+    ),
+    "DigestOfSize": (
+        "test_other_weights_are_another_version",
+        "does not see that the weights have changed",
+    ),
     "DigestOfNow": ("test_the_fingerprint_is_stable", "see weights_digest"),
-    "PaddedMean": ("test_batching_policies", "differ from those of one row alone, batched as padded"),
+    "PaddedMean": (
+        "test_batching_policies",
+        "differ from those of one row alone, batched as padded",
+    ),
     "LostTail": ("test_pieces_cover_a_clip", "end at"),
     "NoSide": ("test_side_arrays", "extract_rows gives [], spec.side names ['counts']"),
 }
@@ -236,17 +277,29 @@ def weights(tmp_path_factory) -> Path:
 
 
 def run_suite(pytester, weights: Path, checks: dict[str, str]) -> dict[str, str]:
-    """Run a check of the suite, or with "" all checks, for each extractor; returns what failures say."""
+    """Run a check of the suite, or with "" all checks, for each extractor; returns what
+    failures say."""
     lines = ["import featcache.testing"]
     for name in checks:
         params = {"weights": str(weights)} if "Digest" in name else {}
         config = {"name": "a", "extractor": f"wrong_extractors:{name}", "params": params}
-        lines += [f"class Test{name}(featcache.testing.ExtractorSuite):", f"    config = {config!r}"]
+        lines += [
+            f"class Test{name}(featcache.testing.ExtractorSuite):",
+            f"    config = {config!r}",
+        ]
     path = pytester.makepyfile("\n".join(lines))
-    nodes = [f"{path}::Test{name}" + (f"::{check}" if check else "") for name, check in checks.items()]
-    reports = pytester.inline_run("-p", "no:cacheprovider", "--tb=line", *nodes).getreports("pytest_runtest_logreport")
+    nodes = [
+        f"{path}::Test{name}" + (f"::{check}" if check else "") for name, check in checks.items()
+    ]
+    reports = pytester.inline_run("-p", "no:cacheprovider", "--tb=line", *nodes).getreports(
+        "pytest_runtest_logreport"
+    )
     assert sum(report.when == "call" for report in reports) >= len(checks)
-    return {one.nodeid.split("::")[1].removeprefix("Test"): one.longreprtext for one in reports if one.failed}
+    return {
+        one.nodeid.split("::")[1].removeprefix("Test"): one.longreprtext
+        for one in reports
+        if one.failed
+    }
 
 
 def test_the_suite_notices_what_is_wrong(pytester, weights, monkeypatch):
@@ -261,6 +314,8 @@ def test_the_suite_finds_nothing_where_nothing_is_wrong(pytester, weights):
 
 
 def test_every_wrong_extractor_is_told_of():
-    classes = inspect.getmembers(wrong_extractors, lambda found: inspect.isclass(found) and hasattr(found, "extract"))
+    classes = inspect.getmembers(
+        wrong_extractors, lambda found: inspect.isclass(found) and hasattr(found, "extract")
+    )
     ours = {name for name, found in classes if found.__module__ == "wrong_extractors"}
     assert ours == {*WRONG, "Right"}

@@ -40,14 +40,17 @@ build, load = TestCodes.build, TestCodes.load
 def test_models_of_other_rates(saved, name):
     rate, hop = MODELS[name]
     extractor, model = build(saved(name), rate), load(saved(name))
-    clips = cut([12345, *(k * hop + more for k in (3, 1, 25, 8) for more in (-1, 0, 1)), 1, 7], rate)
+    clips = cut(
+        [12345, *(k * hop + more for k in (3, 1, 25, 8) for more in (-1, 0, 1)), 1, 7], rate
+    )
     codes.assert_equal(extractor, clips, [alone(model, clip) for clip in clips])
     assert (extractor.spec.frame_rate, extractor.granularity) == (rate / hop, hop)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_receptive_field_is_what_a_frame_looks_at(saved, name):
-    """The samples on which a frame's latents depend, by the derivatives of the model's own encoder."""
+    """The samples on which a frame's latents depend, by the derivatives of the model's
+    own encoder."""
     rate, _ = MODELS[name]
     encoder = load(saved(name)).encoder
     waveform = torch.randn(1, 1, 20000, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -64,4 +67,6 @@ def test_chunks_are_exact_with_the_receptive_field_as_overlap_and_not_with_less(
     codes.assert_equal(extractor, clips, [alone(model, clip) for clip in clips])
     extractor = build(folder, chunk=Chunk(seconds=0.8, overlap=640 / 16000))
     assert not extractor.chunks_are_exact
-    assert not torch.equal(codes.extract(extractor, clips[:1])[0].long(), alone(model, clips[0]).codes)
+    assert not torch.equal(
+        codes.extract(extractor, clips[:1])[0].long(), alone(model, clips[0]).codes
+    )

@@ -25,12 +25,16 @@ def stereo_model(saved):
 def with_scales(model, waveform, bandwidth=24.0):
     """`EncodecModel.encode` of one clip, with the frames of its chunks one after another."""
     latents = []
-    handle = model.encoder.register_forward_hook(lambda module, inputs, output: latents.append(output[0].T))
+    handle = model.encoder.register_forward_hook(
+        lambda module, inputs, output: latents.append(output[0].T)
+    )
     with torch.inference_mode():
         stereo = waveform.expand(1, model.config.audio_channels, -1)
         found = model.encode(stereo, bandwidth=bandwidth)
     handle.remove()
-    chunks = [chunk[0].T[: len(latent)] for chunk, latent in zip(found.audio_codes, latents, strict=True)]
+    chunks = [
+        chunk[0].T[: len(latent)] for chunk, latent in zip(found.audio_codes, latents, strict=True)
+    ]
     return codes.Reference(torch.cat(chunks), torch.cat(latents)), found.audio_scales
 
 
@@ -50,7 +54,11 @@ class TestCodes(CodecChecks):
     @pytest.mark.parametrize(("bandwidth", "count"), [(1.5, 2), (6.0, 8), (24.0, 32)])
     def test_bandwidths(self, folder, model, bandwidth, count):
         (clip,) = cut([5003], 24000)
-        for params in ({"bandwidth": bandwidth}, {"codebooks": count}, {"bandwidth": bandwidth, "codebooks": count}):
+        for params in (
+            {"bandwidth": bandwidth},
+            {"codebooks": count},
+            {"bandwidth": bandwidth, "codebooks": count},
+        ):
             extractor = build(folder, **params)
             assert extractor.spec.codebook_sizes == (1024,) * count
             assert codes.assert_equal(extractor, [clip], [alone(model, clip, bandwidth)]) == 0
@@ -58,7 +66,24 @@ class TestCodes(CodecChecks):
 
 build, load = TestCodes.build, TestCodes.load
 
-STEREO_BOUNDARIES = [1, 2, 319, 320, 321, 5003, 47519, 47520, 47521, 47680, 47999, 48000, 48001, 95040, 95201, 100003]
+STEREO_BOUNDARIES = [
+    1,
+    2,
+    319,
+    320,
+    321,
+    5003,
+    47519,
+    47520,
+    47521,
+    47680,
+    47999,
+    48000,
+    48001,
+    95040,
+    95201,
+    100003,
+]
 
 
 @pytest.mark.parametrize("policy", codes.POLICIES)
@@ -71,28 +96,33 @@ def test_chunks_of_the_48_khz_model(saved, stereo_model, policy):
     with torch.inference_mode():
         found = extractor.extract_rows([Clip(str(i), clips[i]) for i in order])
     features = [rows.features for rows in found]
-    codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order], features)
+    codes.assert_equal(
+        extractor, [clips[i] for i in order], [references[i] for i in order], features
+    )
     for i, rows in zip(order, found, strict=True):
         assert rows.side["scales"].dtype == torch.float32
         torch.testing.assert_close(rows.side["scales"], torch.cat(scales[i])[:, 0])
 
 
 def test_lengths_that_the_48_khz_model_cannot_stack(saved, stereo_model):
-    """The second of three chunks has 149 frames: the reference fails, and here each chunk has its own codes."""
+    """The second of three chunks has 149 frames: the reference fails, and here each chunk
+    has its own codes."""
     (clip,) = cut([2 * STRIDE + 100], 48000)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         alone(stereo_model, clip)
     (found,) = codes.extract(build(saved(STEREO), 48000), [clip])
     with torch.inference_mode():
-        chunks = [clip[start : start + CHUNK].expand(1, 2, -1) for start in range(0, len(clip), STRIDE)]
+        chunks = [
+            clip[start : start + CHUNK].expand(1, 2, -1) for start in range(0, len(clip), STRIDE)
+        ]
         expected = [stereo_model._encode_frame(chunk, 24.0)[0][0].T for chunk in chunks]
     assert [len(codes) for codes in expected] == [150, 149, 1]
     assert torch.equal(found.long(), torch.cat(expected))
 
 
 def test_the_48_khz_model_has_chunks_of_its_own(saved, folder, monkeypatch):
-    """Only one of them is in memory at once, so clips may have any length. How long they are is not asked of the
-    model's config again, which takes longer than the rest."""
+    """Only one of them is in memory at once, so clips may have any length. How long they
+    are is not asked of the model's config again, which takes longer than the rest."""
     extractor = build(saved(STEREO), 48000)
     with monkeypatch.context() as patch:
         patch.delattr(EncodecConfig, "chunk_length")
@@ -109,7 +139,11 @@ def test_the_48_khz_model_has_chunks_of_its_own(saved, folder, monkeypatch):
     ("params", "error", "message"),
     [
         ({"bandwidth": 5.0}, ConfigError, r"params\.bandwidth: 5; .* has 1\.5, 3, 6, 12, 24 kbps"),
-        ({"bandwidth": 6.0, "codebooks": 4}, ConfigError, r"params\.codebooks: 4, but a bandwidth of 6 kbps means 8"),
+        (
+            {"bandwidth": 6.0, "codebooks": 4},
+            ConfigError,
+            r"params\.codebooks: 4, but a bandwidth of 6 kbps means 8",
+        ),
         ({"bandwidth": 0}, ValidationError, "bandwidth"),
         ({"codebooks": 0}, ValidationError, "codebooks"),
     ],
@@ -122,7 +156,12 @@ def test_a_bandwidth_that_the_model_has_not_is_refused(folder, params, error, me
 @pytest.mark.parametrize("pad_mode", ["reflect", "constant", "replicate"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_encoders_of_other_configs(pad_mode, causal):
-    sizes = {"num_filters": 4, "hidden_size": 8, "upsampling_ratios": [5, 3], "num_residual_layers": 2}
+    sizes = {
+        "num_filters": 4,
+        "hidden_size": 8,
+        "upsampling_ratios": [5, 3],
+        "num_residual_layers": 2,
+    }
     norm_type = "weight_norm" if causal else "time_group_norm"
     options = {"use_causal_conv": causal, "use_conv_shortcut": causal, "norm_type": norm_type}
     config = EncodecConfig(**sizes, **options, pad_mode=pad_mode)

@@ -42,7 +42,9 @@ def clip(seed: int, num_samples: int) -> Clip:
 @every_extractor
 @settings(max_examples=15, deadline=None)
 @given(
-    clips=st.lists(st.builds(clip, st.integers(0, 1000), st.integers(1300, 60_000)), min_size=1, max_size=8),
+    clips=st.lists(
+        st.builds(clip, st.integers(0, 1000), st.integers(1300, 60_000)), min_size=1, max_size=8
+    ),
     order=st.randoms(use_true_random=False),
     threads=st.sampled_from([1, 2]),
 )
@@ -57,7 +59,8 @@ def test_alone_as_in_any_batch(extractor, clips, order, threads):
 
 @every_extractor
 def test_every_row_of_a_block(extractor):
-    """One clip, moved through the block frame by frame, among others and across the blocks' boundaries."""
+    """One clip, moved through the block frame by frame, among others and across the
+    blocks' boundaries."""
     shift = round(extractor.spec.sample_rate / extractor.spec.frame_rate)
     short = clip(1, extractor.spec.frame_length + 4 * shift)
     alone = extractor.extract([short])[0]
@@ -92,7 +95,9 @@ def test_short_blocks_are_taken_only_where_they_give_the_same_bits(extractor, mo
         alone = [extract(extractor, [clip])[0] for clip in clips]
         assert sizes == {SHORT_BLOCK_ROWS if is_short else BLOCK_ROWS["cpu"]}
         monkeypatch.setitem(vars(extractor), "_short_blocks_are_exact", False)
-        assert_same([extract(extractor, [clip])[0] for clip in clips], alone, clips, "in longer blocks")
+        assert_same(
+            [extract(extractor, [clip])[0] for clip in clips], alone, clips, "in longer blocks"
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,4 +125,6 @@ def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_len
 def test_neighbours_that_are_not_numbers(extractor):
     nan, infinite = (Clip("", torch.full((9000,), value)) for value in (float("nan"), float("inf")))
     good = clip(2, 9000)
-    assert torch.equal(extractor.extract([nan, good, infinite, nan])[1], extractor.extract([good])[0])
+    assert torch.equal(
+        extractor.extract([nan, good, infinite, nan])[1], extractor.extract([good])[0]
+    )

@@ -18,7 +18,8 @@ from featcache.extractors.log_mel import LogMel, LogMelParams
 CPU = torch.device("cpu")
 HIFIGAN = load_config("hifigan-mel80").params
 
-# Hz to mel and back: of HTK, and of Slaney's Auditory Toolbox, whose two pieces meet at 1 kHz.
+# Hz to mel and back: of HTK, and of Slaney's Auditory Toolbox, whose two pieces meet at 1
+# kHz.
 SCALES = {
     "htk": (lambda f: 2595 * np.log10(1 + f / 700), lambda m: 700 * (10 ** (m / 2595) - 1)),
     "slaney": (
@@ -30,16 +31,23 @@ SCALES = {
 
 def noise(num_samples: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return (np.geomspace(1e-4, 0.3, num_samples) * rng.standard_normal(num_samples)).astype(np.float32)
+    return (np.geomspace(1e-4, 0.3, num_samples) * rng.standard_normal(num_samples)).astype(
+        np.float32
+    )
 
 
 def extract(waveform: np.ndarray, params: LogMelParams, sample_rate: int) -> np.ndarray:
-    return LogMel(params, sample_rate, CPU).extract([Clip("", torch.from_numpy(waveform))])[0].numpy()
+    return (
+        LogMel(params, sample_rate, CPU).extract([Clip("", torch.from_numpy(waveform))])[0].numpy()
+    )
 
 
 def exact(waveform: np.ndarray, params: LogMelParams, sample_rate: int) -> np.ndarray:
-    """A slow and obvious reference in float64, without Whisper's scaling: `[frames, num_mel_bins]`."""
-    added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}[params.padding]
+    """A slow and obvious reference in float64, without Whisper's scaling: `[frames,
+    num_mel_bins]`."""
+    added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}[
+        params.padding
+    ]
     samples = np.pad(waveform.astype(np.float64), added // 2, mode="reflect")
     length = params.win_length or params.n_fft
     window = np.zeros(params.n_fft)
@@ -49,12 +57,17 @@ def exact(waveform: np.ndarray, params: LogMelParams, sample_rate: int) -> np.nd
     to_mel, to_hertz = SCALES[params.mel_scale]
     corners = to_hertz(np.linspace(to_mel(params.low_freq), to_mel(high), params.num_mel_bins + 2))
     frequencies = np.arange(params.n_fft // 2 + 1) * sample_rate / params.n_fft
-    bank = np.array([np.interp(frequencies, corners[m : m + 3], [0, 1, 0]) for m in range(params.num_mel_bins)]).T
+    bank = np.array(
+        [np.interp(frequencies, corners[m : m + 3], [0, 1, 0]) for m in range(params.num_mel_bins)]
+    ).T
     if params.mel_norm == "slaney":
         bank /= (corners[2:] - corners[:-2]) / 2
     rows = []
     for first in range(0, len(samples) - params.n_fft + 1, params.hop_length):
-        power = np.abs(np.fft.rfft(samples[first : first + params.n_fft] * window)) ** 2 + params.power_offset
+        power = (
+            np.abs(np.fft.rfft(samples[first : first + params.n_fft] * window)) ** 2
+            + params.power_offset
+        )
         energies = np.maximum((power if params.power == 2 else np.sqrt(power)) @ bank, params.floor)
         rows.append(np.log(energies) if params.log == "natural" else np.log10(energies))
     return np.array(rows[:-1] if params.drop_last_frame else rows)
@@ -70,7 +83,10 @@ OPTIONS = [
     {"win_length": 301, "n_fft": 512},
     {"n_fft": 401, "hop_length": 100},
     {"hop_length": 500},
-    *({"power": power, "power_offset": offset} for power, offset in ((1, 0.0), (1, 1e-3), (2, 1e-3))),
+    *(
+        {"power": power, "power_offset": offset}
+        for power, offset in ((1, 0.0), (1, 1e-3), (2, 1e-3))
+    ),
     {"num_mel_bins": 128},
     {"mel_scale": "htk", "mel_norm": "none", "num_mel_bins": 40},
     {"mel_norm": "none"},
@@ -100,7 +116,8 @@ def test_every_option_is_what_it_says(options):
     ],
 )
 def test_whisper_is_transformers(num_mel_bins, config, padding, lengths):
-    """Every frame of padded clips too: those of the clip, those after it that still see it, and those of silence.
+    """Every frame of padded clips too: those of the clip, those after it that still see
+    it, and those of silence.
 
     Both round in float32; transformers says that its own is within 1e-5 of OpenAI's."""
     params = load_config(config).params.model_copy(update={"num_mel_bins": num_mel_bins})
@@ -125,36 +142,60 @@ def test_whisper_on_real_speech():
 def whisper(waveform: np.ndarray, num_mel_bins: int, padding: str = "do_not_pad") -> np.ndarray:
     """By default, the clip is not padded to 30 s."""
     function = WhisperFeatureExtractor(feature_size=num_mel_bins)
-    outputs = function(waveform, sampling_rate=16000, padding=padding, truncation=False, return_tensors="np")
+    outputs = function(
+        waveform, sampling_rate=16000, padding=padding, truncation=False, return_tensors="np"
+    )
     return outputs["input_features"][0].T
 
 
 def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
-    """From files to `input_features`, rounded to float16. A clip of 30 s fits, and a longer one fails."""
-    lengths = {"a": 40, "b": 250, "c": 16_000, "d": 100_123, "e": 480_000, "silent": 20_000, "long": 480_001}
+    """From files to `input_features`, rounded to float16. A clip of 30 s fits, and a
+    longer one fails."""
+    lengths = {
+        "a": 40,
+        "b": 250,
+        "c": 16_000,
+        "d": 100_123,
+        "e": 480_000,
+        "silent": 20_000,
+        "long": 480_001,
+    }
     waveforms = {id_: noise(length, seed) for seed, (id_, length) in enumerate(lengths.items())}
     waveforms["silent"][:] = 0
     waveforms["c"][8000:] = 0
     for id_, waveform in waveforms.items():
         soundfile.write(scratch / f"{id_}.wav", waveform, 16000, subtype="FLOAT")
-    (scratch / "train.csv").write_text("id,path\n" + "".join(f"{id_},{id_}.wav\n" for id_ in lengths))
-    cli("extract", scratch / "train.csv", "-o", scratch / "features", "-c", "whisper-mel80-30s").with_code(3)
+    (scratch / "train.csv").write_text(
+        "id,path\n" + "".join(f"{id_},{id_}.wav\n" for id_ in lengths)
+    )
+    cli(
+        "extract", scratch / "train.csv", "-o", scratch / "features", "-c", "whisper-mel80-30s"
+    ).with_code(3)
     failures = cli("info", scratch / "features", "--failures").out
     assert "too_long" in failures
-    assert "may last at most 30 s: see audio.max_seconds, params.chunk and params.pad_to_seconds" in failures
+    assert (
+        "may last at most 30 s: see audio.max_seconds, params.chunk and "
+        "params.pad_to_seconds" in failures
+    )
     del waveforms["long"]
     batch, counts = featcache.open(scratch / "features").batch(list(waveforms))
-    theirs = WhisperFeatureExtractor()(list(waveforms.values()), sampling_rate=16000, return_tensors="np")
+    theirs = WhisperFeatureExtractor()(
+        list(waveforms.values()), sampling_rate=16000, return_tensors="np"
+    )
     assert counts.tolist() == [3000] * 6
     assert np.abs(np.swapaxes(np.asarray(batch), 1, 2) - theirs["input_features"]).max() < 1e-3
     assert (np.asarray(batch)[-1] == -1.5).all()
 
 
 def test_frames_of_a_clip_alone_are_not_whispers_input():
-    """As the packaged config says: the last frame and up to three after it see the clip's end; all others are equal."""
+    """As the packaged config says: the last frame and up to three after it see the clip's
+    end; all others are equal."""
     for num_samples in (16000, 16020, 16100, 16130, 16159):
         waveform = noise(num_samples)
-        alone, padded = extract(waveform, LogMelParams(), 16000), whisper(waveform, 80, "max_length")
+        alone, padded = (
+            extract(waveform, LogMelParams(), 16000),
+            whisper(waveform, 80, "max_length"),
+        )
         inside = np.abs(alone - padded[: len(alone)]).max(axis=1) < 2e-5
         assert inside[:-1].all()
         assert inside[-1] == (num_samples % 160 >= 40)
@@ -177,9 +218,13 @@ def test_hifigan_on_real_speech():
 def hifigan(waveform: torch.Tensor) -> torch.Tensor:
     padded = torch.nn.functional.pad(waveform[None, None], (384, 384), mode="reflect")[0]
     window = torch.hann_window(1024)
-    spectrum = torch.stft(padded, 1024, hop_length=256, window=window, center=False, return_complex=True)
+    spectrum = torch.stft(
+        padded, 1024, hop_length=256, window=window, center=False, return_complex=True
+    )
     magnitude = (spectrum.real**2 + spectrum.imag**2 + 1e-9).sqrt()
-    bank = torchaudio.functional.melscale_fbanks(513, 0.0, 8000.0, 80, 22050, norm="slaney", mel_scale="slaney")
+    bank = torchaudio.functional.melscale_fbanks(
+        513, 0.0, 8000.0, 80, 22050, norm="slaney", mel_scale="slaney"
+    )
     return (bank.T @ magnitude)[0].clamp(min=1e-5).log().T
 
 
@@ -205,7 +250,11 @@ def test_num_frames(n_fft, hop_length, num_samples, padding, drop_last_frame, pa
     if num_samples <= added:
         assert num_frames == 0
     else:
-        firsts = [t for t in range(0, num_samples + 2 * added, hop_length) if t + n_fft <= num_samples + 2 * added]
+        firsts = [
+            t
+            for t in range(0, num_samples + 2 * added, hop_length)
+            if t + n_fft <= num_samples + 2 * added
+        ]
         assert num_frames == max(0, len(firsts) - drop_last_frame)
     if num_frames:
         features = extractor.extract([Clip("", torch.zeros(given))])[0]
@@ -237,8 +286,14 @@ def test_spec():
             "params.padding: same needs n_fft, 400, to be at least hop_length, 401",
         ),
         ({"high_freq": 9000.0}, "params.high_freq: 9000 Hz is above 8000 Hz"),
-        ({"low_freq": 300.0, "high_freq": 200.0}, "params.low_freq: 300 Hz is not between 0 and 200 Hz"),
-        ({"num_mel_bins": 400}, r"params.num_mel_bins: 400 bins are too many: .* in bin .* and \d+ more"),
+        (
+            {"low_freq": 300.0, "high_freq": 200.0},
+            "params.low_freq: 300 Hz is not between 0 and 200 Hz",
+        ),
+        (
+            {"num_mel_bins": 400},
+            r"params.num_mel_bins: 400 bins are too many: .* in bin .* and \d+ more",
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -251,7 +306,14 @@ def test_parameters_that_do_not_go_together(options, message):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("pad_to_seconds", 0), ("n_fft", 1), ("hop_length", 0), ("floor", 0), ("power", 3), ("log", "ln")],
+        *[
+            ("pad_to_seconds", 0),
+            ("n_fft", 1),
+            ("hop_length", 0),
+            ("floor", 0),
+            ("power", 3),
+            ("log", "ln"),
+        ],
         ("mel_norm", None),
     ],
 )

@@ -37,15 +37,19 @@ class TestCodes(CodecChecks):
     alone, batched = map(staticmethod, (alone, batched))
 
     def test_clips_longer_than_the_window(self, extractor, model):
-        """The transformer sees 10 s, and the shapes of its mask are others for longer clips."""
+        """The transformer sees 10 s, and the shapes of its mask are others for longer
+        clips."""
         clips = cut([int(9.9 * RATE), 23 * RATE + 5, 10 * RATE + 1, 4000], RATE)
         codes.assert_equal(extractor, clips, self.all_alone(model, clips))
-        for (latents, _), clip in zip(codes.encode(extractor, clips, 24 * RATE), clips, strict=True):
+        for (latents, _), clip in zip(
+            codes.encode(extractor, clips, 24 * RATE), clips, strict=True
+        ):
             codes.assert_close(latents, self.all_alone(model, [clip])[0].latents)
 
     @pytest.mark.parametrize(("codebooks", "count"), [(1, 1), (2, 2), (32, 32), (None, 32)])
     def test_codebooks(self, folder, model, codebooks, count):
-        """The reference's own latents are quantised: the small model's last codebooks are finer than rounding."""
+        """The reference's own latents are quantised: the small model's last codebooks are
+        finer than rounding."""
         extractor = self.build(folder, codebooks=codebooks)
         (clip,) = cut([20000], RATE)
         with torch.inference_mode():
@@ -68,7 +72,8 @@ def test_the_spec_of_the_published_model(folder):
 
 
 def test_frame_length_is_all_that_a_frame_sees(folder, tmp_path):
-    """It is exact: the reference has a gradient for its first and last sample, and for none outside."""
+    """It is exact: the reference has a gradient for its first and last sample, and for
+    none outside."""
     short = with_window(folder, tmp_path / "short", 3)
     length = build(short).spec.frame_length
     model = load(short).double()

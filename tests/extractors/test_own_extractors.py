@@ -37,10 +37,13 @@ def test_the_example_is_short():
 
 @pytest.mark.parametrize("hz", [90, 120, 200, 310])
 def test_the_examples_pitch_is_the_pitch(hz):
-    """The period of a tone with harmonics is exact to a sample; noise is unvoiced, and silence is quiet."""
+    """The period of a tone with harmonics is exact to a sample; noise is unvoiced, and
+    silence is quiet."""
     extractor = load_config(EXAMPLES / "my_extractor.yaml").build(torch.device("cpu"))
     at = torch.arange(16000) / 16000
-    tone = 0.1 * sum(torch.sin(2 * torch.pi * hz * harmonic * at) / harmonic for harmonic in range(1, 8))
+    tone = 0.1 * sum(
+        torch.sin(2 * torch.pi * hz * harmonic * at) / harmonic for harmonic in range(1, 8)
+    )
     noise = torch.randn(16000, generator=torch.Generator().manual_seed(0))
     clips = [Clip("", waveform) for waveform in (tone, 0.1 * noise, torch.zeros(16000))]
     voiced, unvoiced, silent = extractor.extract(clips)
@@ -80,11 +83,17 @@ class TestDocumented(ExtractorSuite):
         folder = tmp_path_factory.mktemp("weights")
         torch.save(MyEncoder().state_dict(), folder / "mine.pt")
         page = (ROOT / "docs" / "extractors.md").read_text(encoding="utf-8")
-        (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "MyEncoder" in block)
+        (code,) = (
+            block
+            for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+            if "MyEncoder" in block
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "my_package", SimpleNamespace(MyEncoder=MyEncoder))
             module = ModuleType("documented_extractor")
             exec(compile(code, "docs/extractors.md", "exec"), module.__dict__)
             patch.setitem(sys.modules, "documented_extractor", module)
             weights = {"weights": str(folder / "mine.pt")}
-            yield config_from({"name": "mine", "extractor": "documented_extractor:Mine", "params": weights})
+            yield config_from(
+                {"name": "mine", "extractor": "documented_extractor:Mine", "params": weights}
+            )

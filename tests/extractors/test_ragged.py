@@ -29,9 +29,12 @@ def batch(lengths, channels, seed, slack=0):
 
 
 def assert_rows(layer, x, lengths, expected, garbage, tolerance=1e-5):
-    """`layer(x, lengths)` gives the expected rows up to rounding, and no bit of them depends on garbage."""
+    """`layer(x, lengths)` gives the expected rows up to rounding, and no bit of them
+    depends on garbage."""
     y, ends = layer(x.clone(), lengths)
-    again, _ = layer(x.masked_fill(torch.arange(x.shape[2]) >= lengths[:, None, None], garbage), lengths)
+    again, _ = layer(
+        x.masked_fill(torch.arange(x.shape[2]) >= lengths[:, None, None], garbage), lengths
+    )
     assert ends.tolist() == [alone.shape[-1] for alone in expected]
     for row, alone in enumerate(expected):
         ours = y[row, :, : alone.shape[-1]]
@@ -57,10 +60,13 @@ def assert_rows(layer, x, lengths, expected, garbage, tolerance=1e-5):
 def test_convolution(lengths, shape, options, slack, garbage, seed):
     """The class itself is the reference, with its rule for rows shorter than the padding."""
     kernel_size, stride, dilation = shape
-    layer = EncodecConv1d(EncodecConfig(**options), 2, 4, max(kernel_size, stride), stride, dilation).eval()
+    layer = EncodecConv1d(
+        EncodecConfig(**options), 2, 4, max(kernel_size, stride), stride, dilation
+    ).eval()
     ours = partial(ragged.run, ragged.seanet_layers([layer.requires_grad_(False)]))
     x, ends, alone = batch(lengths, 2, seed, slack)
-    # One step of four equal channels has no variance, and rounding is all that a norm then magnifies.
+    # One step of four equal channels has no variance, and rounding is all that a norm
+    # then magnifies.
     assert_rows(ours, x, ends, [layer(samples) for samples in alone], garbage)
 
 
@@ -82,7 +88,9 @@ def test_a_norm_does_not_keep_what_its_convolution_has_read(monkeypatch):
 
 @settings(deadline=None, max_examples=50)
 @given(rows, *map(st.integers, [1, 1, 1, 0], [9, 5, 3, 12]), st.sampled_from(GARBAGE), seeds)
-def test_convolution_that_pads_with_zeros_itself(lengths, kernel_size, stride, dilation, columns, garbage, seed):
+def test_convolution_that_pads_with_zeros_itself(
+    lengths, kernel_size, stride, dilation, columns, garbage, seed
+):
     conv = nn.Conv1d(2, 3, kernel_size, stride, columns, dilation).requires_grad_(False)
     lengths = [n for n in lengths if n + 2 * columns >= ragged.span(conv)]
     if lengths:
@@ -97,7 +105,8 @@ def test_group_norm(lengths, num_groups, garbage, offset, seed):
     norm = nn.GroupNorm(num_groups, 8).requires_grad_(False)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    lengths = [n + 3 for n in lengths]  # a step or two of one channel may have next to no variance
+    # a step or two of one channel may have next to no variance
+    lengths = [n + 3 for n in lengths]
     x, ends, alone = batch(lengths, 8, seed, slack=2)
     x, alone = x + offset, [samples + offset for samples in alone]
     expected = [norm(samples) for samples in alone]
@@ -108,8 +117,15 @@ def test_group_norm(lengths, num_groups, garbage, offset, seed):
 @settings(deadline=None, max_examples=25)
 @given(rows, st.integers(1, 2), st.booleans(), st.booleans(), seeds)
 def test_lstm(lengths, num_layers, bidirectional, bias, seed):
-    lstm = nn.LSTM(5, 5, num_layers, bias=bias, bidirectional=bidirectional).eval().requires_grad_(False)
+    lstm = (
+        nn.LSTM(5, 5, num_layers, bias=bias, bidirectional=bidirectional)
+        .eval()
+        .requires_grad_(False)
+    )
     x, ends, alone = batch(lengths, 5, seed, slack=2)
     outputs = [lstm(samples.permute(2, 0, 1))[0].permute(1, 2, 0) for samples in alone]
-    expected = [y + torch.cat([samples] * (1 + bidirectional), 1) for samples, y in zip(alone, outputs, strict=True)]
+    expected = [
+        y + torch.cat([samples] * (1 + bidirectional), 1)
+        for samples, y in zip(alone, outputs, strict=True)
+    ]
     assert_rows(ragged.RaggedLSTM(lstm), x, ends, expected, 1e4)

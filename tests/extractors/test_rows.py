@@ -1,4 +1,5 @@
-"""Extractors that take rows: the shape of a clip's batch does not depend on other clips, and results are in order."""
+"""Extractors that take rows: the shape of a clip's batch does not depend on other clips,
+and results are in order."""
 
 import random
 import threading
@@ -37,8 +38,14 @@ CPU = torch.device("cpu")
 
 def clips(count: int) -> list[Clip]:
     generator = random.Random(0)
-    seconds = [generator.choice((0.01, 0.02, 0.3, 1.0, 3.0)) * generator.uniform(1, 1.5) for _ in range(count)]
-    waveforms = [torch.from_numpy(speech(length, seed=i)[:, 0].astype("f4")) for i, length in enumerate(seconds)]
+    seconds = [
+        generator.choice((0.01, 0.02, 0.3, 1.0, 3.0)) * generator.uniform(1, 1.5)
+        for _ in range(count)
+    ]
+    waveforms = [
+        torch.from_numpy(speech(length, seed=i)[:, 0].astype("f4"))
+        for i, length in enumerate(seconds)
+    ]
     return [Clip(str(i), waveform) for i, waveform in enumerate(waveforms)]
 
 
@@ -47,7 +54,9 @@ def extract(manifest, config, cache, threads=2, **options):
 
 
 def planned(manifest, config, cache, threads=2, row_workers=0):
-    job = plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options(threads=threads))
+    job = plan_extraction(
+        read_manifest(manifest), [load_config(config)], cache, Options(threads=threads)
+    )
     job.device.row_workers += row_workers
     job.device.workers += row_workers
     return job
@@ -126,17 +135,28 @@ def truth(corpus, config, tmp_path_factory):
 
 @pytest.mark.parametrize("batch_seconds", [1.0, 4.0, 120.0])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch, monkeypatch, batch_seconds, threads):
-    """If a worker's batch has few seconds of audio, rows of many are gathered, and queues fill up."""
+def test_threads_batches_and_order_change_no_bit(
+    corpus, config, truth, scratch, monkeypatch, batch_seconds, threads
+):
+    """If a worker's batch has few seconds of audio, rows of many are gathered, and queues
+    fill up."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", batch_seconds)
     shuffled = corpus.rows[:]
     random.Random(threads).shuffle(shuffled)
-    extract(corpus.manifest(shuffled, "shuffled.csv"), config, scratch, threads=threads, shard_megabytes=0.004)
+    extract(
+        corpus.manifest(shuffled, "shuffled.csv"),
+        config,
+        scratch,
+        threads=threads,
+        shard_megabytes=0.004,
+    )
     assert items(scratch) == truth
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_row_workers_compute_all_rows_and_decode_nothing(corpus, config, truth, scratch, monkeypatch, threads):
+def test_row_workers_compute_all_rows_and_decode_nothing(
+    corpus, config, truth, scratch, monkeypatch, threads
+):
     """As on a GPU."""
     computed_by, decoded_by = set(), set()
     compute, decode = local.compute_rows, from_audio.decode_all
@@ -156,11 +176,14 @@ def test_row_workers_compute_all_rows_and_decode_nothing(corpus, config, truth, 
 
 
 def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monkeypatch, tmp_path):
-    """As on a GPU, where nearly all that is computed is to be wanted: the last batch of each length is filled up. What
-    is computed is told, though nothing is appended for long."""
+    """As on a GPU, where nearly all that is computed is to be wanted: the last batch of
+    each length is filled up. What is computed is told, though nothing is appended for
+    long."""
     soundfile.write(tmp_path / "a.wav", speech(20.0), 16000)
     lengths = np.random.default_rng(0).gamma(9, 0.03, 3000)
-    rows = [f"{number},a.wav,{number % 60 / 4},{seconds:.3f}" for number, seconds in enumerate(lengths)]
+    rows = [
+        f"{number},a.wav,{number % 60 / 4},{seconds:.3f}" for number, seconds in enumerate(lengths)
+    ]
     (tmp_path / "many.csv").write_text("\n".join(["id,path,start,duration", *rows]))
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 4.0)
     filled, computed, told, compute, append = [], [], [], local.compute_rows, Delivery.append
@@ -184,8 +207,11 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
     assert sum(filled) > 0.9 * sum(computed)
 
 
-def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
-    """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
+def test_a_queue_that_is_full_lets_nothing_wait_for_ever(
+    corpus, config, truth, scratch, monkeypatch
+):
+    """Only one batch, of one utterance, may wait ahead, while rows wait for others of
+    their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_AHEAD_PER_WORKER", 1)
     run_to_its_end(planned(corpus.manifest(), config, scratch))
@@ -209,7 +235,9 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
 
 
 def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
-    job = planned(corpus.manifest(), write_config(tmp_path, "Small", module="row_extractors"), scratch)
+    job = planned(
+        corpus.manifest(), write_config(tmp_path, "Small", module="row_extractors"), scratch
+    )
     assert not run_to_its_end(job).failed
     sizes = [count for count, _ in job.versions[0].built.extractor.calls]
     too_large = [count for count in sizes if count > Small.limit]
@@ -220,13 +248,18 @@ def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
     assert items(scratch) == items(tmp_path / "plain")
 
 
-def test_if_another_version_runs_out_of_memory_rows_are_still_computed_together(corpus, scratch, tmp_path, monkeypatch):
+def test_if_another_version_runs_out_of_memory_rows_are_still_computed_together(
+    corpus, scratch, tmp_path, monkeypatch
+):
     def one_by_one(extractor, ids, *others):
         if len(ids) > 1:
             raise MemoryError
         return compute(extractor, ids, *others)
 
-    configs = [load_config(write_config(tmp_path, "Moments", module="row_extractors")), load_config("fbank80")]
+    configs = [
+        load_config(write_config(tmp_path, "Moments", module="row_extractors")),
+        load_config("fbank80"),
+    ]
     compute, calls = from_audio.compute_clips, []
     for cache in (scratch / "enough", scratch / "little"):
         job = plan_extraction(read_manifest(corpus.manifest()), configs, cache, Options(threads=1))
@@ -246,11 +279,15 @@ def test_each_library_has_its_own_words_for_memory_that_runs_out():
         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
     ):
         assert is_out_of_memory(RuntimeError(words)), words
-    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(
+        RuntimeError("CUDA error: an illegal memory access was encountered")
+    )
     assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
 
 
-@pytest.mark.parametrize("words", ["GET was unable to find an engine to execute", "CUDNN_STATUS_NOT_INITIALIZED"])
+@pytest.mark.parametrize(
+    "words", ["GET was unable to find an engine to execute", "CUDNN_STATUS_NOT_INITIALIZED"]
+)
 def test_what_may_be_too_little_memory_is_tried_with_less(words):
     """If that does not help, the error is what it says, and no clip is blamed."""
     extractor = Moments(MomentsParams(), 16000, CPU)
@@ -317,7 +354,8 @@ def test_as_many_as_there_are_slots_are_on_the_device_together():
 
     def hold(_):
         with shared.slot(False):
-            return together.wait(MOST_SECONDS)  # for the others, who are let in meanwhile: each gets another number
+            # for the others, who are let in meanwhile: each gets another number
+            return together.wait(MOST_SECONDS)
 
     with ThreadPoolExecutor(shared.slots) as pool:
         numbers = list(pool.map(hold, range(3 * shared.slots)))
@@ -325,9 +363,13 @@ def test_as_many_as_there_are_slots_are_on_the_device_together():
 
 
 def test_too_few_frames_are_the_extractors_fault(corpus, scratch, tmp_path, monkeypatch):
-    monkeypatch.setattr(Moments, "num_frames", lambda extractor, num_samples: num_samples // HOP + 1)
+    monkeypatch.setattr(
+        Moments, "num_frames", lambda extractor, num_samples: num_samples // HOP + 1
+    )
     config = write_config(tmp_path, "Moments", module="row_extractors")
-    with pytest.raises(ExtractorError, match=r"Moments returned \d+ frames for a row of \d+ samples"):
+    with pytest.raises(
+        ExtractorError, match=r"Moments returned \d+ frames for a row of \d+ samples"
+    ):
         extract(corpus.manifest(), config, scratch)
 
 
@@ -367,6 +409,8 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
     """This holds however large a batch of them is, for example of stereo at 48 kHz."""
     corpus = corpus_of(tmp_path, [0.1] * 32)
     monkeypatch.setattr(from_audio, "SMALL_BYTES", 20_000)  # of three
-    job = planned(corpus.manifest(), write_config(tmp_path, "Moments", module="row_extractors"), scratch)
+    job = planned(
+        corpus.manifest(), write_config(tmp_path, "Moments", module="row_extractors"), scratch
+    )
     assert not run_to_its_end(job).failed
     assert len(job.versions[0].built.extractor.calls) == 2

@@ -21,7 +21,8 @@ MODEL, RATE, HOP = "speechtokenizer", 16000, 320
 
 
 def load(folder):
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
+    # torch's old weight norm
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
         files = (str(folder / name) for name in ("config.json", "SpeechTokenizer.pt"))
         return theirs.SpeechTokenizer.load_from_checkpoint(*files).eval()
 
@@ -56,7 +57,9 @@ def test_the_published_model_with_snakes(folder, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     torch.save(model.state_dict(), tmp_path / "SpeechTokenizer.pt")
     clips = cut([6000, 1, 7 * HOP, 3001], RATE)
-    for (latents, _), clip in zip(codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True):
+    for (latents, _), clip in zip(
+        codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True
+    ):
         with torch.inference_mode():
             codes.assert_close(latents, model.encoder(clip[None, None])[0].T)
 
@@ -66,7 +69,9 @@ def test_weights_are_a_folder_or_the_file_in_it(folder):
     both = [folder, folder / "SpeechTokenizer.pt"]
     (one,), (other,) = (codes.extract(build(path), clips) for path in both)
     assert torch.equal(one, other)
-    digests = [SpeechTokenizer.weights_digest(SpeechTokenizerParams(weights=str(path))) for path in both]
+    digests = [
+        SpeechTokenizer.weights_digest(SpeechTokenizerParams(weights=str(path))) for path in both
+    ]
     assert digests[0] == digests[1]
 
 
@@ -95,7 +100,8 @@ def test_the_package_may_be_missing(folder, monkeypatch):
 
 
 def test_its_trainer_is_not_imported(cli):
-    """Importing it takes as long as everything else, and needs packages that the model does not need."""
+    """Importing it takes as long as everything else, and needs packages that the model
+    does not need."""
     script = """
     import sys
     from featcache.extractors.speechtokenizer import _model_class

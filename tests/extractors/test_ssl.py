@@ -1,4 +1,5 @@
-"""`ssl` gives what transformers gives for a clip alone, whatever other clips are in the batch."""
+"""`ssl` gives what transformers gives for a clip alone, whatever other clips are in the
+batch."""
 
 import re
 from functools import cache
@@ -23,8 +24,8 @@ CPU = torch.device("cpu")
 MODELS = [*small_ssl.WAVEFORM_MODELS, *small_ssl.OTHER_MODELS]
 
 TOLERANCE = {"w2v-bert": 2e-4, "w2v-bert-rotary": 2e-4, "w2v-bert-relative": 2e-4}
-"""Parts of the largest value: 1e-5 for all others. Both sides round in float32; theirs also the mean and variance by
-which w2v-BERT's mel energies are scaled."""
+"""Parts of the largest value: 1e-5 for all others. Both sides round in float32; theirs
+also the mean and variance by which w2v-BERT's mel energies are scaled."""
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def theirs(folder):
-    """Runs a model by hand on a waveform: hidden states `[frames, layers, D]`, and output `[frames, D]`."""
+    """Runs a model by hand on a waveform: hidden states `[frames, layers, D]`, and output
+    `[frames, D]`."""
     return cache(lambda name: Reference(folder(name)))
 
 
@@ -47,7 +49,9 @@ class Reference:
         self.extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
 
     @torch.inference_mode()
-    def __call__(self, waveform: np.ndarray, dtype: torch.dtype = torch.float32) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(
+        self, waveform: np.ndarray, dtype: torch.dtype = torch.float32
+    ) -> tuple[np.ndarray, np.ndarray]:
         inputs = self.extractor(waveform, sampling_rate=16000, return_tensors="pt")
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             outputs = self.model(**inputs, output_hidden_states=True)
@@ -55,7 +59,11 @@ class Reference:
         if isinstance(self.extractor, transformers.WhisperFeatureExtractor):
             kept = slice(-(-len(waveform) // 320))
         else:
-            kept = inputs["attention_mask"][0].bool().numpy() if "attention_mask" in inputs else slice(None)
+            kept = (
+                inputs["attention_mask"][0].bool().numpy()
+                if "attention_mask" in inputs
+                else slice(None)
+            )
         return hidden[kept], outputs.last_hidden_state[0].float().numpy()[kept]
 
 
@@ -72,7 +80,8 @@ def build(folder: Path, **params) -> SSL:
 def test_every_hidden_state_is_transformers(name, folder, theirs):
     everything = build(folder(name), layers=list(range(small_ssl.LAYERS + 1)))
     output = build(folder(name))
-    # around where frames begin; the two longest share a padded length, and so does each pair of short ones
+    # around where frames begin; the two longest share a padded length, and so does each
+    # pair of short ones
     lengths = (400, 559, 560, 719, 720, 879, 880, 9001, 9280)
     waveforms = [noise(n) for n in lengths if everything.num_frames(n)]
     waveforms = [waveforms[i] for i in np.random.default_rng(0).permutation(len(waveforms))]
@@ -98,19 +107,28 @@ def test_num_frames_is_that_of_the_reference(name, folder, theirs):
 @pytest.mark.parametrize("name", ["hubert", "wavlm-large", "w2v-bert", "whisper"])
 def test_real_speech(name, folder, theirs):
     """The audio is from 8 kHz, so the upper bands are empty."""
-    digits = [soxr.resample(waveform, rate, 16000)[:32000] for waveform, rate in real_speech.digits(6)]
-    for waveform, ours in zip(digits, extract(build(folder(name)), list(map(torch.from_numpy, digits))), strict=True):
+    digits = [
+        soxr.resample(waveform, rate, 16000)[:32000] for waveform, rate in real_speech.digits(6)
+    ]
+    for waveform, ours in zip(
+        digits, extract(build(folder(name)), list(map(torch.from_numpy, digits))), strict=True
+    ):
         assert difference(ours, theirs(name)(waveform)[1]) < TOLERANCE.get(name, 1e-5)
 
 
-def mel_energies(waveform: np.ndarray, extractor: transformers.SeamlessM4TFeatureExtractor) -> torch.Tensor:
-    """The formula of w2v-BERT's front end, float32 `[frames, 160]`: the log energies have float32's places, all else is
-    computed in float64."""
+def mel_energies(
+    waveform: np.ndarray, extractor: transformers.SeamlessM4TFeatureExtractor
+) -> torch.Tensor:
+    """The formula of w2v-BERT's front end, float32 `[frames, 160]`: the log energies have
+    float32's places, all else is computed in float64."""
     mels = []
     for first in range(0, len(waveform) - 399, 160):
         frame = waveform[first : first + 400].astype(np.float64) * 32768
         frame -= frame.mean()
-        frame = np.concatenate([frame[:1] * (1 - 0.97), frame[1:] - 0.97 * frame[:-1]]) * extractor.window
+        frame = (
+            np.concatenate([frame[:1] * (1 - 0.97), frame[1:] - 0.97 * frame[:-1]])
+            * extractor.window
+        )
         energies = np.abs(np.fft.rfft(frame, 512)) ** 2 @ extractor.mel_filters
         mels.append(np.log(np.maximum(energies, 2.0**-23)).astype(np.float32).astype(np.float64))
     scaled = (mels - np.mean(mels, 0)) / np.sqrt(np.var(mels, 0, ddof=1) + 1e-7)
@@ -120,22 +138,29 @@ def mel_energies(waveform: np.ndarray, extractor: transformers.SeamlessM4TFeatur
 def telephone(gain: float) -> np.ndarray:
     """A digit from 8 kHz, in 16 bits, that much quieter."""
     waveform, rate = real_speech.digits(6)[1]
-    return soxr.resample((np.round(waveform * gain * 32768) / 32768).astype(np.float32), rate, 16000)
+    return soxr.resample(
+        (np.round(waveform * gain * 32768) / 32768).astype(np.float32), rate, 16000
+    )
 
 
 def vowel(seconds: float) -> np.ndarray:
     """A voice of nearly 100 Hz: every 10 ms is nearly as the next."""
     times = np.arange(round(16000 * seconds)) / 16000
-    return sum(np.sin(2 * np.pi * 100.01 * k * times) / k for k in range(1, 70)).astype(np.float32) / 4
+    return (
+        sum(np.sin(2 * np.pi * 100.01 * k * times) / k for k in range(1, 70)).astype(np.float32) / 4
+    )
 
 
 @pytest.mark.parametrize(("make", "of"), [(telephone, 0.01), (telephone, 0.001), (vowel, 0.04)])
 def test_where_a_mel_bin_hardly_changes_it_is_the_reference_that_rounds(make, of, folder, theirs):
-    """The reference takes a bin's mean in float32. An error in its last place, 1e-6, is divided by the root of the
-    bin's variance plus 1e-7. Where a band is empty, or two frames are all that there is, that makes 3e-3 of it."""
+    """The reference takes a bin's mean in float32. An error in its last place, 1e-6, is
+    divided by the root of the bin's variance plus 1e-7. Where a band is empty, or two
+    frames are all that there is, that makes 3e-3 of it."""
     waveform, reference, encoder = make(of), theirs("w2v-bert"), build(folder("w2v-bert"))._encoder
     exact = mel_energies(waveform, reference.extractor)
-    given = reference.extractor(waveform, sampling_rate=16000, return_tensors="pt")["input_features"][0, : len(exact)]
+    given = reference.extractor(waveform, sampling_rate=16000, return_tensors="pt")[
+        "input_features"
+    ][0, : len(exact)]
     ours = encoder.mel_energies(torch.from_numpy(waveform)[None], torch.tensor([len(waveform)]))[0]
     assert float((ours - exact).abs().max()) < 1e-6
     assert float((given - exact).abs().max()) > 1e-3
@@ -148,7 +173,9 @@ def test_where_a_mel_bin_hardly_changes_it_is_the_reference_that_rounds(make, of
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_behind_the_end_changes_no_bit(name, folder):
-    assert_blind_behind_the_end(build(folder(name), layers=[0, small_ssl.LAYERS]), [9280, 880, 9001, 4000])
+    assert_blind_behind_the_end(
+        build(folder(name), layers=[0, small_ssl.LAYERS]), [9280, 880, 9001, 4000]
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 4, 24])
@@ -168,8 +195,12 @@ def test_the_group_norm_on_a_gpu_is_that_of_the_row_alone(groups):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("groups", "width", "rows", "frames"), [(16, 128, 5, 49), (4, 19, 3, 8), (1, 4, 2, 1)])
-def test_the_wide_convolution_on_a_gpu_is_that_of_the_row_alone(groups, width, rows, frames, device):
+@pytest.mark.parametrize(
+    ("groups", "width", "rows", "frames"), [(16, 128, 5, 49), (4, 19, 3, 8), (1, 4, 2, 1)]
+)
+def test_the_wide_convolution_on_a_gpu_is_that_of_the_row_alone(
+    groups, width, rows, frames, device
+):
     generator = torch.Generator().manual_seed(0)
     conv = torch.nn.Conv1d(48, 96, width, padding=width // 2, groups=groups).to(device)
     x = torch.randn(rows, frames, 48, generator=generator).to(device).mT
@@ -185,7 +216,8 @@ def test_the_wide_convolution_on_a_gpu_is_that_of_the_row_alone(groups, width, r
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 15, 16, 17, 21, 31, 33])
 def test_gates_are_the_same_wherever_a_row_is(frames, folder):
-    """If WavLM's frames do not fill whole vectors, torch computes the last frames of the last row in another way."""
+    """If WavLM's frames do not fill whole vectors, torch computes the last frames of the
+    last row in another way."""
     gates = build(folder("wavlm"))._encoder.layers[0].attention._gates
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
@@ -195,10 +227,13 @@ def test_gates_are_the_same_wherever_a_row_is(frames, folder):
         assert all(torch.equal(other, found[0]) for other in found)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
 @pytest.mark.parametrize("name", ["hubert", "hubert-large", "wavlm", "w2v-bert", "whisper"])
 def test_lower_precision_is_as_near_as_theirs(name, precision, dtype, folder, theirs):
-    """It is close to float32. How close depends on the processor: one with its own bf16 is ten times as far off."""
+    """It is close to float32. How close depends on the processor: one with its own bf16
+    is ten times as far off."""
     waveform = noise(9000).numpy()
     ours = extract(build(folder(name), precision=precision), [noise(9000), noise(16000)])
     assert ours[0].dtype == np.float32
@@ -236,7 +271,10 @@ def test_one_layer_several_and_their_sum(name, folder):
     assert np.array_equal(extract(some, waveforms)[0], everything[:, [3, 1]])
     weighted = build(folder(name), layers=[3, 1], weights_per_layer=[0.25, -2.0])
     assert weighted.spec.item_shape == (small_ssl.SIZE,)
-    assert difference(extract(weighted, waveforms)[0], 0.25 * everything[:, 3] - 2 * everything[:, 1]) < 1e-6
+    assert (
+        difference(extract(weighted, waveforms)[0], 0.25 * everything[:, 3] - 2 * everything[:, 1])
+        < 1e-6
+    )
     no_layers, output = build(folder(name), weights_per_layer=[]), build(folder(name))
     assert no_layers.spec == output.spec
     assert np.array_equal(extract(no_layers, waveforms)[0], extract(output, waveforms)[0])
@@ -260,7 +298,10 @@ def test_layers_above_the_highest_are_not_there(name, folder):
         ({"layers": [1, 1]}, "one or more different numbers"),
         ({"weights_per_layer": [1.0]}, "params.weights_per_layer: 1 given for 0 layers"),
         ({"layers": [1, 2], "weights_per_layer": [1.0]}, "give one for each layer"),
-        ({"chunk": {"seconds": 4, "overlap": 0}}, "params.chunk.overlap: 0; the model needs 0.02 s"),
+        (
+            {"chunk": {"seconds": 4, "overlap": 0}},
+            "params.chunk.overlap: 0; the model needs 0.02 s",
+        ),
     ],
     ids=str,
 )
@@ -285,7 +326,9 @@ def test_a_model_that_is_not_known_and_one_of_another_rate(tmp_path, folder):
 
 def test_whisper_takes_so_much_and_no_more(folder):
     assert build(folder("whisper")).max_seconds == 2.0
-    with pytest.raises(ConfigError, match=r"params.chunk.seconds: 3; the model takes 2 s at a time"):
+    with pytest.raises(
+        ConfigError, match=r"params.chunk.seconds: 3; the model takes 2 s at a time"
+    ):
         build(folder("whisper"), chunk={"seconds": 3, "overlap": 0})
     chunked = build(folder("whisper"), chunk={"seconds": 2, "overlap": 0})
     assert chunked.max_seconds is None
@@ -296,7 +339,8 @@ def test_whisper_takes_so_much_and_no_more(folder):
 
 @pytest.mark.parametrize("name", ["hubert", "w2v-bert"])
 def test_chunks_are_the_models_own_frames(name, folder):
-    """Each frame is what the model gives for its chunk alone; no frame is missing, however short the last chunk is."""
+    """Each frame is what the model gives for its chunk alone; no frame is missing,
+    however short the last chunk is."""
     chunked = build(folder(name), chunk={"seconds": 0.4, "overlap": 0.08})
     whole = build(folder(name))
     for n in (6401, 11520, 11521, 12000, 16641):

@@ -1,4 +1,5 @@
-"""`torchaudio` gives what a bundle's model gives for a clip alone, whatever other clips are in the batch."""
+"""`torchaudio` gives what a bundle's model gives for a clip alone, whatever other clips
+are in the batch."""
 
 import re
 from pathlib import Path
@@ -31,7 +32,8 @@ class Model:
 
     @torch.inference_mode()
     def __call__(self, waveform: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """For a clip alone: what each layer gives, `[frames, layers, D]`, and the output `[frames, D]`."""
+        """For a clip alone: what each layer gives, `[frames, layers, D]`, and the output
+        `[frames, D]`."""
         if self.bundle._normalize_waveform:
             waveform = torch.nn.functional.layer_norm(waveform, waveform.shape)
         hidden, _ = self.model.extract_features(waveform[None])
@@ -51,7 +53,9 @@ def small(tmp_path_factory):
 
 def build(model: Model, **params) -> TorchaudioSSL:
     name = model.file.stem
-    return TorchaudioSSL(TorchaudioSSL.Params(bundle=name, weights=str(model.file), **params), 16000, CPU)
+    return TorchaudioSSL(
+        TorchaudioSSL.Params(bundle=name, weights=str(model.file), **params), 16000, CPU
+    )
 
 
 @pytest.mark.parametrize("name", BUNDLES)
@@ -76,7 +80,10 @@ def test_what_is_behind_the_end_changes_no_bit(name, small):
 
 def test_weights_in_torch_hubs_cache(small, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    expected = f"download https://download.pytorch.org/torchaudio/models/HUBERT_BASE.pth to {tmp_path}/checkpoints/"
+    expected = (
+        "download https://download.pytorch.org/torchaudio/models/HUBERT_BASE.pth to "
+        f"{tmp_path}/checkpoints/"
+    )
     params = TorchaudioSSL.Params(bundle="HUBERT_BASE")
     for attempt in (TorchaudioSSL.weights_digest, lambda params: TorchaudioSSL(params, 16000, CPU)):
         with pytest.raises(ConfigError, match=re.escape(expected)):
@@ -93,7 +100,11 @@ def test_weights_in_torch_hubs_cache(small, tmp_path, monkeypatch):
 def test_what_is_wrong_is_said_at_once(small):
     file = small["HUBERT_BASE"].file
     for wrong, sample_rate, message in (
-        ({"bundle": "HUBERT"}, 16000, r"params.bundle: torchaudio has no 'HUBERT'; it has HUBERT_ASR_LARGE, "),
+        (
+            {"bundle": "HUBERT"},
+            16000,
+            r"params.bundle: torchaudio has no 'HUBERT'; it has HUBERT_ASR_LARGE, ",
+        ),
         ({"layer": 9}, 16000, r"params.layer: 9; the model has layers 0 to 3"),
         ({"bundle": "WAVLM_BASE"}, 16000, r"params.weights: .*: not the bundle's weights: "),
         ({"weights": str(file.parent)}, 16000, r"params.weights: .*: name the file"),
@@ -101,7 +112,12 @@ def test_what_is_wrong_is_said_at_once(small):
         ({}, 8000, r"audio.sample_rate: 8000; HUBERT_BASE is for 16000"),
     ):
         params = {"bundle": "HUBERT_BASE", "weights": str(file), **wrong}
-        config = {"name": "a", "extractor": "torchaudio", "params": params, "audio": {"sample_rate": sample_rate}}
+        config = {
+            "name": "a",
+            "extractor": "torchaudio",
+            "params": params,
+            "audio": {"sample_rate": sample_rate},
+        }
         with pytest.raises(ConfigError, match=message) as raised:
             config_from(config).build(CPU)
         assert "\n" not in str(raised.value)

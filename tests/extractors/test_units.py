@@ -24,14 +24,18 @@ def clips(*lengths):
     """Clips of noise, each another, that swells."""
     noises = [np.random.default_rng(seed).standard_normal(n) for seed, n in enumerate(lengths)]
     waveforms = [np.geomspace(1e-3, 0.3, len(noise)) * noise for noise in noises]
-    return [Clip(f"clip-{seed}", torch.from_numpy(one.astype(np.float32))) for seed, one in enumerate(waveforms)]
+    return [
+        Clip(f"clip-{seed}", torch.from_numpy(one.astype(np.float32)))
+        for seed, one in enumerate(waveforms)
+    ]
 
 
 LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
 
 
 def write_units(path, config, k=40):
-    """Units of a config's features; the centroids are some frames of noise, spread out a little."""
+    """Units of a config's features; the centroids are some frames of noise, spread out a
+    little."""
     frames = np.concatenate(extract(config.build(CPU), clips(30_000, 20_000))).astype(config.dtype)
     rng = np.random.default_rng(k)
     centroids = rng.permutation(frames)[:k] + 1e-3 * rng.normal(size=(k, frames.shape[1]))
@@ -80,7 +84,9 @@ class OfSource(ExtractorSuite):
     def loaded(cls, tmp_path_factory):
         path = tmp_path_factory.mktemp("units") / "units.safetensors"
         write_units(path, config_from({"name": "source", **SOURCES[cls.source]}))
-        return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
+        return config_from(
+            {"name": "units", "extractor": "units", "params": {"weights": str(path)}}
+        )
 
 
 class TestUnitsOfFrames(OfSource):
@@ -110,10 +116,22 @@ def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):
 # What it says of itself
 
 
-@pytest.mark.parametrize(("k", "dtype"), [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")])
+@pytest.mark.parametrize(
+    ("k", "dtype"), [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")]
+)
 def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
-    write_codebook(tmp_path / "units.safetensors", config_from({"name": "a", "extractor": "fbank"}), torch.zeros(k, 80))
-    units = config_from({"name": "u", "extractor": "units", "params": {"weights": str(tmp_path / "units.safetensors")}})
+    write_codebook(
+        tmp_path / "units.safetensors",
+        config_from({"name": "a", "extractor": "fbank"}),
+        torch.zeros(k, 80),
+    )
+    units = config_from(
+        {
+            "name": "u",
+            "extractor": "units",
+            "params": {"weights": str(tmp_path / "units.safetensors")},
+        }
+    )
     assert units.dtype == dtype
     spec = units.build(CPU).spec
     assert (spec.item_shape, spec.codebook_sizes) == ((1,), (k,))
@@ -123,7 +141,13 @@ def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
 
 def test_weights_that_are_elsewhere_now(tmp_path):
     (tmp_path / "old").write_text("3.0")
-    config = config_from({"name": "a", "extractor": "small_units:Scaled", "params": {"weights": str(tmp_path / "old")}})
+    config = config_from(
+        {
+            "name": "a",
+            "extractor": "small_units:Scaled",
+            "params": {"weights": str(tmp_path / "old")},
+        }
+    )
     write_units(tmp_path / "units.safetensors", config, 20)
     expected = extract(build(tmp_path / "units.safetensors"), clips(*LENGTHS))
     (tmp_path / "old").rename(tmp_path / "new")
@@ -133,7 +157,9 @@ def test_weights_that_are_elsewhere_now(tmp_path):
     assert moved.max_seconds == 30
     assert all(map(np.array_equal, expected, extract(moved, clips(*LENGTHS))))
     (tmp_path / "new").write_text("3.5")
-    with pytest.raises(ConfigError, match=r"the extractor small_units:Scaled, or its weights, have changed"):
+    with pytest.raises(
+        ConfigError, match=r"the extractor small_units:Scaled, or its weights, have changed"
+    ):
         build(tmp_path / "units.safetensors", weights=str(tmp_path / "new"))
 
 
@@ -141,9 +167,21 @@ def test_weights_that_are_elsewhere_now(tmp_path):
     ("extractor", "params", "features", "sample_rate", "message"),
     [
         ("fbank", {}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
-        ("fbank", {}, {"num_mel_bins": "40"}, 16000, "params.features: num_mel_bins: nothing can be given here"),
+        (
+            "fbank",
+            {},
+            {"num_mel_bins": "40"},
+            16000,
+            "params.features: num_mel_bins: nothing can be given here",
+        ),
         ("fbank", {"dither": 1.0}, {}, 16000, "its features have dither"),
-        ("small_units:Scaled", {}, {"power": "2"}, 16000, "features: power: only weights can be given here; the rest"),
+        (
+            "small_units:Scaled",
+            {},
+            {"power": "2"},
+            16000,
+            "features: power: only weights can be given here; the rest",
+        ),
     ],
 )
 def test_what_does_not_go_together(extractor, params, features, sample_rate, message, tmp_path):
@@ -161,21 +199,29 @@ def test_features_with_parameters_that_are_no_more(tmp_path):
     resolved = {**config.resolved(), "params": {"bins": 80}}
     codebook = Codebook(torch.zeros(3, 80), resolved, config.fingerprint(), "float32", {})
     (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
-    with pytest.raises(ConfigError, match="fbank does not accept the config of its features: bins: Extra inputs"):
+    with pytest.raises(
+        ConfigError, match="fbank does not accept the config of its features: bins: Extra inputs"
+    ):
         build(tmp_path / "units.safetensors")
 
 
 def test_audio_is_that_of_the_features(tmp_path):
-    config = config_from({"name": "a", "extractor": "fbank", "audio": {"channel": "first", "max_seconds": 20}})
+    config = config_from(
+        {"name": "a", "extractor": "fbank", "audio": {"channel": "first", "max_seconds": 20}}
+    )
     write_units(tmp_path / "units.safetensors", config, 20)
     units = build(tmp_path / "units.safetensors")
     units.check_audio({**config.resolved()["audio"], "max_seconds": 5})
-    with pytest.raises(ConfigError, match=r"audio.channel: mix; these units are of a, whose audio.channel is first"):
+    with pytest.raises(
+        ConfigError, match=r"audio.channel: mix; these units are of a, whose audio.channel is first"
+    ):
         units.check_audio(config_from({"name": "b", "extractor": "fbank"}).resolved()["audio"])
 
 
 def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
-    config = config_from({"name": "a", **SOURCES["fbank-float16"], "params": {"use_log_fbank": False}})
+    config = config_from(
+        {"name": "a", **SOURCES["fbank-float16"], "params": {"use_log_fbank": False}}
+    )
     write_codebook(tmp_path / "units.safetensors", config, torch.zeros(3, 80))
     with pytest.raises(AudioError, match=r"NaN or infinite as torch.float16") as caught:
         extract(build(tmp_path / "units.safetensors"), clips(16000))
@@ -199,7 +245,11 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
         assert isinstance(given, StoredUtterance)
         np.testing.assert_array_equal(given.features, features[name])
         item = given.item
-        assert (item.id, item.path, item.num_samples) == (name, f"audio/{name}.wav", len(features[name]) * 160 + 240)
+        assert (item.id, item.path, item.num_samples) == (
+            name,
+            f"audio/{name}.wav",
+            len(features[name]) * 160 + 240,
+        )
         assert (item.size, item.mtime_ns, item.sample_rate) == (1000, 5, 16000)
 
 
@@ -208,7 +258,12 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
     [
         *(
             (changed, "whose features of this id are of another row or file: ")
-            for changed in ({"path": "audio/utt-2.wav"}, {"start": 0.5}, {"duration": 0.5}, {"channel": 0})
+            for changed in (
+                {"path": "audio/utt-2.wav"},
+                {"start": 0.5},
+                {"duration": 0.5},
+                {"channel": 0},
+            )
         ),
         ({"id": "utt-9", "path": "audio/utt-9.wav"}, r"not in fbank80-[0-9a-f]{12}$"),
     ],
@@ -216,7 +271,9 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
 def test_a_row_that_the_version_has_not(tmp_path, changed, message):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
     row = Utterance(**{"id": "utt-1", "path": "audio/utt-1.wav", **changed})
-    there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(["utt-0"]), row])
+    there, missing = open_source(version.path, version.info.fingerprint).read(
+        [*rows_of(["utt-0"]), row]
+    )
     assert isinstance(there, StoredUtterance)
     assert isinstance(missing, AudioError)
     assert missing.reason == Reason.NOT_IN_SOURCE
@@ -240,9 +297,14 @@ def test_a_flipped_bit_is_not_made_into_units(tmp_path):
 
 
 def test_the_version_is_found_by_its_fingerprint(tmp_path):
-    one, two = (make_version(tmp_path, make_features(5, (4,), "float16"), name=name) for name in ("one", "two"))
+    one, two = (
+        make_version(tmp_path, make_features(5, (4,), "float16"), name=name)
+        for name in ("one", "two")
+    )
     assert open_source(tmp_path, two.info.fingerprint).version.path == two.path
-    with pytest.raises(ConfigError, match=r"the config needs version 000000000000; there is one-.*two-"):
+    with pytest.raises(
+        ConfigError, match=r"the config needs version 000000000000; there is one-.*two-"
+    ):
         open_source(tmp_path, "0" * 64)
     with pytest.raises(ConfigError, match="there is one-"):
         open_source(one.path, two.info.fingerprint)

@@ -45,7 +45,11 @@ class TestCodes(CodecChecks):
 
     @pytest.mark.parametrize(
         ("params", "bandwidth"),
-        [*(({"bandwidth": it}, it) for it in (0.5, 2)), ({"codebooks": 3}, 1.5), ({"bandwidth": 4, "codebooks": 8}, 4)],
+        [
+            *(({"bandwidth": it}, it) for it in (0.5, 2)),
+            ({"codebooks": 3}, 1.5),
+            ({"bandwidth": 4, "codebooks": 8}, 4),
+        ],
     )
     def test_bandwidths(self, folder, model, params, bandwidth):
         extractor = self.build(folder, **params)
@@ -67,23 +71,30 @@ build = TestCodes.build
 
 @pytest.mark.parametrize(
     "semantic",
-    [{"model_type": "wavlm"}, {"model_type": "hubert", "feat_extract_norm": "layer", "do_stable_layer_norm": True}],
+    [
+        {"model_type": "wavlm"},
+        {"model_type": "hubert", "feat_extract_norm": "layer", "do_stable_layer_norm": True},
+    ],
     ids=lambda semantic: "-".join(map(str, semantic.values())),
 )
 def test_other_semantic_models(folder, tmp_path, semantic):
-    """Their hidden states are averaged as HuBERT's are. Latents are compared, since there are no codewords."""
+    """Their hidden states are averaged as HuBERT's are. Latents are compared, since there
+    are no codewords."""
     config = XcodecConfig.from_pretrained(folder).to_dict()
     config["semantic_model_config"] |= {"conv_dim": [32] * 7, **semantic}
     torch.manual_seed(0)
     model = XcodecModel(XcodecConfig.from_dict(config)).eval()
     model.save_pretrained(tmp_path)
     clips = cut([6000, 1, 7 * HOP, 3001], RATE)
-    for (latents, _), clip in zip(codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True):
+    for (latents, _), clip in zip(
+        codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True
+    ):
         codes.assert_close(latents, alone(model, clip).latents)
 
 
 def test_what_makes_no_frame_of_each_hop_is_refused(folder, other):
-    """A feature extractor whose hop is no multiple; a semantic encoder that gives twice as many frames."""
+    """A feature extractor whose hop is no multiple; a semantic encoder that gives twice
+    as many frames."""
     DacFeatureExtractor(sampling_rate=RATE, hop_length=512).save_pretrained(other)
     with pytest.raises(ConfigError, match="padded to multiples of 512"):
         build(other)

@@ -1,4 +1,5 @@
-"""What the tests of faults share: processes with the shim loaded, and scenarios: commands that change a small cache."""
+"""What the tests of faults share: processes with the shim loaded, and scenarios: commands
+that change a small cache."""
 
 import os
 import shutil
@@ -27,8 +28,14 @@ def tell(record_property):
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
-    figures = [text for report in reports for name, text in report.user_properties if name == "figure"]
+    reports = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+    ]
+    figures = [
+        text for report in reports for name, text in report.user_properties if name == "figure"
+    ]
     if figures:
         terminalreporter.section("faults")
         for line in figures:
@@ -37,7 +44,8 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory):
-    """Runs commands as `cli` does, with the shim loaded: `faulty(..., faults=Faults(...))`."""
+    """Runs commands as `cli` does, with the shim loaded: `faulty(...,
+    faults=Faults(...))`."""
     with commands(env={"LD_PRELOAD": str(shim.build(tmp_path_factory.mktemp("shim")))}) as cli:
         yield cli
 
@@ -81,25 +89,33 @@ def undisturbed(cli: Cli, scenario: Scenario, folder: Path) -> Scenario:
     version = only_version(cache)
     failed = frozenset(standing_failures(version, open_index(version)))
     shards, notes = frozenset(version.shard_names()), frozenset(finished.err.splitlines())
-    return replace(scenario, before=before, after=items(cache), failed=failed, shards=shards, notes=notes)
+    return replace(
+        scenario, before=before, after=items(cache), failed=failed, shards=shards, notes=notes
+    )
 
 
 @pytest.fixture(scope="session")
 def from_nothing(faulty, small, config, kept) -> Scenario:
     """A first extraction, of two shards; one utterance fails."""
     manifest = small.manifest(small.rows[:4], "four.csv")
-    return undisturbed(faulty, Scenario("extract", manifest, None, extract(manifest, config), code=3), kept)
+    return undisturbed(
+        faulty, Scenario("extract", manifest, None, extract(manifest, config), code=3), kept
+    )
 
 
 @pytest.fixture(scope="session")
 def changed(small) -> Corpus:
     """The same clips, where a row has another file."""
-    return Corpus(small.folder, [{**row, "path": "5.wav"} if row["id"] == "utt-2" else row for row in small.rows])
+    return Corpus(
+        small.folder,
+        [{**row, "path": "5.wav"} if row["id"] == "utt-2" else row for row in small.rows],
+    )
 
 
 @pytest.fixture(scope="session")
 def extraction_of_more(faulty, changed, config, kept, from_nothing) -> Scenario:
-    """A longer manifest, in which a row has another file: two shards more, of which one replaces an item."""
+    """A longer manifest, in which a row has another file: two shards more, of which one
+    replaces an item."""
     manifest = changed.manifest(changed.rows, "six.csv")
     command = (*extract(manifest, config), "--replace")
     return undisturbed(faulty, Scenario("more", manifest, kept / "extract", command, code=3), kept)
@@ -107,7 +123,8 @@ def extraction_of_more(faulty, changed, config, kept, from_nothing) -> Scenario:
 
 @pytest.fixture(scope="session")
 def pruning(faulty, changed, config, kept, extraction_of_more) -> Scenario:
-    """Four shards, of which two are tagged: what goes is an utterance, and what stays in its shard is written again."""
+    """Four shards, of which two are tagged: what goes is an utterance, and what stays in
+    its shard is written again."""
     base = Path(shutil.copytree(kept / "extract", kept / "to-prune"))
     make_tag(only_version(base), "paper", open_index(only_version(base)))
     assert faulty(*extraction_of_more.arguments(base)).code == 3
@@ -131,7 +148,9 @@ def repair(faulty, small, config, kept) -> Scenario:
     damaged = frozenset(problem.id for problem in check(spoilt).problems)
     assert len(damaged) == 2
     command = ("repair", CACHE, "--manifest", manifest, "--threads", 1)
-    scenario = Scenario("repair", manifest, spoilt, command, (command, extract(manifest, config)), damaged=damaged)
+    scenario = Scenario(
+        "repair", manifest, spoilt, command, (command, extract(manifest, config)), damaged=damaged
+    )
     made = undisturbed(faulty, scenario, kept)
     assert made.after == sound.after
     return made
@@ -145,7 +164,9 @@ def indexing(faulty, kept, from_nothing) -> Scenario:
         shutil.rmtree(index)
     command = ("info", CACHE)
     finish = (command, from_nothing.command)  # which removes what a killed one has left
-    return undisturbed(faulty, Scenario("index", from_nothing.manifest, base, command, finish), kept)
+    return undisturbed(
+        faulty, Scenario("index", from_nothing.manifest, base, command, finish), kept
+    )
 
 
 @pytest.fixture(params=["from_nothing", "extraction_of_more", "repair", "pruning", "indexing"])

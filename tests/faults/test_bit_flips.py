@@ -1,5 +1,5 @@
-"""A bit flips in any file of a version: verify finds it, or nothing that anybody reads changes; repair, or the next
-extraction, brings back what was there."""
+"""A bit flips in any file of a version: verify finds it, or nothing that anybody reads
+changes; repair, or the next extraction, brings back what was there."""
 
 import os
 import random
@@ -26,7 +26,8 @@ from featcache.version.tags import make_tag, tags_to_show
 
 @pytest.fixture(scope="module")
 def full(faulty, from_nothing, kept) -> Path:
-    """A cache with every kind of file that a version may have; a measurement of its extractor is among them."""
+    """A cache with every kind of file that a version may have; a measurement of its
+    extractor is among them."""
     cache = from_nothing.prepare(kept / "full")
     assert faulty(*from_nothing.arguments(cache)).code == 3
     write_probe(only_version(cache), {"device": "cpu", "measured": []})
@@ -37,13 +38,21 @@ def full(faulty, from_nothing, kept) -> Path:
 
 def files_of(cache: Path) -> list[Path]:
     """All files of the cache's one version that hold anything."""
-    return [path for path in sorted(only_version(cache).path.rglob("*")) if path.is_file() and path.stat().st_size]
+    return [
+        path
+        for path in sorted(only_version(cache).path.rglob("*"))
+        if path.is_file() and path.stat().st_size
+    ]
 
 
 def kind_of(cache: Path, path: Path) -> str:
     """The file's place in a version, without names that differ from version to version."""
     parts = path.relative_to(only_version(cache).path).parts
-    return "/".join(parts if len(parts) == 1 or parts == ("shards", "zarr.json") else [parts[0], "*", *parts[2:]])
+    return "/".join(
+        parts
+        if len(parts) == 1 or parts == ("shards", "zarr.json")
+        else [parts[0], "*", *parts[2:]]
+    )
 
 
 def findings(cache: Path) -> object:
@@ -66,7 +75,9 @@ def all_that_is_read(cache: Path) -> object:
     stock = {}
     for shard in version.shard_names():
         group = zarr.open_group(version.path / "shards" / shard, mode="r")
-        stock |= {(shard, name): (array.dtype.str, array[...].tobytes()) for name, array in group.arrays()}
+        stock |= {
+            (shard, name): (array.dtype.str, array[...].tobytes()) for name, array in group.arrays()
+        }
         stock[shard] = dict(group.attrs)
     failures = read_failures(version)
     records = failures, runs, read_probes(version), tags_to_show(version)
@@ -91,7 +102,8 @@ def flipped(cache: Path, path: Path, at: int, bit: int, clean: object) -> str:
 
 
 UNCHECKED = {"lock", "index/*/items/zarr.json", "index/*/text/zarr.json"}
-"""What nothing is read from: who held the lock last, and what tells Zarr libraries of an index, which is derived."""
+"""What nothing is read from: who held the lock last, and what tells Zarr libraries of an
+index, which is derived."""
 
 
 @pytest.mark.parametrize("step", [None, pytest.param(STEP, marks=pytest.mark.slow)])
@@ -105,12 +117,21 @@ def test_bits_of_every_file(full, trials, tell, step):
     found: dict[str, Counter] = {}
     for path in files_of(cache):
         kind, size = kind_of(cache, path), path.stat().st_size
-        places = {0, size - 1, chance.randrange(size)} if step is None else range(chance.randrange(step), size, step)
+        places = (
+            {0, size - 1, chance.randrange(size)}
+            if step is None
+            else range(chance.randrange(step), size, step)
+        )
         for at in places:
-            found.setdefault(kind, Counter())[flipped(cache, path, at, chance.randrange(8), clean)] += 1
+            found.setdefault(kind, Counter())[
+                flipped(cache, path, at, chance.randrange(8), clean)
+            ] += 1
     assert {kind for kind, counts in found.items() if counts["harmless"]} <= UNCHECKED, found
     for kind, counts in found.items():
-        tell(f"bit flips: {kind}: {counts['found']} found, {counts['harmless']} harmless; seed {seed}")
+        tell(
+            f"bit flips: {kind}: {counts['found']} found, {counts['harmless']} harmless; "
+            f"seed {seed}"
+        )
 
 
 SPOIL = {
@@ -126,9 +147,12 @@ SPOIL = {
 @pytest.mark.parametrize("are_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", SPOIL)
 def test_a_spoilt_file_comes_back(faulty, full, from_nothing, trials, how, are_all, tell):
-    """What is wanted, what has failed, and some other kinds of files, or all kinds: it is told, and repair and extract
-    restore every item. Verify may find a tag then, one that was spoilt, or that repair says to be no longer whole."""
-    kinds = sorted({kind_of(full, path): path.relative_to(full) for path in files_of(full)}.values())
+    """What is wanted, what has failed, and some other kinds of files, or all kinds: it is
+    told, and repair and extract restore every item. Verify may find a tag then, one that
+    was spoilt, or that repair says to be no longer whole."""
+    kinds = sorted(
+        {kind_of(full, path): path.relative_to(full) for path in files_of(full)}.values()
+    )
     records = [file for file in kinds if file.parts[1] in ("wanted", "failures")]
     files = kinds if are_all else records + random.Random(how).sample(kinds, 2)
     for file in files:
@@ -142,6 +166,8 @@ def test_a_spoilt_file_comes_back(faulty, full, from_nothing, trials, how, are_a
         assert items(cache) == items(full), file
         report = verify(only_version(cache))
         is_told = kind == "tags/*" or "no longer whole: paper" in repaired.out
-        assert {problem.kind for problem in report.problems} <= ({"tag"} if is_told else set()), file
+        assert {problem.kind for problem in report.problems} <= ({"tag"} if is_told else set()), (
+            file
+        )
         shutil.rmtree(cache)
     tell(f"spoilt files: {how}: all of {len(files)} came back")

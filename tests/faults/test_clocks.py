@@ -1,5 +1,5 @@
-"""Clocks that are years ahead or behind, or jump: which item counts, and whether a version is whole, do not depend on
-them."""
+"""Clocks that are years ahead or behind, or jump: which item counts, and whether a
+version is whole, do not depend on them."""
 
 from dataclasses import replace
 
@@ -18,16 +18,23 @@ CLOCKS = {
 
 
 @pytest.mark.parametrize("name", CLOCKS)
-def test_what_counts_is_what_was_extracted_last(faulty, from_nothing, extraction_of_more, trials, name):
-    """A first extraction with one clock, a second with another; the second is killed on its way, and again done."""
+def test_what_counts_is_what_was_extracted_last(
+    faulty, from_nothing, extraction_of_more, trials, name
+):
+    """A first extraction with one clock, a second with another; the second is killed on
+    its way, and again done."""
     first, second = CLOCKS[name]
     base = trials / "base"
-    faulty(*from_nothing.arguments(base), faults=Faults(base, clock=first)).with_code(from_nothing.code)
+    faulty(*from_nothing.arguments(base), faults=Faults(base, clock=first)).with_code(
+        from_nothing.code
+    )
     assert_is_after(from_nothing, base, name)
     scenario = replace(extraction_of_more, base=base)
     for at in (40, 110, 10**6):
         cache = scenario.prepare(trials / "cache")
-        ended = faulty(*scenario.arguments(cache), faults=Faults(cache, Strike(at, "kill"), clock=second))
+        ended = faulty(
+            *scenario.arguments(cache), faults=Faults(cache, Strike(at, "kill"), clock=second)
+        )
         assert (ended.code == scenario.code) == (at == 10**6), ended
         assert_old_or_new(scenario, cache, f"{name}, killed at call {at}")
         assert_finishes(faulty, scenario, cache, f"{name}, killed at call {at}")
@@ -40,8 +47,11 @@ def test_repair_with_another_clock_brings_back_what_was_there(faulty, repair, tr
         assert_is_after(repair, cache, clock)
 
 
-def test_whether_a_failure_stands_is_not_up_to_the_clock(faulty, from_nothing, small, config, trials):
-    """Failed in a run of the future, extracted now; then its file is gone, and it fails in a run of the past."""
+def test_whether_a_failure_stands_is_not_up_to_the_clock(
+    faulty, from_nothing, small, config, trials
+):
+    """Failed in a run of the future, extracted now; then its file is gone, and it fails
+    in a run of the past."""
     corpus = small.copy(trials / "audio")
     manifest = corpus.manifest(corpus.rows[:4], "four.csv")
     cache = trials / "cache"

@@ -1,4 +1,5 @@
-"""Whole shards are taken away, exchanged, or there twice: verify says which, and repair and extract restore them."""
+"""Whole shards are taken away, exchanged, or there twice: verify says which, and repair
+and extract restore them."""
 
 import os
 import shutil
@@ -50,7 +51,10 @@ def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, trials, how):
         assert report.damaged_shards == ["0123456789abcdef"]
     else:
         assert {shard.name} <= {*report.damaged_shards} <= {*names}
-    for command in (("repair", cache, "--manifest", from_nothing.manifest), from_nothing.arguments(cache)):
+    for command in (
+        ("repair", cache, "--manifest", from_nothing.manifest),
+        from_nothing.arguments(cache),
+    ):
         ended = faulty(*command)
         assert ended.code in (0, 3), ended
     assert items(cache) == sound

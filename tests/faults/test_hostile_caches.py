@@ -1,4 +1,5 @@
-"""Whatever a stranger has put into a cache, every command ends soon, with a result or with one clear line."""
+"""Whatever a stranger has put into a cache, every command ends soon, with a result or
+with one clear line."""
 
 import json
 import shutil
@@ -25,11 +26,16 @@ def audio(tmp_path_factory) -> Corpus:
 
 @pytest.fixture(scope="module")
 def made(cli, audio, tmp_path_factory) -> dict[str, Path]:
-    """By their configs: a cache of several shards, with a failure in its ledger and an index; and the same of quantised
-    features, which have side arrays."""
-    caches = {config: tmp_path_factory.mktemp(config) / "cache" for config in ("fbank80", "fbank80-uint8")}
+    """By their configs: a cache of several shards, with a failure in its ledger and an
+    index; and the same of quantised features, which have side arrays."""
+    caches = {
+        config: tmp_path_factory.mktemp(config) / "cache" for config in ("fbank80", "fbank80-uint8")
+    }
     for config, cache in caches.items():
-        assert cli("extract", audio.manifest(), "-c", config, "-o", cache, "--shard-size", "0.01").code == 3
+        assert (
+            cli("extract", audio.manifest(), "-c", config, "-o", cache, "--shard-size", "0.01").code
+            == 3
+        )
         assert cli("info", cache).code == 0
     return caches
 
@@ -44,9 +50,17 @@ def outside():
 
 
 def contents(folder: Path, without: str) -> dict[str, object]:
-    """Every file below a folder with its bytes, but for what lies below folders of that name."""
-    paths = [path for path in folder.rglob("*") if not path.relative_to(folder).parts[0].startswith(without)]
-    return {str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in paths}
+    """Every file below a folder with its bytes, but for what lies below folders of that
+    name."""
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if not path.relative_to(folder).parts[0].startswith(without)
+    ]
+    return {
+        str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        for path in paths
+    }
 
 
 def try_everything(cli, outside: Path, audio: Corpus) -> list[dict]:
@@ -60,9 +74,13 @@ def try_everything(cli, outside: Path, audio: Corpus) -> list[dict]:
         assert one["trace"] is None, f"{one['name']}: {one['trace']}"
         assert one["code"] in (0, 1, 2, 3), one
         assert "Traceback" not in one["err"] + one["out"], one
-        assert not one["code"] or one["err"] or one["out"], f"{one['name']}: exit code {one['code']} without a word"
+        assert not one["code"] or one["err"] or one["out"], (
+            f"{one['name']}: exit code {one['code']} without a word"
+        )
         for text in (one["out"], one["err"]):
-            assert not [character for character in text if ord(character) < 32 and character not in "\n\t"], one
+            assert not [
+                character for character in text if ord(character) < 32 and character not in "\n\t"
+            ], one
             assert not set(text) & {"\x7f", "\x9b", "\u202e", "\u2028"}, one
         if one["name"].endswith("json") and one["code"] != 2 and one["out"]:
             json.loads(one["out"])
@@ -73,7 +91,8 @@ def try_everything(cli, outside: Path, audio: Corpus) -> list[dict]:
 def test_nothing_is_wrong_with_the_cache_that_is_edited(cli, made, audio, outside):
     shutil.copytree(made["fbank80"], outside / "cache")
     found = {one["name"]: one["code"] for one in try_everything(cli, outside, audio)}
-    assert found.pop("verify") == found.pop("verify --manifest") == 3  # an utterance has failed
+    # an utterance has failed
+    assert found.pop("verify") == found.pop("verify --manifest") == 3
     assert found.pop("extract") == 3
     assert set(found.values()) == {0}, found
 

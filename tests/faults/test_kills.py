@@ -1,5 +1,5 @@
-"""Killed at any call that changes a file, at any other, and at any moment: what is there is old or new, and a second
-run of the command ends as if nothing had happened."""
+"""Killed at any call that changes a file, at any other, and at any moment: what is there
+is old or new, and a second run of the command ends as if nothing had happened."""
 
 import random
 import signal
@@ -14,10 +14,13 @@ SAMPLE = 4
 
 
 def count_calls(cli, scenario, trials) -> Counter[str]:
-    """How many calls of each kind that changes something the undisturbed command makes; at least."""
+    """How many calls of each kind that changes something the undisturbed command makes;
+    at least."""
     cache = scenario.prepare(trials / "counted")
     record = trials / "record"
-    assert cli(*scenario.arguments(cache), faults=Faults(cache, record=record)).code == scenario.code
+    assert (
+        cli(*scenario.arguments(cache), faults=Faults(cache, record=record)).code == scenario.code
+    )
     return Counter(call.kind for call in read_calls(record))
 
 
@@ -31,7 +34,9 @@ def kill(cli, scenario, trials, strike) -> bool:
     return ended.code == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("action", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill", "torn"))])
+@pytest.mark.parametrize(
+    "action", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill", "torn"))]
+)
 def test_killed_at_calls(faulty, scenario, trials, tell, action):
     """Some, spread over the command; or before each call; or in the middle of every write."""
     calls = count_calls(faulty, scenario, trials)
@@ -45,10 +50,12 @@ def test_killed_at_calls(faulty, scenario, trials, tell, action):
 
 
 def kill_from_outside(cli, scenario, trials, chance) -> bool:
-    """A trial in which the kill does not wait for a call: it comes when so much is recorded, or a little later."""
+    """A trial in which the kill does not wait for a call: it comes when so much is
+    recorded, or a little later."""
     cache, record = scenario.prepare(trials / "cache"), trials / "record"
     recorded = record.stat().st_size if record.exists() else 0
-    whole = recorded or count_calls(cli, scenario, trials).total() * 200  # nothing, if the last kill came so early
+    # nothing, if the last kill came so early
+    whole = recorded or count_calls(cli, scenario, trials).total() * 200
     moment = chance.randrange(whole)
     record.unlink(missing_ok=True)
     running = cli.start(*scenario.arguments(cache), faults=Faults(cache, record=record))
@@ -61,8 +68,12 @@ def kill_from_outside(cli, scenario, trials, chance) -> bool:
 
 
 SLOW = ["from_nothing", "extraction_of_more", "repair", "pruning", "indexing"]
-OFTEN = [("from_nothing", 3, 1), *(pytest.param(name, 60, 31, marks=pytest.mark.slow) for name in SLOW)]
-"""A scenario, how many trials, and how many of these must kill the command, which ends before some."""
+OFTEN = [
+    ("from_nothing", 3, 1),
+    *(pytest.param(name, 60, 31, marks=pytest.mark.slow) for name in SLOW),
+]
+"""A scenario, how many trials, and how many of these must kill the command, which ends
+before some."""
 
 
 @pytest.mark.parametrize(("scenario", "times", "least"), OFTEN, indirect=["scenario"])
@@ -77,7 +88,9 @@ def test_killed_from_outside_at_any_moment(faulty, scenario, trials, tell, times
 EVERY_THIRD = [pytest.param(name, None, marks=pytest.mark.slow) for name in SLOW[:2]]
 
 
-@pytest.mark.parametrize(("scenario", "calls"), [("from_nothing", (20, 80, 150)), *EVERY_THIRD], indirect=["scenario"])
+@pytest.mark.parametrize(
+    ("scenario", "calls"), [("from_nothing", (20, 80, 150)), *EVERY_THIRD], indirect=["scenario"]
+)
 def test_one_of_two_runs_is_killed(faulty, scenario, trials, tell, calls):
     """The other, which waits for it, does it all."""
     struck_at = calls or range(0, count_calls(faulty, scenario, trials).total(), 3 * STEP)

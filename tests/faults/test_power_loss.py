@@ -1,4 +1,5 @@
-"""The power fails at any call, and of what was not flushed anything may be gone: the same must hold as after a kill."""
+"""The power fails at any call, and of what was not flushed anything may be gone: the same
+must hold as after a kill."""
 
 import random
 import shutil
@@ -11,12 +12,15 @@ from shim import Faults, read_calls
 
 @pytest.mark.parametrize("states", [8, pytest.param(300, marks=pytest.mark.slow)])
 def test_some_states_after_a_power_cut(faulty, scenario, trials, tell, states):
-    """The undisturbed command is recorded; then, the power fails at some moment of it, and a failure says the seed."""
+    """The undisturbed command is recorded; then, the power fails at some moment of it,
+    and a failure says the seed."""
     home, record = trials / "home", trials / "record"
     home.mkdir()
     cache = scenario.prepare(home / "cache")
     disk = Disk(home)
-    faulty(*scenario.arguments(cache), faults=Faults(home, record=record, data=True)).with_code(scenario.code)
+    faulty(*scenario.arguments(cache), faults=Faults(home, record=record, data=True)).with_code(
+        scenario.code
+    )
     disk.play(read_calls(record))
     assert disk.end > 20
     first = 0 if states == 8 else random.randrange(1 << 32)

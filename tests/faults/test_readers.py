@@ -1,5 +1,6 @@
-"""Readers, trainers and verify while repair takes shards away and extract adds some: they get what was written, or an
-error that says what to do. Local copies on a disk that fails: they get what was written."""
+"""Readers, trainers and verify while repair takes shards away and extract adds some: they
+get what was written, or an error that says what to do. Local copies on a disk that fails:
+they get what was written."""
 
 import errno
 import json
@@ -28,7 +29,8 @@ def opened(cache: Path, **options):
 
 
 def count(scenario, read, where: object) -> Counter:
-    """How many of what was read is right, and how many are errors; nothing else is possible."""
+    """How many of what was read is right, and how many are errors; nothing else is
+    possible."""
     found = Counter()
     for id_, data, message in read:
         if message:
@@ -44,7 +46,11 @@ def count(scenario, read, where: object) -> Counter:
 def epochs(cache, scenario, method: str | None):
     """Endless epochs of a DataLoader, by `method`: fork, spawn, or None for this process."""
     ids = [id_ for id_ in cache.ids if id_ not in scenario.damaged]
-    options = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True} if method else {}
+    options = (
+        {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+        if method
+        else {}
+    )
     loader = DataLoader(Reading(cache, ids), batch_size=2, collate_fn=list, **options)
     while True:
         yield [item for batch in loader for item in batch]
@@ -83,7 +89,10 @@ def test_reading_while_shards_come_and_go(faulty, request, trials, name, method,
     for _ in range(0, times, STEP):
         found += read_during(faulty, scenario, trials, method, tier)
     reader = method or "this process"
-    tell(f"{name} while {reader} reads, tier {tier}: {found['right']} right, {found['errors']} errors")
+    tell(
+        f"{name} while {reader} reads, tier {tier}: {found['right']} right, "
+        f"{found['errors']} errors"
+    )
     assert found["right"]
 
 
@@ -96,7 +105,8 @@ def open_all(scenario, cache) -> None:
 
 
 def verify_all(scenario, cache) -> None:
-    """Verify finds no damage but what there is; a shard that is being taken away is not missing."""
+    """Verify finds no damage but what there is; a shard that is being taken away is not
+    missing."""
     damaged = [problem for problem in check(cache).problems if problem.shard]
     assert {problem.id for problem in damaged} <= scenario.damaged, damaged
 
@@ -128,19 +138,28 @@ COPY_FAULTS = [
 def copy(cli, scenario, trials, fault, at) -> None:
     """One trial: everything is read, and read right, and so it is by whoever comes next."""
     expected = trials / "expected.json"
-    expected.write_text(json.dumps({id_: data.hex() for id_, (_, _, data) in scenario.before.items()}))
+    expected.write_text(
+        json.dumps({id_: data.hex() for id_, (_, _, data) in scenario.before.items()})
+    )
     disk = trials / f"disk-{at}-{id(fault)}"
     disk.mkdir()
     for faults in (Faults(disk, replace(fault, at=at)), None):
-        running = cli.start(scenario.base, disk, expected, faults=faults, entry="reading:read_with_local_copies")
+        running = cli.start(
+            scenario.base, disk, expected, faults=faults, entry="reading:read_with_local_copies"
+        )
         ended = running.wait(TRIAL_SECONDS)
         assert (ended.code, ended.err) == (0, ""), f"{fault} at call {at}: {ended}"
 
 
 @pytest.mark.parametrize("is_every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", COPY_FAULTS, ids=str)
-def test_a_call_fails_on_the_disk_of_local_copies(faulty, extraction_of_more, trials, fault, is_every, tell):
+def test_a_call_fails_on_the_disk_of_local_copies(
+    faulty, extraction_of_more, trials, fault, is_every, tell
+):
     calls = range(0, 40, STEP) if is_every else [random.Random(str(fault)).randrange(6)]
     for at in calls:
         copy(faulty, extraction_of_more, trials, fault, at)
-    tell(f"local copies: {fault.action} {errno.errorcode.get(fault.error, '')}: at {len(calls)} calls: all right")
+    tell(
+        f"local copies: {fault.action} {errno.errorcode.get(fault.error, '')}: at "
+        f"{len(calls)} calls: all right"
+    )

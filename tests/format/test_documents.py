@@ -1,4 +1,5 @@
-"""The JSON of a cache is sealed, read within bounds, and whatever is odd is a DamagedError."""
+"""The JSON of a cache is sealed, read within bounds, and whatever is odd is a
+DamagedError."""
 
 import re
 
@@ -12,7 +13,11 @@ from featcache.format.documents import AT_MOST_BYTES, UNSEALED, encode_line, par
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda some: st.lists(some, max_size=4) | st.dictionaries(TEXT, some, max_size=4),
     max_leaves=10,
 )
@@ -73,5 +78,7 @@ def test_what_is_no_document_is_damaged_and_named(data, what):
 
 
 def test_what_nobody_would_read_is_not_written():
-    with pytest.raises(StoreError, match="at most 33,554,432 are read: extract with a larger --shard-size"):
+    with pytest.raises(
+        StoreError, match="at most 33,554,432 are read: extract with a larger --shard-size"
+    ):
         encode_line({"a": "x" * AT_MOST_BYTES})

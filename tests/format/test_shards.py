@@ -1,4 +1,5 @@
-"""A shard keeps what it was given, is named after it, is plain Zarr, and takes only what its version holds."""
+"""A shard keeps what it was given, is named after it, is plain Zarr, and takes only what
+its version holds."""
 
 import math
 import shutil
@@ -51,24 +52,34 @@ ITEMS = st.lists(
 @given(ITEMS, st.data())
 def test_a_shard_keeps_what_its_items_are_and_their_side_arrays(items, data):
     """With as many entries as there are, or none; and stock Zarr reads them."""
-    counts = data.draw(st.lists(st.integers(0, 4), min_size=len(items), max_size=len(items)), "entries")
+    counts = data.draw(
+        st.lists(st.integers(0, 4), min_size=len(items), max_size=len(items)), "entries"
+    )
     expected = side_of(counts, 100 * len(counts))
     with scratch_folder() as folder:
         version = create(folder, SIDED)
         shard = write(version, items, side=expected)
         assert list(shard.items()) == items
         assert list(shard.items([len(items) - 1])) == items[-1:]
-        assert [shard.features[first, 0] for first in shard.table.offsets("frame")[:-1]] == list(range(len(items)))
+        assert [shard.features[first, 0] for first in shard.table.offsets("frame")[:-1]] == list(
+            range(len(items))
+        )
         assert math.isclose(shard.info.seconds, sum(item.num_samples for item in items) / 16000)
         assert problems(version, shard.name) == []
         group = zarr.open_group(shard.folder, mode="r")
         for spec in SIDE:
             side = shard.side(spec.name)
             for number, entries in enumerate(one[spec.name] for one in expected):
-                assert (side.item(number).dtype, side.item(number).shape) == (spec.dtype, entries.shape)
+                assert (side.item(number).dtype, side.item(number).shape) == (
+                    spec.dtype,
+                    entries.shape,
+                )
                 assert (side.item(number) == entries).all()
                 assert not (len(entries) and side.entries.flags.writeable)
-            assert (group[f"side_{spec.name}"][...] == np.concatenate([one[spec.name] for one in expected])).all()
+            assert (
+                group[f"side_{spec.name}"][...]
+                == np.concatenate([one[spec.name] for one in expected])
+            ).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,7 +87,10 @@ def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
     spec = replace(SPEC, dtype=dtype, side=(SideSpec("all", (2, 3), dtype, ""),))
     version = create(scratch, structs.replace(INFO, spec=spec))
     entries = np.arange(18).reshape(3, 2, 3).astype(dtype)
-    for items, values in (([item("a")], np.zeros((3, 2))), ([item("b")], np.arange(6).reshape(3, 2))):
+    for items, values in (
+        ([item("a")], np.zeros((3, 2))),
+        ([item("b")], np.arange(6).reshape(3, 2)),
+    ):
         shard = write(version, items, values, side=[{"all": entries}])
         assert problems(version, shard.name) == []
         assert shard.features.dtype == dtype
@@ -108,7 +122,8 @@ def test_xarray_opens_a_shard(scratch):
 
 
 def test_a_code_that_is_missing_is_none(scratch):
-    """What Zarr libraries read where a chunk is missing cannot be taken for a code, nor for a feature."""
+    """What Zarr libraries read where a chunk is missing cannot be taken for a code, nor
+    for a feature."""
     for spec, fill in (
         (SPEC, np.nan),
         (replace(SPEC, dtype="uint16", units="codes", codebook_sizes=(1024, 300)), 65535),
@@ -127,15 +142,26 @@ def test_a_code_that_is_missing_is_none(scratch):
 
 
 def test_names_are_content(version):
-    """The same items have the same name, whoever made them, and whatever run; anything else has another."""
+    """The same items have the same name, whoever made them, and whatever run; anything
+    else has another."""
     items = [item("a"), item("b", start=0.5)]
-    changes = {"duration": 0.25, "channel": 1, "num_samples": 481, "size": 2, "mtime_ns": 3, "sample_rate": 8000}
+    changes = {
+        "duration": 0.25,
+        "channel": 1,
+        "num_samples": 481,
+        "size": 2,
+        "mtime_ns": 3,
+        "sample_rate": 8000,
+    }
     changes |= {"content_hash": 7, "by_ffmpeg": True, "generation": 2}
     first = write(version, items, run="run 1", row=3)
     inode = first.folder.stat().st_ino
     again = write(version, items, run="run 2", row=3)
     assert (again.name, again.folder.stat().st_ino, again.run) == (first.name, inode, "run 1")
-    assert write(create(version.path / "elsewhere"), items, run="run 3", row=7, manifest="1" * 16).name == first.name
+    assert (
+        write(create(version.path / "elsewhere"), items, run="run 3", row=7, manifest="1" * 16).name
+        == first.name
+    )
     others = [
         [item("a"), item("c", start=0.5)],
         [item("b", start=0.5), item("a")],
@@ -145,7 +171,11 @@ def test_names_are_content(version):
     ]
     names = {write(version, other).name for other in others}
     values = np.zeros((6, 2), np.float32)
-    names |= {write(version, items, values).name, write(version, items, values + 1).name, first.name}
+    names |= {
+        write(version, items, values).name,
+        write(version, items, values + 1).name,
+        first.name,
+    }
     assert len(names) == len(others) + 3
     assert {*version.shard_names()} == names
     assert [*version.store.walk("work")] == []
@@ -155,22 +185,33 @@ def test_names_are_content(version):
 
 
 def test_a_shard_keeps_its_bytes(version):
-    """Formats are kept: what a later featcache writes of the same items is the same, byte for byte."""
-    shard = write(version, [item("a", content_hash=7), item("b", 2, start=0.5, channel=1)], run="20260101")
+    """Formats are kept: what a later featcache writes of the same items is the same, byte
+    for byte."""
+    shard = write(
+        version, [item("a", content_hash=7), item("b", 2, start=0.5, channel=1)], run="20260101"
+    )
     chunks = {path: tuple(written) for path, written in shard.info.files.items() if "/c/" in path}
-    assert chunks == {"features/c/0/0": (44, 1024106899), "items/c/0/0": (388, 3284908568), "text/c/0": (16, 491774346)}
+    assert chunks == {
+        "features/c/0/0": (44, 1024106899),
+        "items/c/0/0": (388, 3284908568),
+        "text/c/0": (16, 491774346),
+    }
 
 
 # What does not belong
 
 
 def side_of(counts, first: int = 0) -> list[dict]:
-    """Data of both side arrays: so many entries for each item, counted up from `first`; of marks one more."""
+    """Data of both side arrays: so many entries for each item, counted up from `first`;
+    of marks one more."""
     more = [count + 1 for count in counts]
     scales = np.arange(first, first + sum(counts), dtype=np.float32)
     marks = np.arange(first, first + 2 * sum(more), dtype=np.uint16).reshape(-1, 2)
     arrays = np.split(scales, np.cumsum(counts)[:-1]), np.split(marks, np.cumsum(more)[:-1])
-    return [dict(zip(("scales", "marks"), entries, strict=True)) for entries in zip(*arrays, strict=True)]
+    return [
+        dict(zip(("scales", "marks"), entries, strict=True))
+        for entries in zip(*arrays, strict=True)
+    ]
 
 
 (ONE_ENTRY,) = side_of([1])
@@ -180,13 +221,37 @@ RIGHT = np.zeros((3, 2), np.float32)
 @pytest.mark.parametrize(
     ("values", "side", "words"),
     [
-        (np.zeros((3, 2)), ONE_ENTRY, r"features are float64 \[3, 2\]; this version's are float32 \[3, 2\]"),
-        (np.zeros((3, 3), np.float32), ONE_ENTRY, r"features are float32 \[3, 3\]; this version's are"),
+        (
+            np.zeros((3, 2)),
+            ONE_ENTRY,
+            r"features are float64 \[3, 2\]; this version's are float32 \[3, 2\]",
+        ),
+        (
+            np.zeros((3, 3), np.float32),
+            ONE_ENTRY,
+            r"features are float32 \[3, 3\]; this version's are",
+        ),
         (RIGHT, {}, "side arrays are none; this version's are marks, scales"),
-        (RIGHT, {"scales": ONE_ENTRY["scales"]}, "side arrays are scales; this version's are marks, scales"),
-        (RIGHT, ONE_ENTRY | {"scales": np.zeros(1)}, r"scales is float64 \[1\]; .*'s is float32 \[1\]"),
-        (RIGHT, ONE_ENTRY | {"scales": np.float32(1)}, r"scales is float32 \[\]; .*'s is float32 \[1\]"),
-        (RIGHT, ONE_ENTRY | {"marks": np.zeros((1, 3), np.uint16)}, r"is uint16 \[1, 3\].*\[1, 2\]"),
+        (
+            RIGHT,
+            {"scales": ONE_ENTRY["scales"]},
+            "side arrays are scales; this version's are marks, scales",
+        ),
+        (
+            RIGHT,
+            ONE_ENTRY | {"scales": np.zeros(1)},
+            r"scales is float64 \[1\]; .*'s is float32 \[1\]",
+        ),
+        (
+            RIGHT,
+            ONE_ENTRY | {"scales": np.float32(1)},
+            r"scales is float32 \[\]; .*'s is float32 \[1\]",
+        ),
+        (
+            RIGHT,
+            ONE_ENTRY | {"marks": np.zeros((1, 3), np.uint16)},
+            r"is uint16 \[1, 3\].*\[1, 2\]",
+        ),
     ],
 )
 def test_a_shard_takes_only_what_its_version_holds(values, side, words):
@@ -204,17 +269,37 @@ def test_a_shard_takes_only_what_its_version_holds(values, side, words):
     [
         ({"x": float("nan")}, "Out of range float values are not JSON compliant.*"),
         ({"x": "\ud800"}, ".*surrogates not allowed"),
-        ([SideSpec("Scales", (), "float32", "")], r".*regex '\^\[a-z\]\[a-z0-9_\]\*.* - at `\$.spec.side\[0\].name`"),
-        ([SideSpec("../x", (), "float32", "")], r".*regex '\^\[a-z\]\[a-z0-9_\]\*.* - at `\$.spec.side\[0\].name`"),
-        ([SideSpec("x", (), "complex64", "")], r".*regex '\^\(float16\|float32\|.* - at `\$.spec.side\[0\].dtype`"),
-        ([SideSpec("x", (2, 0), "float32", "")], r"Expected `int` >= 1 - at `\$.spec.side\[0\].item_shape\[1\]`"),
-        ([SideSpec("x", (), "float32", ""), SideSpec("x", (2,), "float32", "")], ".* x, x: two of them have .* name"),
+        (
+            [SideSpec("Scales", (), "float32", "")],
+            r".*regex '\^\[a-z\]\[a-z0-9_\]\*.* - at `\$.spec.side\[0\].name`",
+        ),
+        (
+            [SideSpec("../x", (), "float32", "")],
+            r".*regex '\^\[a-z\]\[a-z0-9_\]\*.* - at `\$.spec.side\[0\].name`",
+        ),
+        (
+            [SideSpec("x", (), "complex64", "")],
+            r".*regex '\^\(float16\|float32\|.* - at `\$.spec.side\[0\].dtype`",
+        ),
+        (
+            [SideSpec("x", (2, 0), "float32", "")],
+            r"Expected `int` >= 1 - at `\$.spec.side\[0\].item_shape\[1\]`",
+        ),
+        (
+            [SideSpec("x", (), "float32", ""), SideSpec("x", (2,), "float32", "")],
+            ".* x, x: two of them have .* name",
+        ),
     ],
 )
-def test_a_version_is_not_made_of_a_config_or_side_arrays_that_cannot_be_stored(scratch, odd, words):
-    """What an extractor declares is held against the format before anything is written that nobody could read."""
+def test_a_version_is_not_made_of_a_config_or_side_arrays_that_cannot_be_stored(
+    scratch, odd, words
+):
+    """What an extractor declares is held against the format before anything is written
+    that nobody could read."""
     is_config = isinstance(odd, dict)
-    info = structs.replace(INFO, **({"config": odd} if is_config else {"spec": replace(SPEC, side=tuple(odd))}))
+    info = structs.replace(
+        INFO, **({"config": odd} if is_config else {"spec": replace(SPEC, side=tuple(odd))})
+    )
     with pytest.raises(ExtractorError, match=f": features that cannot be stored: {words}$"):
         Version.create(scratch / "cache", info)
     assert list(scratch.iterdir()) == []
@@ -237,14 +322,16 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def noticed(version: Version, path: Path) -> bool:
-    """Whether verify names the shard of a file, reading no features unless they are the file."""
+    """Whether verify names the shard of a file, reading no features unless they are the
+    file."""
     name = path.relative_to(version.path / "shards").parts[0]
     problems = examine_shard(version, name, data=f"{name}/features/c" in str(path)).problems
     return name in {problem.shard for problem in problems}
 
 
 def test_every_file_that_is_not_what_was_written_is_noticed(sided):
-    """Each file: gone, emptied, cut, longer, a folder, or that of another shard, which is sound in itself."""
+    """Each file: gone, emptied, cut, longer, a folder, or that of another shard, which is
+    sound in itself."""
     version, folder = sided
     assert len(files_of(folder)) == 11
     other = next(path for path in folder.parent.glob("*/") if path != folder)
@@ -260,12 +347,15 @@ def test_every_file_that_is_not_what_was_written_is_noticed(sided):
 
 
 def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(sided):
-    """One bit of every byte of the shard's document and of its side arrays, and of every seventh byte else and of the
-    last ones: in data, metadata and checksums."""
+    """One bit of every byte of the shard's document and of its side arrays, and of every
+    seventh byte else and of the last ones: in data, metadata and checksums."""
     version, folder = sided
     for path in files_of(folder):
         size, name = path.stat().st_size, str(path.relative_to(folder))
-        for at in {*range(0, size, 1 if name == MARK or name.startswith("side_") else 7), *range(size - 4, size)}:
+        for at in {
+            *range(0, size, 1 if name == MARK or name.startswith("side_") else 7),
+            *range(size - 4, size),
+        }:
             flip(path, at, at % 8)
             assert noticed(version, path), (path, at)
             flip(path, at, at % 8)
@@ -299,36 +389,47 @@ def test_a_table_that_contradicts_itself_is_found(sided, columns):
 @pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
 @pytest.mark.parametrize("chunk", [CHUNKS["features"], "side_scales/c/0", "side_marks/c/0/0"])
 def test_an_array_that_does_not_have_what_the_table_says_is_found(sided, chunk, data):
-    """It lacks an entry, or is not there at all; and its seal and the shard's name are those of what is there."""
+    """It lacks an entry, or is not there at all; and its seal and the shard's name are
+    those of what is there."""
     version, folder = sided
     values = np.frombuffer((folder / chunk).read_bytes()[:-4], np.uint8)
     write_chunk(folder / chunk, values[:-8])
     folder = rename_shard(folder)
-    assert [problem.kind for problem in examine_shard(version, folder.name, data).problems] == ["structure"]
+    assert [problem.kind for problem in examine_shard(version, folder.name, data).problems] == [
+        "structure"
+    ]
     (folder / chunk).unlink()
     folder = rename_shard(folder)
-    assert [problem.kind for problem in examine_shard(version, folder.name, data).problems] == ["structure"]
+    assert [problem.kind for problem in examine_shard(version, folder.name, data).problems] == [
+        "structure"
+    ]
     with pytest.raises(DamagedError, match=folder.name):
         open_index(version)
 
 
 def test_values_that_make_no_sense_are_found(version):
-    """NaN, frames that the audio does not give, and an id that is there twice: sound bytes, wrong content."""
+    """NaN, frames that the audio does not give, and an id that is there twice: sound
+    bytes, wrong content."""
     values = np.zeros((6, 2), np.float32)
     for number, value in enumerate((np.nan, -np.inf)):
         values[4, 1] = value
-        assert problems(version, write(version, [item(f"a{number}"), item("b")], values).name) == ["non_finite"]
+        assert problems(version, write(version, [item(f"a{number}"), item("b")], values).name) == [
+            "non_finite"
+        ]
     builder = ShardBuilder(SPEC)
     builder.append(item("e", num_samples=16000), np.zeros((3, 2), np.float32))
     assert problems(version, publish(version, builder).name) == ["frames"]
-    assert problems(version, write(version, [item("f"), item("f", path="g.wav")]).name) == ["structure"]
+    assert problems(version, write(version, [item("f"), item("f", path="g.wav")]).name) == [
+        "structure"
+    ]
 
 
 # What comes next
 
 
 def test_what_is_not_known_yet_is_ignored(sided):
-    """Columns, arrays and keys that a later featcache adds; also in the version's own document."""
+    """Columns, arrays and keys that a later featcache adds; also in the version's own
+    document."""
     version, folder = sided
     for name in version.shard_names():
         if name != folder.name:
@@ -349,9 +450,15 @@ def test_what_is_not_known_yet_is_ignored(sided):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 1}, "has format 1, which only development versions of featcache wrote: extract it again"),
+        (
+            {"format": 1},
+            "has format 1, which only development versions of featcache wrote: extract it again",
+        ),
         ({"format": 3}, "has format 3; this featcache reads format 2: upgrade it"),
-        ({"spec": {"kind": "vector"}}, "holds features of the kind 'vector', which this featcache cannot read"),
+        (
+            {"spec": {"kind": "vector"}},
+            "holds features of the kind 'vector', which this featcache cannot read",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_clear_line(version, changes, words):

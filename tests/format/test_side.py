@@ -50,7 +50,9 @@ def test_what_is_not_there_is_told(sided, folder):
 
 
 @pytest.mark.parametrize("path", ["zarr.json", "items/c/0/0", "side_marks/c/0/0"])
-def test_damage_is_found_of_the_table_always_and_flipped_bits_of_the_entries_when_asked_for(tmp_path, features, path):
+def test_damage_is_found_of_the_table_always_and_flipped_bits_of_the_entries_when_asked_for(
+    tmp_path, features, path
+):
     version = make_version(tmp_path, features, side=SIDE)
     file = version.shard(version.shard_names()[0]).folder / path
     flip(file, 100)

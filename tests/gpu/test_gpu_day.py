@@ -1,4 +1,5 @@
-"""scripts/gpu/day.py runs without a GPU: each step finds something on the CPU, and each of its ends is told."""
+"""scripts/gpu/day.py runs without a GPU: each step finds something on the CPU, and each
+of its ends is told."""
 
 import json
 from pathlib import Path
@@ -82,9 +83,20 @@ def test_a_step_that_dies_leaves_what_it_had_and_its_last_words(cli, tmp_path):
 
 @pytest.mark.slow
 def test_a_whole_day_on_the_cpu(tmp_path):
-    options = ["--device", "cpu", "--minutes", "20", "--out", tmp_path / "out", "--work", tmp_path / "work"]
+    options = [
+        "--device",
+        "cpu",
+        "--minutes",
+        "20",
+        "--out",
+        tmp_path / "out",
+        "--work",
+        tmp_path / "work",
+    ]
     assert python(FOLDER / "day.py", *options).code == 0
     ends = {path.stem: read(path)[-1]["end"] for path in (tmp_path / "out").glob("*.jsonl")}
-    assert {ends.pop(step) for step in ("conformance", "tokens", "sanitizer")} == {"cannot be run here"}
+    assert {ends.pop(step) for step in ("conformance", "tokens", "sanitizer")} == {
+        "cannot be run here"
+    }
     assert set(ends.values()) == {"done"}, (tmp_path / "out" / "report.md").read_text()
     assert ": failed" not in (tmp_path / "out" / "report.md").read_text()

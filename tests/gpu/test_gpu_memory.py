@@ -1,8 +1,8 @@
-"""Memory that is reused while a GPU may still work on it: pinned buffers, freed blocks, two batches at once; and what
-happens when there is too little of it.
+"""Memory that is reused while a GPU may still work on it: pinned buffers, freed blocks,
+two batches at once; and what happens when there is too little of it.
 
-On a simulated GPU, every access that nothing orders is found, however fast anything is. There, tests are also run
-without what orders accesses, which must be noticed."""
+On a simulated GPU, every access that nothing orders is found, however fast anything is.
+There, tests are also run without what orders accesses, which must be noticed."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +19,8 @@ from featcache.extractors.rows import RowExtractor
 
 
 def on_devices(*orders: str):
-    """Runs a test on devices, on a simulated GPU, and there without each of what orders accesses."""
+    """Runs a test on devices, on a simulated GPU, and there without each of what orders
+    accesses."""
     simulated = ["simulated", *(f"simulated without {order}" for order in orders)]
     return pytest.mark.parametrize("device", [*DEVICES, *simulated], indirect=True)
 
@@ -41,12 +42,17 @@ def device(request, monkeypatch):
 def busy() -> None:
     """Let the current stream of a GPU work for a while; nothing on a CPU."""
     if torch.cuda.is_available():
-        torch.cuda._sleep(100_000_000)  # cycles: some 50 ms, in which a host that does not wait is far ahead
+        # cycles: some 50 ms, in which a host that does not wait is far ahead
+        torch.cuda._sleep(100_000_000)
 
 
 def assert_batch(shared: Device, generator: np.random.Generator, is_busy: bool = False) -> None:
-    """Upload waveforms, compute something, download it: everything belongs to these waveforms."""
-    waveforms = [generator.standard_normal(int(n)).astype(np.float32) for n in generator.integers(1, 30_000, 6)]
+    """Upload waveforms, compute something, download it: everything belongs to these
+    waveforms."""
+    waveforms = [
+        generator.standard_normal(int(n)).astype(np.float32)
+        for n in generator.integers(1, 30_000, 6)
+    ]
     with shared.slot():
         uploaded = shared.upload(waveforms)
         padded, lengths = shared.upload_rows(waveforms[::-1], 8, 30_000)
@@ -100,7 +106,8 @@ def test_a_batch_that_fails_before_its_download_harms_no_other():
 
 @on_devices("Stream.wait_stream")
 def test_the_weights_are_there_before_a_slot_uses_them(device):
-    """Extractors are built on the default stream, for which a stream of its own does not wait by itself."""
+    """Extractors are built on the default stream, for which a stream of its own does not
+    wait by itself."""
     shared = Device(device, 1)
     busy()
     weights = torch.ones(1 << 20, device=device) + 1
@@ -110,9 +117,11 @@ def test_the_weights_are_there_before_a_slot_uses_them(device):
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
 @on_devices("Stream.wait_event", "Stream.wait_stream", "Event.synchronize", "SimulatedGpu.record")
-def test_batches_of_the_loader_are_whole_when_training_uses_them_and_until_it_has(tmp_path, device, quantized):
-    """Training adds 2 to what the loader gives, and drops each batch, perhaps before the GPU has done with it. The
-    copies are slow, and training is slower."""
+def test_batches_of_the_loader_are_whole_when_training_uses_them_and_until_it_has(
+    tmp_path, device, quantized
+):
+    """Training adds 2 to what the loader gives, and drops each batch, perhaps before the
+    GPU has done with it. The copies are slow, and training is slower."""
     make_version(tmp_path, make_features(120, max_frames=300), quantized=quantized)
     cache = featcache.open(tmp_path)
     dataset = featcache.FeatureDataset(cache)
@@ -120,7 +129,9 @@ def test_batches_of_the_loader_are_whole_when_training_uses_them_and_until_it_ha
     added = torch.ones((), device=device) + 1
 
     add_two = {"transform": lambda batch: {**batch, "features": batch["features"] + added}}
-    loader = featcache.DataLoader(dataset, batches, device=device, dtype=torch.float32, prefetch=3, **add_two)
+    loader = featcache.DataLoader(
+        dataset, batches, device=device, dtype=torch.float32, prefetch=3, **add_two
+    )
     found = []
     for number, batch in enumerate(loader):
         busy()
@@ -147,16 +158,23 @@ def little_memory():
 
 
 @pytest.mark.gpu
-def test_batches_that_do_not_fit_are_halved_and_no_clip_is_lost(corpus, little_memory, scratch, monkeypatch, tmp_path):
+def test_batches_that_do_not_fit_are_halved_and_no_clip_is_lost(
+    corpus, little_memory, scratch, monkeypatch, tmp_path
+):
     """By a real allocator that refuses, in the middle of a model, and in whatever library."""
     import small_models
 
     halved = []
     shrink = RowExtractor.shrink
-    monkeypatch.setattr(RowExtractor, "shrink", lambda *given: halved.append(given[1]) or shrink(*given))
+    monkeypatch.setattr(
+        RowExtractor, "shrink", lambda *given: halved.append(given[1]) or shrink(*given)
+    )
     config = tmp_path / "encodec.yaml"
     weights = small_models.encodec_24khz(tmp_path / "weights")
-    config.write_text(f"name: e\nextractor: encodec\nparams: {{weights: {weights}}}\naudio: {{sample_rate: 24000}}\n")
+    config.write_text(
+        f"name: e\nextractor: encodec\nparams: {{weights: {weights}}}\naudio: "
+        f"{{sample_rate: 24000}}\n"
+    )
     summary = featcache.extract(corpus.manifest(), [config], scratch, featcache.Options("cuda", 4))
     assert summary.failed_by_reason == {}
     assert len(featcache.open(scratch)) == len(corpus.rows)

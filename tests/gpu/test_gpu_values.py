@@ -1,4 +1,5 @@
-"""A GPU computes what the CPU does, to rounding, and the same bits in every run; its fp32 is fp32; no host waits."""
+"""A GPU computes what the CPU does, to rounding, and the same bits in every run; its fp32
+is fp32; no host waits."""
 
 import random
 from functools import cache, partial
@@ -19,7 +20,8 @@ from featcache.extractors.model import computing
 from featcache.extractors.rows import pad_rows
 
 ROUNDING = 1e-4
-"""How far a frame may be from the CPU's, relative in norm: kernels of a GPU add up in other orders than a CPU's."""
+"""How far a frame may be from the CPU's, relative in norm: kernels of a GPU add up in
+other orders than a CPU's."""
 
 TIES = 1e-3
 """The share of codes that rounding may decide otherwise."""
@@ -70,7 +72,9 @@ def make_config(name: str, folder: Path, **params: str) -> Config:
         return load_config(name)
     extractor, rate, save, own = MODELS[name]
     params = {"weights": str(save(folder)), **own, **params}
-    return config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
+    return config_from(
+        {"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +117,9 @@ def test_values_are_those_of_the_cpu(config_of, monkeypatch, name, device):
 def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name):
     extractor = config_of(name).build(torch.device("cuda"))
     pieces = [(clip, extractor.pieces(len(clip.waveform))[0]) for clip in clips_for(extractor)]
-    waveforms = [torch.from_numpy(clip.waveform[: piece.num_samples]).cuda() for clip, piece in pieces]
+    waveforms = [
+        torch.from_numpy(clip.waveform[: piece.num_samples]).cuda() for clip, piece in pieces
+    ]
     with torch.inference_mode():
         batch = pad_rows(waveforms, 8, extractor.padded_length(max(map(len, waveforms))))
         expected = extractor.run(*batch).features
@@ -143,11 +149,16 @@ def as_a_user_left_it(request):
 @pytest.mark.usefixtures("as_a_user_left_it")
 @pytest.mark.parametrize("name", DEVICES)
 def test_tf32_is_off_unless_the_config_asks_for_it(name):
-    """Errors of products, convolutions and LSTMs are those of fp32, and with tf32 those of ten bits."""
+    """Errors of products, convolutions and LSTMs are those of fp32, and with tf32 those
+    of ten bits."""
     device = torch.device(name)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(16, 64, 512, generator=generator)
-    linear, conv, lstm = torch.nn.Linear(512, 256), torch.nn.Conv1d(64, 64, 5), torch.nn.LSTM(64, 64)
+    linear, conv, lstm = (
+        torch.nn.Linear(512, 256),
+        torch.nn.Conv1d(64, 64, 5),
+        torch.nn.LSTM(64, 64),
+    )
     modules = {"product": linear, "convolution": conv, "lstm": lambda given: lstm(given.mT)[0]}
 
     def outputs(dtype: torch.dtype, where: torch.device) -> dict[str, torch.Tensor]:
@@ -161,7 +172,9 @@ def test_tf32_is_off_unless_the_config_asks_for_it(name):
 
     def errors() -> dict[str, float]:
         found = outputs(torch.float32, device)
-        return {what: float((found[what] - exact[what]).norm() / exact[what].norm()) for what in exact}
+        return {
+            what: float((found[what] - exact[what]).norm() / exact[what].norm()) for what in exact
+        }
 
     Device(name).configure_torch()
     assert max(errors().values()) < 1e-5, errors()
@@ -188,7 +201,9 @@ def test_no_bit_depends_on_anything_but_the_clip(corpus, written, tmp_path, scra
 
     def extract(rows, name, **options):
         path = corpus.manifest(rows, f"{name}.csv")
-        summary = featcache.extract(path, configs, scratch / name, featcache.Options(device, **options))
+        summary = featcache.extract(
+            path, configs, scratch / name, featcache.Options(device, **options)
+        )
         assert summary.failed_by_reason == {}
         caches = [featcache.open(scratch / name, config) for config in ("fbank80", "fp32", "bf16")]
         return [{id_: cache[id_].tobytes() for id_ in cache.ids} for cache in caches]

@@ -54,14 +54,24 @@ KINDS = {
     "vorbis": Kind("ogg", "OGG", "VORBIS"),
     "opus": Kind("opus", "OGG", "OPUS", channels=1),
     "mp3-constant": Kind("mp3", "MP3", "MPEG_LAYER_III", options={"bitrate_mode": "CONSTANT"}),
-    "mp3-variable": Kind("mp3", "MP3", "MPEG_LAYER_III", channels=1, options={"bitrate_mode": "VARIABLE"}),
+    "mp3-variable": Kind(
+        "mp3", "MP3", "MPEG_LAYER_III", channels=1, options={"bitrate_mode": "VARIABLE"}
+    ),
 }
 
 
-def tone(seconds: float, rate: int = RATE, *, channels: int = 1, hertz: float = 440.0, seed: int | None = None):
+def tone(
+    seconds: float,
+    rate: int = RATE,
+    *,
+    channels: int = 1,
+    hertz: float = 440.0,
+    seed: int | None = None,
+):
     """A tone, float32 `[num_samples, channels]`; channel c is at (c + 1) * hertz.
 
-    With a seed it waxes and wanes, and has noise: such a signal compresses to frames of different sizes."""
+    With a seed it waxes and wanes, and has noise: such a signal compresses to frames of
+    different sizes."""
     at = np.arange(round(seconds * rate)) / rate
     samples = 0.4 * np.sin(2 * np.pi * hertz * np.outer(at, np.arange(1, channels + 1)))
     if seed is not None:
@@ -70,17 +80,24 @@ def tone(seconds: float, rate: int = RATE, *, channels: int = 1, hertz: float = 
     return samples.astype(np.float32)
 
 
-def write_audio(path: Path, samples: NDArray[np.float32], rate: int = RATE, kind: str = "wav-16") -> Path:
-    """Write samples `[num_samples, channels]`, a second at a time: a large write crashes libsndfile's Vorbis."""
+def write_audio(
+    path: Path, samples: NDArray[np.float32], rate: int = RATE, kind: str = "wav-16"
+) -> Path:
+    """Write samples `[num_samples, channels]`, a second at a time: a large write crashes
+    libsndfile's Vorbis."""
     _, container, subtype, _, options, _ = KINDS[kind]
     channels = samples.shape[1]
-    with soundfile.SoundFile(path, "w", rate, channels, subtype, format=container, **options) as file:
+    with soundfile.SoundFile(
+        path, "w", rate, channels, subtype, format=container, **options
+    ) as file:
         for first in range(0, len(samples), rate):
             file.write(samples[first : first + rate])
     return path
 
 
-def write_tone(path: Path, seconds: float = 1.0, rate: int = RATE, kind: str = "wav-16", **options) -> Path:
+def write_tone(
+    path: Path, seconds: float = 1.0, rate: int = RATE, kind: str = "wav-16", **options
+) -> Path:
     """Write a `tone`; the options are its."""
     return write_audio(path, tone(seconds, rate, **options), rate, kind)
 
@@ -100,7 +117,8 @@ def patch_file(path: Path, at: int, new: bytes) -> Path:
 
 
 def forget_flac_length(path: Path) -> Path:
-    """Make a FLAC what an encoder writes into a pipe: STREAMINFO with 0 samples, for unknown."""
+    """Make a FLAC what an encoder writes into a pipe: STREAMINFO with 0 samples, for
+    unknown."""
     return patch_file(path, 21, bytes([path.read_bytes()[21] & 0xF0, 0, 0, 0, 0]))
 
 
@@ -112,8 +130,11 @@ def forget_mp3_length(path: Path) -> Path:
 
 
 def with_metadata(wav: bytes, num_entries: int) -> bytes:
-    """A WAV of 44 bytes of header with a LIST chunk of that many comments before its samples."""
-    entries = b"".join(b"I%03d" % (i % 1000) + struct.pack("<I", 4) + b"text" for i in range(num_entries))
+    """A WAV of 44 bytes of header with a LIST chunk of that many comments before its
+    samples."""
+    entries = b"".join(
+        b"I%03d" % (i % 1000) + struct.pack("<I", 4) + b"text" for i in range(num_entries)
+    )
     body = wav[12:36] + b"LIST" + struct.pack("<I", 4 + len(entries)) + b"INFO" + entries + wav[36:]
     return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WAVE" + body
 
@@ -141,7 +162,11 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, Reason]]:
     add("empty.wav", Reason.EMPTY, b"")
     add("no-samples.wav", Reason.EMPTY, wav[:4] + struct.pack("<I", 36) + wav[8:40] + bytes(4))
     add("size-never-filled-in.wav", Reason.EMPTY, wav[:40] + bytes(4) + wav[44:])
-    add("text.wav", Reason.NOT_AUDIO, b"Printing, in the only sense with which we are at present concerned\n" * 50)
+    add(
+        "text.wav",
+        Reason.NOT_AUDIO,
+        b"Printing, in the only sense with which we are at present concerned\n" * 50,
+    )
     add("one-byte.wav", Reason.NOT_AUDIO, b"R")
     add("zeros.mp3", Reason.NOT_AUDIO, bytes(10000))
     noise = np.random.default_rng(2).bytes(5000)

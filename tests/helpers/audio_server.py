@@ -20,8 +20,9 @@ class AudioServer:
     requests: list[str] = field(default_factory=list)
     """What was asked: `GET /a.wav`."""
     faults: dict[str, list[Any]] = field(default_factory=dict)
-    """What goes wrong with the next requests for a path. A status, with headers if there are any; `drop`: no answer;
-    `half`: half of the file; `reset`: the same, broken off; `replace`: the same, and then the file is another one."""
+    """What goes wrong with the next requests for a path. A status, with headers if there
+    are any; `drop`: no answer; `half`: half of the file; `reset`: the same, broken off;
+    `replace`: the same, and then the file is another one."""
     always: dict[str, Any] = field(default_factory=dict)
     """What goes wrong with each request for a path."""
     has_etags: bool = True
@@ -44,7 +45,9 @@ class AudioServer:
     def answer(self, request: Request) -> None:
         parts = urlsplit(request.path)
         path = unquote(parts.path)
-        self.requests.append(f"{request.command} {path}" + (f"?{parts.query}" if parts.query else ""))
+        self.requests.append(
+            f"{request.command} {path}" + (f"?{parts.query}" if parts.query else "")
+        )
         waiting = self.faults.get(path)
         fault = waiting.pop(0) if waiting else self.always.get(path)
         if fault == "drop":

@@ -1,4 +1,5 @@
-"""What the tests of copies share: extractions in this process, and configs with an `augment` section."""
+"""What the tests of copies share: extractions in this process, and configs with an
+`augment` section."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,19 +21,28 @@ def section(speed: Sequence[float] = (0.9, 1.0), **changes: Any) -> dict[str, An
     return {"speed": [*speed], "noise": {"manifest": "noises.csv", "snr": [5.0, 15.0], **changes}}
 
 
-def config_of(augment: dict[str, Any] | None, folder: Path | None = None, **sections: Any) -> Config:
-    """fbank with an `augment` section, and with others; paths in it are relative to `folder`."""
-    document = {"name": "copies", "extractor": "fbank", **sections} | ({"augment": augment} if augment else {})
+def config_of(
+    augment: dict[str, Any] | None, folder: Path | None = None, **sections: Any
+) -> Config:
+    """fbank with an `augment` section, and with others; paths in it are relative to
+    `folder`."""
+    document = {"name": "copies", "extractor": "fbank", **sections} | (
+        {"augment": augment} if augment else {}
+    )
     return parse_config(yaml.safe_dump(document), "copies.yaml", folder)
 
 
 def write_config_of(path: Path, augment: dict[str, Any], **sections: Any) -> Path:
     """The same as a file."""
-    path.write_text(yaml.safe_dump({"name": path.stem, "extractor": "fbank", **sections, "augment": augment}))
+    path.write_text(
+        yaml.safe_dump({"name": path.stem, "extractor": "fbank", **sections, "augment": augment})
+    )
     return path
 
 
-def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **options: Any) -> Summary:
+def extract(
+    manifest: Path, config: Config, cache: Path, *, threads: int = 2, **options: Any
+) -> Summary:
     return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads, **options))
 
 

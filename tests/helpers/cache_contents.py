@@ -1,4 +1,5 @@
-"""What is in a cache that a test has made: its versions, shards and items, and what runs are writing."""
+"""What is in a cache that a test has made: its versions, shards and items, and what runs
+are writing."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ def items_of(version: Version) -> dict[str, tuple]:
     found = {}
     for position, id_ in enumerate(index.ids):
         first, count = int(index.first_frame[position]), int(index.num_frames[position])
-        features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
+        features = version.shard(index.shards[int(index.shard[position])]).features[
+            first : first + count
+        ]
         found[id_] = (features.dtype.name, features.shape, features.tobytes())
     return found
 
@@ -52,7 +55,8 @@ def values_of(opened: Any) -> dict[str, bytes]:
 
 
 def shard_folders(cache: Path) -> list[Path]:
-    """The shards of all versions of a cache, also while a run makes them; a name with a dot is no version yet."""
+    """The shards of all versions of a cache, also while a run makes them; a name with a
+    dot is no version yet."""
     return list(cache.glob("[!.]*/shards/*/"))
 
 
@@ -61,7 +65,10 @@ def chunk_files(cache: Path) -> dict[str, bytes]:
     version = only_version(cache)
     dimensions = 1 + len(version.info.spec.item_shape)
     chunk = "/".join(["features", "c", *["0"] * dimensions])
-    return {name: (version.path / "shards" / name / chunk).read_bytes() for name in version.shard_names()}
+    return {
+        name: (version.path / "shards" / name / chunk).read_bytes()
+        for name in version.shard_names()
+    }
 
 
 def check(cache: Path, **options: Any) -> Report:
@@ -79,4 +86,6 @@ def provenance(cache: Path) -> dict[str, Item]:
     index = open_index(version)
     found = {name: list(version.shard(name).items()) for name in index.shards}
     where = zip(index.shard.tolist(), index.item.tolist(), strict=True)
-    return {item.id: item for item in (found[index.shards[shard]][number] for shard, number in where)}
+    return {
+        item.id: item for item in (found[index.shards[shard]][number] for shard, number in where)
+    }

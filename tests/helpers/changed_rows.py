@@ -1,4 +1,5 @@
-"""A small corpus whose rows and files tests change, and whether a cache's features are still taken for theirs."""
+"""A small corpus whose rows and files tests change, and whether a cache's features are
+still taken for theirs."""
 
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from featcache.errors import ManifestError
 
 
 def make_corpus(folder: Path) -> Corpus:
-    """Clips a, b and d of 0.4 s at 16 kHz; junk.wav, which is no audio; rows u1 = a.wav, u2 = b.wav and 40 of d.wav."""
+    """Clips a, b and d of 0.4 s at 16 kHz; junk.wav, which is no audio; rows u1 = a.wav,
+    u2 = b.wav and 40 of d.wav."""
     made = Corpus(folder)
     made.folder.mkdir()
     (made.folder / "junk.wav").write_bytes(b"RIFF, in name only")

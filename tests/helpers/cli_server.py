@@ -1,8 +1,10 @@
-"""Forks `featcache` processes out of one that has imported everything: 20 ms each instead of three seconds.
+"""Forks `featcache` processes out of one that has imported everything: 20 ms each instead
+of three seconds.
 
-What is forked is a real process in every other way: its own interpreter state, files, signals and limits, and it
-may be killed at any moment. Started by `processes.py` as `python cli_server.py SOCKET PARENT`, by the process of that
-pid; each connection asks for one process, is told its pid, and then how it ended. A server that has imported more, or
+What is forked is a real process in every other way: its own interpreter state, files,
+signals and limits, and it may be killed at any moment. Started by `processes.py` as
+`python cli_server.py SOCKET PARENT`, by the process of that pid; each connection asks for
+one process, is told its pid, and then how it ended. A server that has imported more, or
 has another environment, is itself such a process: `serve_beside`."""
 
 import ctypes
@@ -30,12 +32,24 @@ from typing import NoReturn
 import shim
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# A few threads of native libraries are harmless to a fork that happens before they have any work.
-warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+# A few threads of native libraries are harmless to a fork that happens before they have
+# any work.
+warnings.filterwarnings(
+    "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
+)
 
 PRELOADED = ["numpy.ma", "soxr", "tqdm", "zarr", "featcache.cli.runs", "featcache.extractors.kaldi"]
-PRELOADED += ["featcache.care.prune", "featcache.care.recompute", "featcache.care.repair", "featcache.care.verify"]
-PRELOADED += ["featcache.engines.local", "featcache.engines.main_job", "featcache.extraction.extraction"]
+PRELOADED += [
+    "featcache.care.prune",
+    "featcache.care.recompute",
+    "featcache.care.repair",
+    "featcache.care.verify",
+]
+PRELOADED += [
+    "featcache.engines.local",
+    "featcache.engines.main_job",
+    "featcache.extraction.extraction",
+]
 PRELOADED += ["featcache.storage.directory"]
 """What the first server has imported."""
 
@@ -45,7 +59,8 @@ def serve(path: str, parent: int) -> None:
         server.bind(path)
         server.listen()
         waiting.register(server, selectors.EVENT_READ)
-        while os.path.exists(f"/proc/{parent}"):  # it does not outlive the tests, however they end
+        # it does not outlive the tests, however they end
+        while os.path.exists(f"/proc/{parent}"):
             for key, _ in waiting.select(5):
                 if key.data is not None:
                     waiting.unregister(key.fd)
@@ -56,8 +71,11 @@ def serve(path: str, parent: int) -> None:
                     waiting.register(*begun)
 
 
-def begin(server: socket.socket, waiting: selectors.EpollSelector) -> tuple[int, int, socket.socket] | None:
-    """Begin the process that the next connection asks for: what to wait for, and whom to tell then."""
+def begin(
+    server: socket.socket, waiting: selectors.EpollSelector
+) -> tuple[int, int, socket.socket] | None:
+    """Begin the process that the next connection asks for: what to wait for, and whom to
+    tell then."""
     connection, _ = server.accept()
     with connection.makefile() as stream:
         line = stream.readline()
@@ -74,7 +92,9 @@ def begin(server: socket.socket, waiting: selectors.EpollSelector) -> tuple[int,
     return os.pidfd_open(pid), selectors.EVENT_READ, connection
 
 
-def close_all(server: socket.socket, waiting: selectors.EpollSelector, connection: socket.socket) -> None:
+def close_all(
+    server: socket.socket, waiting: selectors.EpollSelector, connection: socket.socket
+) -> None:
     """Close what is the server's in a process that has begun."""
     for key in [*waiting.get_map().values()]:
         if key.data is not None:
@@ -122,7 +142,8 @@ def run(args: list[str], entry: str) -> int:
 
 
 def run_script(path: str, ignore: str, *arguments: str) -> None:
-    """Run a script as the interpreter does; `ignore` is a list, as JSON, of how warnings to ignore begin."""
+    """Run a script as the interpreter does; `ignore` is a list, as JSON, of how warnings
+    to ignore begin."""
     for message in json.loads(ignore):
         warnings.filterwarnings("ignore", re.escape(message))
     sys.argv = [path, *arguments]
@@ -131,7 +152,8 @@ def run_script(path: str, ignore: str, *arguments: str) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End as the interpreter does, but for taking everything imported apart, which takes a second."""
+    """End as the interpreter does, but for taking everything imported apart, which takes
+    a second."""
     threading._shutdown()  # waits for the threads that are left
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
@@ -140,15 +162,24 @@ def leave(code: int) -> NoReturn:
 
 def become(request: dict) -> None:
     """Turn this fork into the process that was asked for."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored where tests run in the background
+    # a shell has it ignored where tests run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise, where they run under nohup
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     tempfile.tempdir = None  # it is kept from when this process was another
     # as the interpreter does, and again does no harm
-    sys.path[1:1] = [os.path.abspath(path) for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
-    for descriptor, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+    sys.path[1:1] = [
+        os.path.abspath(path)
+        for path in request["env"].get("PYTHONPATH", "").split(os.pathsep)
+        if path
+    ]
+    for descriptor, name, flags in (
+        (0, "stdin", os.O_RDONLY),
+        (1, "stdout", os.O_WRONLY),
+        (2, "stderr", os.O_WRONLY),
+    ):
         opened = os.open(request[name], flags | (os.O_CREAT | os.O_APPEND if descriptor else 0))
         os.dup2(opened, descriptor)
         os.close(opened)
@@ -158,13 +189,18 @@ def become(request: dict) -> None:
 
 
 def do_without(
-    closed: Sequence[str] = (), limits: dict[str, int] | None = None, full: str = "", powerless: bool = False
+    closed: Sequence[str] = (),
+    limits: dict[str, int] | None = None,
+    full: str = "",
+    powerless: bool = False,
 ) -> None:
-    """Close some of `stdin`, `stdout` and `stderr`, as a shell does it with `<&-`; set resource limits, `FSIZE` for
-    `RLIMIT_FSIZE`; have the disk of a folder be full; and have permissions count even if the tests run as root."""
+    """Close some of `stdin`, `stdout` and `stderr`, as a shell does it with `<&-`; set
+    resource limits, `FSIZE` for `RLIMIT_FSIZE`; have the disk of a folder be full; and
+    have permissions count even if the tests run as root."""
     for name in closed:
         os.close(("stdin", "stdout", "stderr").index(name))
-        for attribute in (name, f"__{name}__"):  # as an interpreter has them that begins without the descriptor
+        # as an interpreter has them that begins without the descriptor
+        for attribute in (name, f"__{name}__"):
             setattr(sys, attribute, None)
     for name, most in (limits or {}).items():
         number = getattr(resource, f"RLIMIT_{name}")
@@ -179,7 +215,9 @@ def do_without(
 
 def refuse_files(folder: str, event: str, arguments: tuple) -> None:
     """An audit hook, as if the disk of a folder were full."""
-    makes_one = event == "os.mkdir" or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT)
+    makes_one = event == "os.mkdir" or (
+        event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+    )
     if makes_one and str(arguments[0]).startswith(folder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), arguments[0])
 

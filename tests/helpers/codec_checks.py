@@ -1,4 +1,5 @@
-"""What must hold of a codec's extractor against the real model, run on each clip alone; codecs' tests inherit it."""
+"""What must hold of a codec's extractor against the real model, run on each clip alone;
+codecs' tests inherit it."""
 
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,8 @@ from featcache.errors import ConfigError
 from featcache.extractors.codec import CodecExtractor, code_dtype
 
 MANY = 300
-"""Distinct codes that must occur where codes are compared: of too few, all could be equal by accident."""
+"""Distinct codes that must occur where codes are compared: of too few, all could be equal
+by accident."""
 
 
 def cut(lengths, rate, seed=1):
@@ -22,7 +24,8 @@ def cut(lengths, rate, seed=1):
 
 
 class CodecChecks(ABC):
-    """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest."""
+    """The subclass's module has a fixture `folder`, with a small model in it; the
+    subclass says the rest."""
 
     codec: type[CodecExtractor]
     model_class: type
@@ -65,8 +68,14 @@ class CodecChecks(ABC):
     @classmethod
     def clips(cls):
         """Clips of every length around the boundaries."""
-        around = {n + more for n in (*cls.strides, *(k * cls.hop for k in (1, 2, 3, 7, 8, 9))) for more in (-1, 0, 1)}
-        return cut(sorted({*range(1, 9), *around, 5003, 12345, cls.rate, 2 * cls.rate + 77}), cls.rate)
+        around = {
+            n + more
+            for n in (*cls.strides, *(k * cls.hop for k in (1, 2, 3, 7, 8, 9)))
+            for more in (-1, 0, 1)
+        }
+        return cut(
+            sorted({*range(1, 9), *around, 5003, 12345, cls.rate, 2 * cls.rate + 77}), cls.rate
+        )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -83,9 +92,13 @@ class CodecChecks(ABC):
         extractor = self.build(folder)
         extractor.chosen_batching = policy
         for seed in (0, 1) if policy == "padded" else (0,):
-            order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(seed)).tolist()
+            order = torch.randperm(
+                len(clips), generator=torch.Generator().manual_seed(seed)
+            ).tolist()
             codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order])
-        assert len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY
+        assert (
+            len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY
+        )
 
     def test_latents_are_equal_to_rounding(self, extractor, clips, references):
         for clip, reference in zip(clips, references, strict=True):
@@ -94,12 +107,18 @@ class CodecChecks(ABC):
 
     @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
     def test_any_number_of_rows(self, extractor, model, num_rows):
-        clips = cut([7 * self.hop + 1, 12, 6 * self.hop, 3 * self.hop - 1, 9 * self.hop][:num_rows], self.rate)
+        clips = cut(
+            [7 * self.hop + 1, 12, 6 * self.hop, 3 * self.hop - 1, 9 * self.hop][:num_rows],
+            self.rate,
+        )
         for more in (0, 1, self.hop - 1):  # padded lengths need not be whole hops
-            for row, clip in zip(codes.encode(extractor, clips, 9 * self.hop + more), clips, strict=True):
+            for row, clip in zip(
+                codes.encode(extractor, clips, 9 * self.hop + more), clips, strict=True
+            ):
                 expected = self.all_alone(model, [clip])[0]
                 codes.assert_close(row[0], expected.latents)
-                assert (row[1].long() != expected.codes).any(1).sum() <= 1  # a tie, which rounding decides
+                # a tie, which rounding decides
+                assert (row[1].long() != expected.codes).any(1).sum() <= 1
 
     def test_frames_of_every_length(self, extractor):
         counts = [extractor.num_frames(n) for n in range(4 * self.hop)]
@@ -110,11 +129,19 @@ class CodecChecks(ABC):
         clips = cut([7 * self.hop + 1, 12, 8 * self.hop, 8 * self.hop, 1], self.rate)
         expected = codes.encode(extractor, clips, 8 * self.hop)
         rng = torch.Generator().manual_seed(0)
-        strangers = [torch.randn(n, generator=rng) for n in (8 * self.hop, 1, 2 * self.hop + 1, 5 * self.hop, 77)]
+        strangers = [
+            torch.randn(n, generator=rng)
+            for n in (8 * self.hop, 1, 2 * self.hop + 1, 5 * self.hop, 77)
+        ]
         all_rows = [*clips, *strangers]
-        batches = [torch.randperm(len(all_rows), generator=rng)[: len(clips)].tolist() for _ in range(13)]
+        batches = [
+            torch.randperm(len(all_rows), generator=rng)[: len(clips)].tolist() for _ in range(13)
+        ]
         with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            found = pool.map(lambda rows: codes.encode(extractor, [all_rows[i] for i in rows], 8 * self.hop), batches)
+            found = pool.map(
+                lambda rows: codes.encode(extractor, [all_rows[i] for i in rows], 8 * self.hop),
+                batches,
+            )
             for rows, batch in zip(batches, found, strict=True):
                 for i, ours in zip(rows, batch, strict=True):
                     assert i >= len(clips) or all(map(torch.equal, ours, expected[i]))
@@ -129,10 +156,13 @@ class CodecChecks(ABC):
         clips = codes.digits(40, self.rate)
         references = self.all_alone(model, clips)
         codes.assert_equal(extractor, clips, references)
-        assert len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY
+        assert (
+            len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY
+        )
 
     def test_a_zero_padded_batch_has_other_codes(self, model):
-        """What others do, on this very model: without it, equality above would prove nothing."""
+        """What others do, on this very model: without it, equality above would prove
+        nothing."""
         clips = cut(range(4001, 8000, 307), self.rate)
         with torch.inference_mode():
             found = self.batched(model, torch.nn.utils.rnn.pad_sequence(clips, batch_first=True))
@@ -150,13 +180,26 @@ class CodecChecks(ABC):
             assert len(fewer.spec.codebook_sizes) == count
 
     def test_codes_are_stored_in_the_smallest_type(self, folder, extractor):
-        assert extractor.stored_dtype(extractor.Params(weights=str(folder))) == extractor.spec.dtype == "uint16"
-        sizes = {2: "uint8", 256: "uint8", 257: "uint16", 1024: "uint16", 65536: "uint16", 65537: "uint32"}
+        assert (
+            extractor.stored_dtype(extractor.Params(weights=str(folder)))
+            == extractor.spec.dtype
+            == "uint16"
+        )
+        sizes = {
+            2: "uint8",
+            256: "uint8",
+            257: "uint16",
+            1024: "uint16",
+            65536: "uint16",
+            65537: "uint32",
+        }
         assert {size: code_dtype(size) for size in sizes} == sizes
 
     def test_what_the_model_has_not_is_refused(self, folder):
         most = len(self.build(folder, codebooks=None).spec.codebook_sizes)
-        with pytest.raises(ConfigError, match=rf"params\.codebooks: {most + 1}, but .* has {most}$"):
+        with pytest.raises(
+            ConfigError, match=rf"params\.codebooks: {most + 1}, but .* has {most}$"
+        ):
             self.build(folder, codebooks=most + 1)
         with pytest.raises(ConfigError, match=rf"audio\.sample_rate: 8000; .* is for {self.rate}$"):
             self.build(folder, sample_rate=8000)

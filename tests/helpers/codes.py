@@ -10,7 +10,10 @@ import torchaudio
 from featcache.extractors import Clip
 from featcache.extractors.rows import pad_rows
 
-POLICIES = ["padded", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("equal_length", "single"))]
+POLICIES = [
+    "padded",
+    *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("equal_length", "single")),
+]
 """How clips may share a batch; what padding could spoil is tried each time."""
 
 ROUNDING = 1e-5
@@ -32,7 +35,10 @@ class Reference:
 
 def digits(count, rate):
     resample = torchaudio.functional.resample
-    return [resample(torch.from_numpy(waveform), given, rate) for waveform, given in real_speech.digits(count)]
+    return [
+        resample(torch.from_numpy(waveform), given, rate)
+        for waveform, given in real_speech.digits(count)
+    ]
 
 
 def extract(extractor, waveforms):
@@ -53,19 +59,26 @@ def encode(extractor, waveforms, padded_length):
 def assert_equal(extractor, waveforms, references, features=None):
     """Each waveform's codes are the reference's, but for rare ties; the share of those.
 
-    Latents are looked at where codes differ: in a row of the waveform's own. A frame is tied once: the codebooks behind
-    the tie quantise another residual, and rightly give other codes."""
+    Latents are looked at where codes differ: in a row of the waveform's own. A frame is
+    tied once: the codebooks behind the tie quantise another residual, and rightly give
+    other codes."""
     features = extract(extractor, waveforms) if features is None else features
     total = tied = 0
     for waveform, reference, found in zip(waveforms, references, features, strict=True):
-        assert found.shape == reference.codes.shape == (extractor.num_frames(len(waveform)), *extractor.spec.item_shape)
+        assert (
+            found.shape
+            == reference.codes.shape
+            == (extractor.num_frames(len(waveform)), *extractor.spec.item_shape)
+        )
         total += found.numel()
         differing = int((found.long() != reference.codes).any(1).sum())
         if differing:
             ((latents, _),) = encode(extractor, [waveform], extractor.padded_length(len(waveform)))
             assert_close(latents, reference.latents)
             tied += differing
-    assert tied <= max(1, RARE * total), f"{tied} frames of {total} codes differ, in latents that do not"
+    assert tied <= max(1, RARE * total), (
+        f"{tied} frames of {total} codes differ, in latents that do not"
+    )
     return tied / total
 
 

@@ -24,12 +24,23 @@ class Corpus:
     def add(self, id_: str, path: str | Path, **columns: Any) -> None:
         self.rows.append({"id": id_, "path": str(path), **columns})
 
-    def record(self, id_: str, path: str, samples: np.ndarray, rate: int = 16000, *, subtype=None, **columns: Any):
+    def record(
+        self,
+        id_: str,
+        path: str,
+        samples: np.ndarray,
+        rate: int = 16000,
+        *,
+        subtype=None,
+        **columns: Any,
+    ):
         """Write a file of these samples, and add its row."""
         soundfile.write(self.folder / path, samples, rate, subtype)
         self.add(id_, path, **columns)
 
-    def manifest(self, rows: list[dict[str, Any]] | None = None, name: str = "manifest.csv") -> Path:
+    def manifest(
+        self, rows: list[dict[str, Any]] | None = None, name: str = "manifest.csv"
+    ) -> Path:
         """Write a manifest of the given rows, or of all, beside the audio."""
         path = self.folder / name
         with path.open("w", newline="") as file:

@@ -1,4 +1,5 @@
-"""How the files of a cache are spoilt, calls of the system that fail, and what it is to be repaired."""
+"""How the files of a cache are spoilt, calls of the system that fail, and what it is to
+be repaired."""
 
 import os
 import shutil
@@ -57,7 +58,8 @@ def mend(path: Path, manifest: Path, **settings) -> Repaired:
 
 
 def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
-    """Repair brings back every utterance, bit for bit and with its provenance, and verify finds nothing any more."""
+    """Repair brings back every utterance, bit for bit and with its provenance, and verify
+    finds nothing any more."""
     cli("repair", cache, "--manifest", plain.manifest()).with_code(0)
     assert items(cache) == items(sound)
     assert provenance(cache) == provenance(sound)
@@ -91,7 +93,9 @@ def swap_in_another(path: Path) -> None:
     shard = path
     while shard.parent.name != "shards":
         shard = shard.parent
-    other = next(folder for folder in sorted(shard.parent.iterdir()) if folder.is_dir() and folder != shard)
+    other = next(
+        folder for folder in sorted(shard.parent.iterdir()) if folder.is_dir() and folder != shard
+    )
     shutil.copy(other / path.relative_to(shard), path)
 
 

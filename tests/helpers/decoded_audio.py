@@ -1,4 +1,5 @@
-"""What `featcache.audio.decode` gives for one segment of a file, and what another decoder gives."""
+"""What `featcache.audio.decode` gives for one segment of a file, and what another decoder
+gives."""
 
 import numpy as np
 import soundfile

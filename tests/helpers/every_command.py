@@ -1,7 +1,9 @@
-"""Runs every command, and what Python users do, on a cache that may be hostile: in this process, which is limited.
+"""Runs every command, and what Python users do, on a cache that may be hostile: in this
+process, which is limited.
 
-Called by `cli(..., entry="every_command:run")`. A line of JSON on stdout tells of each: its name, its exit code, what
-it printed, and the traceback of an error that is none of featcache's own."""
+Called by `cli(..., entry="every_command:run")`. A line of JSON on stdout tells of each:
+its name, its exit code, what it printed, and the traceback of an error that is none of
+featcache's own."""
 
 import json
 import os
@@ -30,8 +32,12 @@ def run(cache: str, manifest: str) -> None:
 
     warnings.simplefilter("ignore", FeatcacheWarning)
     limit_memory()
-    report = os.fdopen(os.dup(1), "w")  # what a command prints past Python does not get into it
-    commands = {name: partial(_command, CliRunner(), main, words) for name, words in _commands(cache, manifest).items()}
+    # what a command prints past Python does not get into it
+    report = os.fdopen(os.dup(1), "w")
+    commands = {
+        name: partial(_command, CliRunner(), main, words)
+        for name, words in _commands(cache, manifest).items()
+    }
     for name, use in (commands | _uses(cache, manifest)).items():
         signal.alarm(SECONDS)
         sys.stderr.write(f"{name}\n")  # the last of these is the one that hangs
@@ -54,7 +60,8 @@ def _command(runner: CliRunner, main: click.Command, arguments: list[str]) -> di
 
 def _commands(cache: str, manifest: str) -> dict[str, list[str]]:
     repaired, added = (f"{cache}.{name}" for name in ("repaired", "added"))
-    for copy in (repaired, added):  # with whatever is in it: pipes, links, and sparse files as they are
+    # with whatever is in it: pipes, links, and sparse files as they are
+    for copy in (repaired, added):
         subprocess.run(["cp", "-a", "--sparse=always", cache, copy], check=True)
     return {
         "info": ["info", cache, "--failures"],

@@ -16,15 +16,22 @@ TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
 
 ONE_EACH = 0.0003
-"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
+"""MB: a shard size that gives each of the plain utterances a shard of its own, with
+`odd_extractors`."""
 
 
 def write_config(
-    folder: Path, extractor: str, name: str | None = None, module: str = "odd_extractors", **params: Any
+    folder: Path,
+    extractor: str,
+    name: str | None = None,
+    module: str = "odd_extractors",
+    **params: Any,
 ) -> Path:
     """A config of one of the tests' extractors."""
     path = folder / f"{name or extractor.lower()}.yaml"
-    path.write_text(f"name: {path.stem}\nextractor: {module}:{extractor}\nparams: {json.dumps(params)}\n")
+    path.write_text(
+        f"name: {path.stem}\nextractor: {module}:{extractor}\nparams: {json.dumps(params)}\n"
+    )
     return path
 
 
@@ -33,9 +40,13 @@ def extracted(finished: Finished, number: int = 0) -> int:
     return finished.json()["versions"][number]["extracted"]
 
 
-def extract_fbank(manifest: Path, cache: Path, root: str | Path | None = None, **options: Any) -> Summary:
+def extract_fbank(
+    manifest: Path, cache: Path, root: str | Path | None = None, **options: Any
+) -> Summary:
     """Extract fbank80 in this process, into shards of a clip or two."""
-    chosen = featcache.Options(**{"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options})
+    chosen = featcache.Options(
+        **{"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
+    )
     return featcache.extract(manifest, "fbank80", cache, chosen, reading={"root": root})
 
 
@@ -50,7 +61,8 @@ def reasons_of(cli: Any, cache: Path) -> dict[str, str]:
 
 
 def run_to_its_end(plan: ExtractionPlan) -> Summary:
-    """Run an extraction that waits for nobody: should it wait for ever, it is stopped, and the test fails."""
+    """Run an extraction that waits for nobody: should it wait for ever, it is stopped,
+    and the test fails."""
     stop = threading.Event()
     limit = threading.Timer(MOST_SECONDS, stop.set)
     limit.daemon = True

@@ -1,4 +1,5 @@
-"""One corpus, described as other tools do: each function writes a manifest beside a folder of clips."""
+"""One corpus, described as other tools do: each function writes a manifest beside a
+folder of clips."""
 
 import gzip
 import json
@@ -52,7 +53,9 @@ class Written(NamedTuple):
 Writer = Callable[[Path, Sequence[Clip]], Written]
 
 
-def _by_stem(manifest: Path, format_name: str, clips: Sequence[Clip], top: Path, **how: Any) -> Written:
+def _by_stem(
+    manifest: Path, format_name: str, clips: Sequence[Clip], top: Path, **how: Any
+) -> Written:
     """A manifest whose rows are called after the files, and have absolute paths."""
     paths = [str(top / clip.path) for clip in clips]
     return Written(manifest, format_name, [clip.stem for clip in clips], paths, **how)
@@ -89,7 +92,9 @@ def kaldi(top: Path, clips: Sequence[Clip]) -> Written:
 
 def kaldi_segments(top: Path, clips: Sequence[Clip]) -> Written:
     written = kaldi(top, clips)
-    _lines(top / "data" / "segments", [f"{clip.stem} {clip.stem} 0 {clip.seconds}" for clip in clips])
+    _lines(
+        top / "data" / "segments", [f"{clip.stem} {clip.stem} 0 {clip.seconds}" for clip in clips]
+    )
     return written._replace(has_seconds=True)
 
 
@@ -97,19 +102,30 @@ def objects(name: str, file: str, of_clip: Callable[[Clip], dict[str, Any]], **h
     """Writes an object of JSON for each clip, which has its relative path."""
 
     def write(top: Path, clips: Sequence[Clip]) -> Written:
-        return _by_path(_json_lines(top / file, [of_clip(clip) for clip in clips]), name, clips, **how)
+        return _by_path(
+            _json_lines(top / file, [of_clip(clip) for clip in clips]), name, clips, **how
+        )
 
     return write
 
 
-def table(name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")) -> Writer:
-    """Writes a line for each clip, which begins with its path or its id, below a header, if there is one."""
+def table(
+    name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")
+) -> Writer:
+    """Writes a line for each clip, which begins with its path or its id, below a header,
+    if there is one."""
 
     def write(top: Path, clips: Sequence[Clip]) -> Written:
-        lines = [line.format(**clip._asdict(), id=clip.stem, seconds=clip.seconds) for clip in clips]
+        lines = [
+            line.format(**clip._asdict(), id=clip.stem, seconds=clip.seconds) for clip in clips
+        ]
         manifest = _lines(top / file, [*filter(None, [header.format(top=top)]), *lines])
         written = _by_path(manifest, name, clips, columns=columns)
-        return written if line.startswith("{path}") else written._replace(ids=[clip.stem for clip in clips])
+        return (
+            written
+            if line.startswith("{path}")
+            else written._replace(ids=[clip.stem for clip in clips])
+        )
 
     return write
 
@@ -117,7 +133,12 @@ def table(name: str, file: str, header: str, line: str, columns: tuple[str, ...]
 nemo = objects(
     "nemo",
     "nemo.json",
-    lambda clip: {"audio_filepath": clip.path, "duration": clip.seconds, "text": clip.text, "speaker": clip.speaker},
+    lambda clip: {
+        "audio_filepath": clip.path,
+        "duration": clip.seconds,
+        "text": clip.text,
+        "speaker": clip.speaker,
+    },
     has_seconds=True,
 )
 
@@ -142,19 +163,28 @@ def supervision(clip: Clip) -> dict[str, Any]:
 
 
 def lhotse_recordings(top: Path, clips: Sequence[Clip]) -> Written:
-    manifest = _json_lines(top / "digits_recordings_all.jsonl", [recording(top, clip) for clip in clips])
+    manifest = _json_lines(
+        top / "digits_recordings_all.jsonl", [recording(top, clip) for clip in clips]
+    )
     return _by_stem(manifest, "lhotse", clips, top, columns=(), has_seconds=True)
 
 
 def lhotse_supervisions(top: Path, clips: Sequence[Clip]) -> Written:
     lhotse_recordings(top, clips)
-    manifest = _json_lines(top / "digits_supervisions_all.jsonl", [supervision(clip) for clip in clips])
+    manifest = _json_lines(
+        top / "digits_supervisions_all.jsonl", [supervision(clip) for clip in clips]
+    )
     return _by_stem(manifest, "lhotse", clips, top, has_seconds=True)
 
 
 def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [
-        {**_whole(clip), "supervisions": [supervision(clip)], "recording": recording(top, clip), "type": "MonoCut"}
+        {
+            **_whole(clip),
+            "supervisions": [supervision(clip)],
+            "recording": recording(top, clip),
+            "type": "MonoCut",
+        }
         for clip in clips
     ]
     path = _json_lines(top / "cuts.jsonl", rows)
@@ -185,12 +215,17 @@ def shar(top: Path, clips: Sequence[Clip]) -> Written:
 def audiofolder(top: Path, clips: Sequence[Clip]) -> Written:
     inside = [clip.path.partition("/")[2] for clip in clips]
     rows = [f"{path},{clip.text},{clip.speaker}" for path, clip in zip(inside, clips, strict=True)]
-    _lines(top / clips[0].path.partition("/")[0] / "metadata.csv", ["file_name,text,speaker", *rows])
+    _lines(
+        top / clips[0].path.partition("/")[0] / "metadata.csv", ["file_name,text,speaker", *rows]
+    )
     return _by_path(top, "audiofolder", clips)
 
 
 def speechbrain_csv(top: Path, clips: Sequence[Clip]) -> Written:
-    rows = [f"{clip.stem}, {clip.seconds}, $data_root/{clip.path}, {clip.speaker}, {clip.text}" for clip in clips]
+    rows = [
+        f"{clip.stem}, {clip.seconds}, $data_root/{clip.path}, {clip.speaker}, {clip.text}"
+        for clip in clips
+    ]
     manifest = _lines(top / "sb.csv", ["ID,duration,wav,spk_id,wrd", *rows])
     how = {"columns": ("wrd", "spk_id"), "values": {"data_root": str(top)}}
     return _by_stem(manifest, "speechbrain", clips, top, **how)
@@ -236,7 +271,11 @@ WRITERS: dict[str, Writer] = {
         columns=("text",),
     ),
     "moshi": objects(
-        "jsonl", "moshi.jsonl", lambda clip: {"path": clip.path, "duration": clip.seconds}, columns=(), has_seconds=True
+        "jsonl",
+        "moshi.jsonl",
+        lambda clip: {"path": clip.path, "duration": clip.seconds},
+        columns=(),
+        has_seconds=True,
     ),
     "semicolons": table("csv", "train.csv", "id;path;text;speaker", "{id};{path};{text};{speaker}"),
     "paths": table("paths", "train.txt", "", "{path}", ()),
@@ -256,10 +295,16 @@ def dataset(top: Path, clips: Sequence[Clip], saved: bool) -> Written:
         name = f"data-{number}.{'arrow' if saved else 'parquet'}"
         audio = [{"bytes": (top / clip.path).read_bytes(), "path": clip.path} for clip in part]
         columns = {"audio": audio, "path": [clip.path for clip in part]}
-        columns |= {"text": [clip.text for clip in part], "speaker": [clip.speaker for clip in part]}
+        columns |= {
+            "text": [clip.text for clip in part],
+            "speaker": [clip.speaker for clip in part],
+        }
         table = pyarrow.table(columns)
         if saved:
-            with pyarrow.OSFile(str(data / name), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+            with (
+                pyarrow.OSFile(str(data / name), "wb") as file,
+                pyarrow.ipc.new_stream(file, table.schema) as stream,
+            ):
                 stream.write_table(table)
         else:
             pyarrow.parquet.write_table(table, data / name)

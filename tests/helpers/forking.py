@@ -15,9 +15,11 @@ MOST_SECONDS = 600
 
 
 def fork(function):
-    """Run a function in a forked process, which then ends; returns its pid. It fails if the function does."""
+    """Run a function in a forked process, which then ends; returns its pid. It fails if
+    the function does."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns where there are threads
+        # Python 3.12 warns where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         return pid
@@ -34,7 +36,8 @@ def fork(function):
 
 
 def join(pid):
-    """Wait for a forked process, and return its exit code; negative where a signal ended it."""
+    """Wait for a forked process, and return its exit code; negative where a signal ended
+    it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -53,10 +56,12 @@ def wait_for_word(descriptor, word=b"."):
 
 
 def wait_until(condition, seconds=MOST_SECONDS, tell=str):
-    """Wait for what another process or thread does; also in folders that it renames meanwhile.
+    """Wait for what another process or thread does; also in folders that it renames
+    meanwhile.
 
     If it does not do so, what `tell` returns is said."""
-    for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
+    # not by the clock, which goes on while the machine does not
+    for _ in range(int(seconds / POLL_SECONDS)):
         with suppress(FileNotFoundError):
             if condition():
                 return

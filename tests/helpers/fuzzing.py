@@ -1,8 +1,10 @@
-"""Changes bytes of manifests, configs, caches and audio files, and reads them: a value, or an error of featcache.
+"""Changes bytes of manifests, configs, caches and audio files, and reads them: a value,
+or an error of featcache.
 
-`cli(READER, SECONDS, SEED, FOLDER, entry="fuzzing:run")`, or `python fuzzing.py` with these, runs one reader in a
-process whose memory is limited, and which native code may crash. Each input follows from the seed and its number, and
-lies in FOLDER while it is read. The last line on stdout is JSON: how many inputs there were, and what was wrong."""
+`cli(READER, SECONDS, SEED, FOLDER, entry="fuzzing:run")`, or `python fuzzing.py` with
+these, runs one reader in a process whose memory is limited, and which native code may
+crash. Each input follows from the seed and its number, and lies in FOLDER while it is
+read. The last line on stdout is JSON: how many inputs there were, and what was wrong."""
 
 import gzip
 import json
@@ -33,15 +35,57 @@ NAMES = ("fbank", "mfcc", "log_mel")
 MOST_WRONG = 5
 """The number of wrong inputs after which a run ends."""
 
-NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1]
-WORDS = [b"\n", b"\r", b'"', b",", b"\t", b"\0", b"{", b"[" * 500, b"}", b"]", b":", b"NaN", b"1e999", b"9" * 400, b"-"]
-WORDS += [b"\xff", b"\xf0\x9f", b"\xe2\x80\xae", b"\\ud800", b"\x1b[2J", b"&a *a", b"null", b"true", b"'", b"|"]
+NUMBERS = [
+    0,
+    1,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    2**63 - 1,
+    2**64 - 1,
+]
+WORDS = [
+    b"\n",
+    b"\r",
+    b'"',
+    b",",
+    b"\t",
+    b"\0",
+    b"{",
+    b"[" * 500,
+    b"}",
+    b"]",
+    b":",
+    b"NaN",
+    b"1e999",
+    b"9" * 400,
+    b"-",
+]
+WORDS += [
+    b"\xff",
+    b"\xf0\x9f",
+    b"\xe2\x80\xae",
+    b"\\ud800",
+    b"\x1b[2J",
+    b"&a *a",
+    b"null",
+    b"true",
+    b"'",
+    b"|",
+]
 WORDS += [b"!!int ", b"!!timestamp ", b"!!bool ", b"!!set ", b"!!float ", b"<<: ", b".nan"]
 WORDS += [b"[" * 5000, b"{a: " * 300, b"9" * 11]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Bytes with a few changes: single ones, whole stretches, numbers of the kinds at which code goes wrong."""
+    """Bytes with a few changes: single ones, whole stretches, numbers of the kinds at
+    which code goes wrong."""
     changed = bytearray(data)
     for _ in range(chance.choice([1, 1, 1, 2, 4, 16])):
         farthest = len(changed) if chance.random() < 0.5 else min(len(changed), 64)
@@ -74,13 +118,35 @@ def with_odd_value(text: bytes, chance: random.Random) -> bytes:
     """YAML with something before, or in place of, a value."""
     places = [found.end() for found in re.finditer(rb": ", text)]
     at = chance.choice(places)
-    end = at if chance.random() < 0.5 else min(end for end in (text.find(b"\n", at), len(text)) if end >= 0)
+    end = (
+        at
+        if chance.random() < 0.5
+        else min(end for end in (text.find(b"\n", at), len(text)) if end >= 0)
+    )
     return text[:at] + chance.choice(WORDS) + text[end:]
 
 
 def mutated_values(value: Any, chance: random.Random) -> Any:
     """A JSON document with a value or two exchanged for odd ones."""
-    odd = [None, True, -1, 0, 0.5, 10**12, 2**63, 10**400, "", "x", "\x1b", "\ud800", [], {}, [[]], [10**12], {"x": 1}]
+    odd = [
+        None,
+        True,
+        -1,
+        0,
+        0.5,
+        10**12,
+        2**63,
+        10**400,
+        "",
+        "x",
+        "\x1b",
+        "\ud800",
+        [],
+        {},
+        [[]],
+        [10**12],
+        {"x": 1},
+    ]
     if chance.random() < 0.1:
         return chance.choice(odd)
     if isinstance(value, dict) and value:
@@ -90,24 +156,42 @@ def mutated_values(value: Any, chance: random.Random) -> Any:
         return {**value, key: mutated_values(value[key], chance)}
     if isinstance(value, list) and value:
         at = chance.randrange(len(value))
-        return [*value[:at], mutated_values(value[at], chance), *value[at + 1 :]] * chance.choice([1, 1, 1, 2])
+        return [*value[:at], mutated_values(value[at], chance), *value[at + 1 :]] * chance.choice(
+            [1, 1, 1, 2]
+        )
     return chance.choice(odd)
 
 
 # The readers: what makes an input in a folder, and what reads it
 
 
-_recording = {"id": "r", "sources": [{"type": "file", "channels": [0, 1], "source": "a.wav"}], "sampling_rate": 8000}
+_recording = {
+    "id": "r",
+    "sources": [{"type": "file", "channels": [0, 1], "source": "a.wav"}],
+    "sampling_rate": 8000,
+}
 _said = {"id": "s", "text": "a word", "speaker": "x", "custom": {"y": [1]}}
-_cut = {"id": "a", "start": 0.5, "duration": 1.0, "channel": [0, 1], "recording": _recording, "supervisions": [_said]}
+_cut = {
+    "id": "a",
+    "start": 0.5,
+    "duration": 1.0,
+    "channel": [0, 1],
+    "recording": _recording,
+    "supervisions": [_said],
+}
 
 
 def manifests(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     from featcache.manifest.read import read_manifest
 
-    rows = [("id", "path", "start", "duration", "channel", "speaker"), ("a", "a.wav", 0.5, 1, 0, "x")]
+    rows = [
+        ("id", "path", "start", "duration", "channel", "speaker"),
+        ("a", "a.wav", 0.5, 1, 0, "x"),
+    ]
     rows += [(f"ü{n}", f"dir/{n}.flac", "", "", "", "y z") for n in range(5)]
-    csv, tsv = ("\n".join(mark.join(map(str, row)) for row in rows).encode() for mark in (",", "\t"))
+    csv, tsv = (
+        "\n".join(mark.join(map(str, row)) for row in rows).encode() for mark in (",", "\t")
+    )
     lines = [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]]
     tables = {
         "m.csv": csv,
@@ -118,8 +202,11 @@ def manifests(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
         "wav.scp": b"a a.wav\nb dir/b.wav\n",
         "m.list": b"a.wav|x|en|what was said\nb.wav|y|en|and more\n",
         "fairseq.tsv": b"/corpora\na.wav\t100\ndir/b.wav\t200\n",
-        "sb.json": b'{"a": {"wav": "a.wav", "text": "\\ud83d\\ude00"},\n "b": {"wav": "b.wav", "x": [1, {}]}}',
-        "cuts.jsonl": json.dumps(_cut).encode() + b"\n" + json.dumps({**_cut, "id": "b", "channel": 0}).encode(),
+        "sb.json": b'{"a": {"wav": "a.wav", "text": "\\ud83d\\ude00"},\n "b": {"wav": "b.wav", '
+        b'"x": [1, {}]}}',
+        "cuts.jsonl": json.dumps(_cut).encode()
+        + b"\n"
+        + json.dumps({**_cut, "id": "b", "channel": 0}).encode(),
     }
 
     def make(chance: random.Random) -> Callable[[], object]:
@@ -136,7 +223,11 @@ def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
 
     from featcache.config import load_config, packaged_configs
 
-    texts = [text for text in packaged_configs().values() if re.search(rf"extractor: ({'|'.join(NAMES)})\n", text)]
+    texts = [
+        text
+        for text in packaged_configs().values()
+        if re.search(rf"extractor: ({'|'.join(NAMES)})\n", text)
+    ]
     assert texts
     # Without comments most changes are changes of values.
     plain = [re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).encode() for text in texts]
@@ -173,12 +264,25 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     warnings.simplefilter("ignore", featcache.FeatcacheWarning)
     version = make_version(folder / "made", make_features(3, (2,), "float32"), side=SIDE)
     add_shard(version, make_features(3, (2,), "float32", prefix="more"), row=3, run="r")
-    run = Run(version, {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "config": {"name": "mine"}})
-    run.fail([Failure(id="gone", path="gone.wav", reason="file_missing", message="there is no such file")])
+    run = Run(
+        version,
+        {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "config": {"name": "mine"}},
+    )
+    run.fail(
+        [
+            Failure(
+                id="gone", path="gone.wav", reason="file_missing", message="there is no such file"
+            )
+        ]
+    )
     run.finish({"extracted": 6, "items": 6})
     open_index(version)
     make_tag(version, "paper", open_index(version))
-    files = [path.relative_to(folder / "made") for path in sorted((folder / "made").rglob("*")) if path.is_file()]
+    files = [
+        path.relative_to(folder / "made")
+        for path in sorted((folder / "made").rglob("*"))
+        if path.is_file()
+    ]
     cache = folder / "cache"
 
     def read() -> None:
@@ -199,7 +303,9 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
             return mutated(data, chance)
         document = json.loads(head)
         if "attributes" in document:
-            document["attributes"]["featcache"] = mutated_values(document["attributes"]["featcache"], chance)
+            document["attributes"]["featcache"] = mutated_values(
+                document["attributes"]["featcache"], chance
+            )
         else:
             document = mutated_values(document, chance)
         try:
@@ -233,7 +339,9 @@ def audio(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
         for subtype in soundfile.available_subtypes(container):
             path = folder / "made" / f"{container}-{subtype}.{container.lower()}"
             try:
-                soundfile.write(path, soundfile.read(made[0])[0][:2000, :1], 16000, subtype, format=container)
+                soundfile.write(
+                    path, soundfile.read(made[0])[0][:2000, :1], 16000, subtype, format=container
+                )
                 made.append(path)
             except (soundfile.LibsndfileError, TypeError, ValueError):
                 path.unlink(missing_ok=True)  # not at this rate
@@ -271,7 +379,8 @@ def run(reader: str, seconds: str, seed: str, folder: str, only: str = "") -> No
     for number in [int(only)] if only else count():
         if time.monotonic() > until or len(wrong) == MOST_WRONG:
             break
-        Path(folder, "number").write_text(str(number))  # it says which one has ended the process
+        # it says which one has ended the process
+        Path(folder, "number").write_text(str(number))
         use = make(random.Random(f"{seed} {number}"))
         signal.alarm(SECONDS)
         began = time.monotonic()

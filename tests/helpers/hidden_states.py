@@ -15,7 +15,9 @@ def noise(num_samples: int) -> torch.Tensor:
     return torch.from_numpy(swelling.astype(np.float32))
 
 
-def extract(extractor: HiddenStates[HiddenStatesParams], waveforms: list[torch.Tensor]) -> list[np.ndarray]:
+def extract(
+    extractor: HiddenStates[HiddenStatesParams], waveforms: list[torch.Tensor]
+) -> list[np.ndarray]:
     """The features of waveforms, in one call."""
     return testing.extract(extractor, [Clip("", waveform) for waveform in waveforms])
 
@@ -26,8 +28,11 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def assert_blind_behind_the_end(extractor: HiddenStates[HiddenStatesParams], lengths: list[int]) -> None:
-    """In a padded batch of clips of these lengths, no bit of their frames depends on what is behind their ends."""
+def assert_blind_behind_the_end(
+    extractor: HiddenStates[HiddenStatesParams], lengths: list[int]
+) -> None:
+    """In a padded batch of clips of these lengths, no bit of their frames depends on what
+    is behind their ends."""
     num_samples = torch.tensor(lengths)
     padded = torch.zeros(len(lengths), extractor.padded_length(max(lengths)))
     for row, n in zip(padded, lengths, strict=True):

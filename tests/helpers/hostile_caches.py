@@ -1,4 +1,5 @@
-"""A list of edits that make a cache hostile: sealed, so that every checksum holds, and odd all the same."""
+"""A list of edits that make a cache hostile: sealed, so that every checksum holds, and
+odd all the same."""
 
 import hashlib
 import json
@@ -31,7 +32,8 @@ QUANTISED: dict[str, Edit] = {}
 """The edits of a cache of quantised features, by name."""
 
 TEXT = "\x1b[2J\x1b]0;title\x07\u202e\r\n\x00\x9b31m"
-"""What would clear a terminal, name its window, turn text around, and begin a line of its own."""
+"""What would clear a terminal, name its window, turn text around, and begin a line of its
+own."""
 
 
 # What is edited
@@ -68,21 +70,33 @@ def reseal(folder: Path, change: Change) -> None:
 
 
 def columns_of(group: Path) -> dict[str, np.ndarray]:
-    """The columns of the table of a shard or an index, mapped to be written to; each has one value more than there are
-    items. What is written is sealed by `seal_files`, or `rename_shard`."""
+    """The columns of the table of a shard or an index, mapped to be written to; each has
+    one value more than there are items. What is written is sealed by `seal_files`, or
+    `rename_shard`."""
     columns = json.loads((group / "zarr.json").read_bytes())["attributes"]["featcache"]["columns"]
     size = (group / CHUNKS["items"]).stat().st_size // 8
-    matrix = np.memmap(group / CHUNKS["items"], np.uint64, "r+", shape=(len(columns), size // len(columns)))
+    matrix = np.memmap(
+        group / CHUNKS["items"], np.uint64, "r+", shape=(len(columns), size // len(columns))
+    )
     return {name: matrix[number].view(dtype) for number, (name, dtype) in enumerate(columns)}
 
 
-def seal_files(group: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None) -> str:
-    """Give a group whose files were changed the document and the seal that would have been written, but for a change
-    of the document, and sizes and checksums that are not those of what is there; the name that it would have got."""
+def seal_files(
+    group: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None
+) -> str:
+    """Give a group whose files were changed the document and the seal that would have
+    been written, but for a change of the document, and sizes and checksums that are not
+    those of what is there; the name that it would have got."""
     items = (group / CHUNKS["items"]).read_bytes()[:-4]
     write_chunk(group / CHUNKS["items"], np.frombuffer(items, np.uint8))
-    files = {str(path.relative_to(group)): path.read_bytes() for path in group.rglob("*/*") if path.is_file()}
-    written = {path: [len(data), checksum_of(path, data)] for path, data in sorted(files.items())} | (sizes or {})
+    files = {
+        str(path.relative_to(group)): path.read_bytes()
+        for path in group.rglob("*/*")
+        if path.is_file()
+    }
+    written = {
+        path: [len(data), checksum_of(path, data)] for path, data in sorted(files.items())
+    } | (sizes or {})
     digest = hashlib.sha256(json.dumps(written, separators=(",", ":")).encode())
     digest.update(items + files[CHUNKS["text"]][:-4])
     reseal(group, lambda it: it.update(files=written, digest=digest.hexdigest()))
@@ -90,7 +104,9 @@ def seal_files(group: Path, change: Change = lambda it: None, sizes: Mapping[str
     return digest.hexdigest()[:16]
 
 
-def rename_shard(shard: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None) -> Path:
+def rename_shard(
+    shard: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None
+) -> Path:
     """Do so with a shard, which gets that name; see `seal_files`."""
     return shard.rename(shard.with_name(seal_files(shard, change, sizes)))
 
@@ -115,7 +131,9 @@ def put(path: Path, kind: str) -> None:
     elif kind == "folder":
         path.mkdir()
     elif kind in ("device", "loop", "outside"):
-        path.symlink_to({"device": "/dev/zero", "loop": path.name, "outside": path.parents[3] / "outside"}[kind])
+        path.symlink_to(
+            {"device": "/dev/zero", "loop": path.name, "outside": path.parents[3] / "outside"}[kind]
+        )
     elif kind == "sparse":
         with path.open("wb") as file:
             file.truncate(7 << 40)
@@ -137,10 +155,15 @@ def instead_of(what: str, find: Callable[[Path], Path], *kinds: str) -> None:
         edit(f"{what}: {kind}", lambda cache, kind=kind: put(find(cache), kind))
 
 
-def in_document(what: str, write: Callable[[Path, dict[str, Any]], object], key: str, *values: Any) -> None:
+def in_document(
+    what: str, write: Callable[[Path, dict[str, Any]], object], key: str, *values: Any
+) -> None:
     """Write a document of a cache with another value of a key: an edit for each value."""
     for value in values:
-        edit(f"{what}: {key} {str(value)[:60]!r}", lambda cache, value=value: write(cache, {key: value}))
+        edit(
+            f"{what}: {key} {str(value)[:60]!r}",
+            lambda cache, value=value: write(cache, {key: value}),
+        )
 
 
 def in_column(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
@@ -160,8 +183,11 @@ def write_chunk(path: Path, array: np.ndarray) -> None:
     path.write_bytes(data + crc32c(data).to_bytes(4, "little"))
 
 
-def in_chunk(name: str, what: str, make: Callable[[np.ndarray], np.ndarray], change: Change = lambda it: None) -> None:
-    """Write the chunk of an array of a shard otherwise, as bytes or as the float32 that it holds."""
+def in_chunk(
+    name: str, what: str, make: Callable[[np.ndarray], np.ndarray], change: Change = lambda it: None
+) -> None:
+    """Write the chunk of an array of a shard otherwise, as bytes or as the float32 that
+    it holds."""
 
     def apply(cache: Path) -> None:
         shard = shard_folder(cache)
@@ -202,19 +228,33 @@ def in_index(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
 
 
 def _with_failure(cache: Path, values: dict[str, Any]) -> None:
-    record = {"id": "gone", "path": "gone.wav", "reason": "file_missing", "message": "no such file", **values}
+    record = {
+        "id": "gone",
+        "path": "gone.wav",
+        "reason": "file_missing",
+        "message": "no such file",
+        **values,
+    }
     (version_folder(cache) / "failures/9").write_bytes(sealed(record) + b"\n")
 
 
 def _with_tag(cache: Path, values: dict[str, Any], name: str = "paper") -> None:
     (version_folder(cache) / "tags").mkdir()
-    tag = {"name": name, "made": "", "items": 1, "shards": only_version(cache).shard_names(), **values}
+    tag = {
+        "name": name,
+        "made": "",
+        "items": 1,
+        "shards": only_version(cache).shard_names(),
+        **values,
+    }
     (version_folder(cache) / "tags" / name).write_bytes(sealed(tag) + b"\n")
 
 
 def _attributes(find: Callable[[Path], Path], *keys: str) -> Callable[[Path, dict[str, Any]], None]:
     """Writes values into the attributes of a group, or into what these keys lead to there."""
-    return lambda cache, values: reseal(find(cache), lambda it: reduce(getitem, keys, it).update(values))
+    return lambda cache, values: reseal(
+        find(cache), lambda it: reduce(getitem, keys, it).update(values)
+    )
 
 
 in_version = partial(in_document, "version", _attributes(version_folder))
@@ -239,12 +279,16 @@ def in_run(what: str, change: Change) -> None:
 def as_probe(what: str, document: Any) -> None:
     def apply(cache: Path) -> None:
         (version_folder(cache) / "probes").mkdir(exist_ok=True)
-        (version_folder(cache) / "probes" / "0.json").write_bytes(sealed({"probe": document}) + b"\n")
+        (version_folder(cache) / "probes" / "0.json").write_bytes(
+            sealed({"probe": document}) + b"\n"
+        )
 
     edit(f"probe: {what}", apply)
 
 
-def as_wanted(what: str, header: dict[str, Any], rows: Callable[[np.ndarray], np.ndarray] = lambda old: old) -> None:
+def as_wanted(
+    what: str, header: dict[str, Any], rows: Callable[[np.ndarray], np.ndarray] = lambda old: old
+) -> None:
     """Write what a manifest wants otherwise."""
 
     def apply(cache: Path) -> None:
@@ -281,23 +325,85 @@ instead_of("shards/zarr.json", lambda cache: version_folder(cache) / "shards" / 
 instead_of("shard's zarr.json", lambda cache: shard_folder(cache) / "zarr.json", *FILES)
 instead_of("features' zarr.json", lambda cache: shard_folder(cache) / "features/zarr.json", *FILES)
 for array, chunk in CHUNKS.items():
-    instead_of(f"{array}'s chunk", lambda cache, chunk=chunk: shard_folder(cache) / chunk, *ODD, "sparse", "empty")
+    instead_of(
+        f"{array}'s chunk",
+        lambda cache, chunk=chunk: shard_folder(cache) / chunk,
+        *ODD,
+        "sparse",
+        "empty",
+    )
 instead_of("shard", shard_folder, *FOLDERS, "folder")
 instead_of("run", file_in("runs"), *FILES)
 instead_of("failures", file_in("failures"), *FILES)
 instead_of("wanted", file_in("wanted"), *FILES)
 instead_of("index", lambda cache: index_folder(only_version(cache)), *FOLDERS, "folder")
-instead_of("index's zarr.json", lambda cache: index_folder(only_version(cache)) / "zarr.json", *FILES)
-instead_of("index's items", lambda cache: index_folder(only_version(cache)) / CHUNKS["items"], *ODD, "sparse")
+instead_of(
+    "index's zarr.json", lambda cache: index_folder(only_version(cache)) / "zarr.json", *FILES
+)
+instead_of(
+    "index's items",
+    lambda cache: index_folder(only_version(cache)) / CHUNKS["items"],
+    *ODD,
+    "sparse",
+)
 instead_of("probe", lambda cache: version_folder(cache) / "probes/0.json", *ODD)
 instead_of("tag", lambda cache: version_folder(cache) / "tags/paper", *ODD, "sparse")
-instead_of("lock", lambda cache: version_folder(cache) / "lock", "pipe", "folder", "device", "loop", "outside")
-instead_of("mark", lambda cache: version_folder(cache) / "work/desk/20260101T000000.000000Z-0000/in_flight.0", *ODD)
-for folder in ("runs", "failures", "wanted", "tags", "index", "probes", "aside", "work", "work/desk"):
-    instead_of(f"folder {folder}", lambda cache, folder=folder: version_folder(cache) / folder, *FOLDERS)
+instead_of(
+    "lock",
+    lambda cache: version_folder(cache) / "lock",
+    "pipe",
+    "folder",
+    "device",
+    "loop",
+    "outside",
+)
+instead_of(
+    "mark",
+    lambda cache: version_folder(cache) / "work/desk/20260101T000000.000000Z-0000/in_flight.0",
+    *ODD,
+)
+for folder in (
+    "runs",
+    "failures",
+    "wanted",
+    "tags",
+    "index",
+    "probes",
+    "aside",
+    "work",
+    "work/desk",
+):
+    instead_of(
+        f"folder {folder}", lambda cache, folder=folder: version_folder(cache) / folder, *FOLDERS
+    )
 
-in_spec("item_shape", [10**12], [-80], [0], [80.0], [2**40, 2**40], [], "80", None, [1] * 40, [True], [[80]])
-in_spec("dtype", "O", "object", "float32,float32", "V8", "float64", "<U10", "complex64", 5, "datetime64[s]", ">f4")
+in_spec(
+    "item_shape",
+    [10**12],
+    [-80],
+    [0],
+    [80.0],
+    [2**40, 2**40],
+    [],
+    "80",
+    None,
+    [1] * 40,
+    [True],
+    [[80]],
+)
+in_spec(
+    "dtype",
+    "O",
+    "object",
+    "float32,float32",
+    "V8",
+    "float64",
+    "<U10",
+    "complex64",
+    5,
+    "datetime64[s]",
+    ">f4",
+)
 in_spec("frame_rate", 0, -100, float("nan"), float("inf"), "100", 1e300, 10**400, None, 1e-300)
 in_spec("sample_rate", 0, -1, 1.5, "16000", 10**400)
 in_spec("frame_length", -1, 10**400, "x")
@@ -305,8 +411,14 @@ in_spec("padded_to", -1, 10**400, 0.5)
 in_spec("codebook_sizes", [10**12], [1024] * 80, [-1], "x", [2**24] * 100, 5)
 in_spec("units", TEXT, "\ud800", 5, "x" * 10**6)
 in_spec("kind", "pictures", 5, TEXT)
-in_spec("side", "x", [{}], [side(name="../x")], [side(item_shape=[10**12])], [side(dtype="O")], [side()])
-in_spec("side", [side(name="quantization", item_shape=[2, 80])], [side(name="quantization", item_shape=[3])])
+in_spec(
+    "side", "x", [{}], [side(name="../x")], [side(item_shape=[10**12])], [side(dtype="O")], [side()]
+)
+in_spec(
+    "side",
+    [side(name="quantization", item_shape=[2, 80])],
+    [side(name="quantization", item_shape=[3])],
+)
 edit("version: no spec", lambda cache: reseal(version_folder(cache), lambda it: it.pop("spec")))
 in_version("spec", [1])
 in_version("config", [1], {})
@@ -329,8 +441,23 @@ in_shard("seconds", float("nan"), float("inf"), -1, "x", 10**400, 1e300)
 in_shard("row", 10**400, -1, None, "x", 2**47)
 in_shard("manifest", "0" * 16, "../" * 5, 5)
 in_shard("fingerprint", "0" * 64, "../" * 20)
-in_shard("files", [1], {"features": 5}, {}, {"../../outside/precious": [8, 0]}, {"features/c/0/0": [10**12, 0]})
-in_shard("made_by", [1], {"run": 5}, {"run": TEXT}, {"run": {}}, {"mismatch": "x", "batching": "y"}, {"device": None})
+in_shard(
+    "files",
+    [1],
+    {"features": 5},
+    {},
+    {"../../outside/precious": [8, 0]},
+    {"features/c/0/0": [10**12, 0]},
+)
+in_shard(
+    "made_by",
+    [1],
+    {"run": 5},
+    {"run": TEXT},
+    {"run": {}},
+    {"mismatch": "x", "batching": "y"},
+    {"device": None},
+)
 in_shard("digest", "x", 5, "0" * 64, "../" * 20)
 in_shard("columns", [], "x", [["id_hash", "object"]], [["x", "uint64"]] * 200, [["../x", "uint64"]])
 
@@ -352,11 +479,15 @@ in_column("source_mtime_ns", "small", lambda old: -(2**63))
 in_chunk("text", "not UTF-8", lambda old: np.full(len(old), 0xFF, np.uint8))
 in_chunk("text", "escapes", lambda old: np.full(len(old), 0x1B, np.uint8))
 in_chunk("text", "NUL", np.zeros_like)
-in_chunk("text", "up the tree", lambda old: np.frombuffer((b"../" * len(old))[: len(old)], np.uint8))
+in_chunk(
+    "text", "up the tree", lambda old: np.frombuffer((b"../" * len(old))[: len(old)], np.uint8)
+)
 in_chunk("text", "shorter", lambda old: old[:-1], lambda it: it.update(text=it["text"] - 1))
 in_chunk("features", "NaN", lambda old: np.full_like(old, np.nan))
 in_chunk("features", "fewer", lambda old: old[:-80])
-in_chunk("features", "fewer frames", lambda old: old[:-80], lambda it: it.update(frames=it["frames"] - 1))
+in_chunk(
+    "features", "fewer frames", lambda old: old[:-80], lambda it: it.update(frames=it["frames"] - 1)
+)
 in_chunk("items", "fewer columns", lambda old: old[: len(old) // 2])
 for column in ("features", "text", "items"):
     in_metadata(column, "10^12 long", lambda it: it.update(shape=[10**12, *it["shape"][1:]]))
@@ -365,14 +496,24 @@ for column in ("features", "text", "items"):
     in_metadata(column, "shape is a number", lambda it: it.update(shape=5))
     in_metadata(column, "shape of 100 dimensions", lambda it: it.update(shape=[1] * 100))
     in_metadata(column, "objects", lambda it: it.update(data_type="object"))
-    in_metadata(column, "structured", lambda it: it.update(data_type={"name": "structured", "configuration": {}}))
     in_metadata(
-        column, "other codecs", lambda it: it.update(codecs=[{"name": "gzip", "configuration": {"level": 10**9}}])
+        column,
+        "structured",
+        lambda it: it.update(data_type={"name": "structured", "configuration": {}}),
+    )
+    in_metadata(
+        column,
+        "other codecs",
+        lambda it: it.update(codecs=[{"name": "gzip", "configuration": {"level": 10**9}}]),
     )
     in_metadata(column, "codecs are text", lambda it: it.update(codecs="x"))
     in_metadata(column, "fill value is an object", lambda it: it.update(fill_value={"a": 1}))
     in_metadata(column, "no grid", lambda it: it.pop("chunk_grid"))
-    in_metadata(column, "chunks of none", lambda it: it["chunk_grid"]["configuration"].update(chunk_shape=[0]))
+    in_metadata(
+        column,
+        "chunks of none",
+        lambda it: it["chunk_grid"]["configuration"].update(chunk_shape=[0]),
+    )
     in_metadata(column, "version 2", lambda it: it.update(zarr_format=2))
 
 in_chunk("side_quantization", "NaN", lambda old: np.full_like(old, np.nan))
@@ -380,7 +521,9 @@ in_chunk("side_quantization", "too few", lambda old: old[: len(old) // 2])
 in_column("side_quantization_offset", "falling", lambda old: old[::-1])
 in_column("side_quantization_offset", "none for each", lambda old: 0)
 in_column("side_quantization_offset", "beyond", lambda old: old * np.uint64(2**40))
-in_metadata("side_quantization", "10^12 long", lambda it: it.update(shape=[10**12, *it["shape"][1:]]))
+in_metadata(
+    "side_quantization", "10^12 long", lambda it: it.update(shape=[10**12, *it["shape"][1:]])
+)
 
 in_index("id_offset", "falling", lambda old: old[::-1])
 in_index("id_offset", "beyond", lambda old: old * np.uint64(1000))
@@ -399,7 +542,11 @@ in_index("sorted_id_hash", "falling", lambda old: old[::-1])
 in_index("row_hash", "zero", lambda old: 0)
 in_index("shards", "fewer", lambda old: old[1:])
 in_index("shards", "outside", lambda old: [["../../x", *shard[1:]] for shard in old])
-in_index("shards", "of 2^47 items", lambda old: [[*shard[:2], 2**47, 2**47, 1e300, *shard[5:]] for shard in old])
+in_index(
+    "shards",
+    "of 2^47 items",
+    lambda old: [[*shard[:2], 2**47, 2**47, 1e300, *shard[5:]] for shard in old],
+)
 in_index("shards", "of no maker", lambda old: [[*shard[:6], 9] for shard in old])
 in_index("makers", "in words", lambda old: [{"run": TEXT, "batching": TEXT, "mismatch": 10**300}])
 in_index("makers", "as a number", lambda old: 5)
@@ -428,7 +575,9 @@ as_wanted("in place of 10^5 others", {"instead_of": ["0" * 16] * 10**5})
 as_wanted("twice the same rows", {}, lambda old: np.concatenate([old, old], axis=1))
 as_wanted("no rows", {}, lambda old: old[:, :0])
 as_wanted("other rows", {}, lambda old: old + np.uint64(1))
-as_wanted("generations of 2^64 - 1", {}, lambda old: np.stack([*old[:2], np.full_like(old[2], 2**64 - 1)]))
+as_wanted(
+    "generations of 2^64 - 1", {}, lambda old: np.stack([*old[:2], np.full_like(old[2], 2**64 - 1)])
+)
 
 in_tag("shards", ["../../outside"], ["0" * 16], ["0" * 16] * 10**4, "x")
 in_tag("items", 10**400)
@@ -438,15 +587,27 @@ edit("tag: name of an escape", lambda cache: _with_tag(cache, {}, "a\x1b[31m"))
 
 in_run("asked is a list", lambda it: it.update(asked=[1]))
 in_run("asked is text", lambda it: it.update(asked="x"))
-in_run("counts of 10^400", lambda it: it["asked"].update(utterances=10**400, new=10**400) or it.pop("finished"))
+in_run(
+    "counts of 10^400",
+    lambda it: it["asked"].update(utterances=10**400, new=10**400) or it.pop("finished"),
+)
 in_run("counts are text", lambda it: it["asked"].update(utterances="x", new="y"))
-in_run("of escapes", lambda it: it["asked"].update(manifest=TEXT, root=TEXT, host=TEXT) or it.pop("finished"))
-in_run("of half a character", lambda it: it["asked"].update(manifest="\ud800", root="\ud800") or it.pop("finished"))
+in_run(
+    "of escapes",
+    lambda it: it["asked"].update(manifest=TEXT, root=TEXT, host=TEXT) or it.pop("finished"),
+)
+in_run(
+    "of half a character",
+    lambda it: it["asked"].update(manifest="\ud800", root="\ud800") or it.pop("finished"),
+)
 in_run("root with NUL", lambda it: it["asked"].update(root="a\0b"))
 in_run("root is a list", lambda it: it["asked"].update(root=[1]))
 in_run("started is a number", lambda it: it.update(started=5, finished={}))
 in_run("outcome is a list", lambda it: it.update(outcome=[[1]]))
-in_run("outcome is odd", lambda it: it.update(outcome={"items": 10**400, "extracted": "x", "interrupted": []}))
+in_run(
+    "outcome is odd",
+    lambda it: it.update(outcome={"items": 10**400, "extracted": "x", "interrupted": []}),
+)
 
 as_probe("device is a list", {"device": [1], "date": 1, "fastest": None})
 as_probe("device is an escape", {"device": TEXT, "date": TEXT, "fastest": None})

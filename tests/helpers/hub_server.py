@@ -1,6 +1,8 @@
-"""A hub on loopback, which says over HTTP what huggingface_hub wants to hear, and has the faults that hubs have.
+"""A hub on loopback, which says over HTTP what huggingface_hub wants to hear, and has the
+faults that hubs have.
 
-Source: what huggingface_hub asks (`HfApi.model_info`, `hf_hub_download`), and what huggingface.co answers."""
+Source: what huggingface_hub asks (`HfApi.model_info`, `hf_hub_download`), and what
+huggingface.co answers."""
 
 import hashlib
 import json
@@ -39,9 +41,11 @@ class Hub:
     requests: list[str] = field(default_factory=list)
     """What was asked: `GET /api/models/org/name/revision/…`."""
     answers: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
-    """A status and headers for requests that match a regular expression, instead of what they ask for."""
+    """A status and headers for requests that match a regular expression, instead of what
+    they ask for."""
     drop: str = "close"
-    """What happens in the middle of a large file: `close` ends the connection, `reset` breaks it, `hold` just stops."""
+    """What happens in the middle of a large file: `close` ends the connection, `reset`
+    breaks it, `hold` just stops."""
     drops: int = 0
     """How many times that happens."""
     corrupt: bool = False
@@ -59,7 +63,9 @@ class Hub:
         for pattern, (status, headers) in self.answers.items():
             if re.search(pattern, asked):
                 return request.send(status, headers)
-        repository, _, rest = request.path.partition("/revision/" if "/api/" in request.path else "/resolve/")
+        repository, _, rest = request.path.partition(
+            "/revision/" if "/api/" in request.path else "/resolve/"
+        )
         if request.path.startswith("/large/"):
             every = [self.files, *(files for _, files in self.others.values())]
             held = {_sha256(content): content for files in every for content in files.values()}
@@ -74,7 +80,9 @@ class Hub:
         if not file:
             siblings = [_described(path, content) for path, content in files.items()]
             document = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
-            return request.send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
+            return request.send(
+                200, {"Content-Type": "application/json"}, json.dumps(document).encode()
+            )
         headers = {"X-Repo-Commit": commit}
         if file not in files:
             return request.send(404, headers | {"X-Error-Code": "EntryNotFound"})
@@ -82,7 +90,8 @@ class Hub:
         if Path(file).suffix not in LARGE:
             return request.send(200, headers | {"ETag": f'"{_blob_id(content)}"'}, content)
         headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha256(content)}"'}
-        # By another name of this machine: huggingface_hub takes what stays on the hub's own host for the file itself.
+        # By another name of this machine: huggingface_hub takes what stays on the hub's
+        # own host for the file itself.
         elsewhere = f"{self.address.replace('127.0.0.1', 'localhost')}/large/{_sha256(content)}"
         return request.send(302, headers | {"Location": elsewhere})
 
@@ -90,7 +99,9 @@ class Hub:
         if self.corrupt:
             content = bytes([content[0] ^ 1]) + content[1:]
         start = int(re.search(r"\d+", request.headers.get("Range", "0"))[0])
-        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        headers = (
+            {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        )
         whole, rest = len(content) - start, content[start:]
         if self.drops:
             self.drops -= 1
@@ -112,11 +123,19 @@ def serve(folder: Path) -> Iterator[Hub]:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:
-    described: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": _blob_id(content)}
+    described: dict[str, Any] = {
+        "rfilename": name,
+        "size": len(content),
+        "blobId": _blob_id(content),
+    }
     if Path(name).suffix in LARGE:
         described["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
     return described
@@ -132,7 +151,8 @@ def _blob_id(content: bytes) -> str:
 
 
 BEHIND_TRANSFORMERS = ["torch._dynamo", "torch.distributed.tensor", "scipy.optimize"]
-"""What transformers imports and takes long; it cannot be imported itself before it is known where its models are."""
+"""What transformers imports and takes long; it cannot be imported itself before it is
+known where its models are."""
 
 
 def environment(hub, home, **others):

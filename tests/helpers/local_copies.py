@@ -1,4 +1,5 @@
-"""Versions on a slow disk, copies of them on a local one, and what this process has mapped of both."""
+"""Versions on a slow disk, copies of them on a local one, and what this process has
+mapped of both."""
 
 import os
 import re
@@ -59,7 +60,8 @@ def parts_in(disk):
 
 
 def mapped(folder):
-    """The files of features below a folder that this process has mapped, or copies of them."""
+    """The files of features below a folder that this process has mapped, or copies of
+    them."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     paths = {line[5] for line in lines if line[5:] and line[5].startswith(f"{folder}/")}
     return {path for path in paths if "/items/c/" not in path and "/text/c/" not in path}
@@ -70,12 +72,14 @@ def copying_threads():
 
 
 def wait_until_idle():
-    """Wait until nothing more is copied in this process, and the thread that did so is gone."""
+    """Wait until nothing more is copied in this process, and the thread that did so is
+    gone."""
     wait_until(lambda: not copying_threads())
 
 
 def settle(cache):
-    """Read all of a cache, wait until nothing more is copied, and read the copies from now on."""
+    """Read all of a cache, wait until nothing more is copied, and read the copies from
+    now on."""
     for row in range(len(cache)):
         cache[row]
     wait_until(lambda: not cache._shards.is_at_work)
@@ -112,8 +116,8 @@ def paused(monkeypatch):
 
 @contextmanager
 def in_another_process(use, word=b"."):
-    """A process that keeps what `use` returns, once this has written the word into the pipe that it is given, and that
-    is killed at the end of the block."""
+    """A process that keeps what `use` returns, once this has written the word into the
+    pipe that it is given, and that is killed at the end of the block."""
     read_end, write_end = os.pipe()
 
     def child():
@@ -133,7 +137,8 @@ def in_another_process(use, word=b"."):
 
 
 def read_with_one_warning(cache, expected, match):
-    """Have all be copied and read: it is what was expected, and the user is told once, in one line."""
+    """Have all be copied and read: it is what was expected, and the user is told once, in
+    one line."""
     with told() as messages:
         settle(cache)
         for _ in range(3):
@@ -145,7 +150,8 @@ def read_with_one_warning(cache, expected, match):
 
 @contextmanager
 def told():
-    """Fills a list with what the user is warned of, each time it happens; others' warnings are none of its business."""
+    """Fills a list with what the user is warned of, each time it happens; others'
+    warnings are none of its business."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         messages = []

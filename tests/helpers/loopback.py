@@ -13,7 +13,8 @@ class Request(BaseHTTPRequestHandler):
     """A request of any method, which waits to be answered."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for what says that its headers have come
+    # else each answer waits 40 ms for what says that its headers have come
+    disable_nagle_algorithm = True
 
     def _answer(self) -> None:
         self.server.answer(self)
@@ -23,10 +24,15 @@ class Request(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def send(self, status: int, headers: Mapping[str, str], body: bytes = b"", length: object = None) -> None:
+    def send(
+        self, status: int, headers: Mapping[str, str], body: bytes = b"", length: object = None
+    ) -> None:
         """Answer; `length` is what is said of the body's length if that is not true."""
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body) if length is None else length)}.items():
+        for name, value in {
+            **headers,
+            "Content-Length": str(len(body) if length is None else length),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -36,7 +42,8 @@ class Request(BaseHTTPRequestHandler):
         """Break the connection off."""
         self.close_connection = True
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        os.close(self.connection.detach())  # at once, before the server ends the connection in peace
+        # at once, before the server ends the connection in peace
+        os.close(self.connection.detach())
 
 
 class _Server(ThreadingHTTPServer):
@@ -50,7 +57,8 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(answer: Callable[[Request], object]) -> Iterator[str]:
-    """A server that has requests answered by a function, as long as the block lasts; its address."""
+    """A server that has requests answered by a function, as long as the block lasts; its
+    address."""
     with _Server(("127.0.0.1", 0), Request) as server:
         server.answer = answer
         thread = threading.Thread(target=server.serve_forever, args=[0.01])

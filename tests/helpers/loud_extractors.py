@@ -1,4 +1,5 @@
-"""Extractors that raise an exception at loud clips, as those of users do. Configs name them `loud_extractors:Clips`."""
+"""Extractors that raise an exception at loud clips, as those of users do. Configs name
+them `loud_extractors:Clips`."""
 
 from odd_extractors import HOP, Slow
 from pausing import SlowParams
@@ -45,7 +46,9 @@ class Frames(Counting, FrameExtractor[LoudParams]):
 
     def __init__(self, params, sample_rate, device):
         self._params = params
-        self.spec = FeatureSpec((1,), "float32", sample_rate / HOP, HOP, sample_rate, "mean of squares")
+        self.spec = FeatureSpec(
+            (1,), "float32", sample_rate / HOP, HOP, sample_rate, "mean of squares"
+        )
 
     def frames(self, clip):
         return clip.waveform[: len(clip.waveform) // HOP * HOP].view(-1, HOP)

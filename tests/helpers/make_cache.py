@@ -1,4 +1,5 @@
-"""Versions of made-up features, written through the store as extraction does, without any audio."""
+"""Versions of made-up features, written through the store as extraction does, without any
+audio."""
 
 import hashlib
 import json
@@ -34,24 +35,45 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
 
 
 def make_version(
-    cache, *shards, name="fbank80", fingerprint=None, side=(), quantized=False, frame_rate=100.0, rows=None, **sections
+    cache,
+    *shards,
+    name="fbank80",
+    fingerprint=None,
+    side=(),
+    quantized=False,
+    frame_rate=100.0,
+    rows=None,
+    **sections,
 ):
-    """Make a version of shards, the `Features` of each, in a folder or a place in an object store.
+    """Make a version of shards, the `Features` of each, in a folder or a place in an
+    object store.
 
-    The first array of all decides the item shape and the dtype; integers of several columns are codes of codebooks of
-    1,024. The fingerprint covers the config, of which these are sections, unless it is given. `made_up_side` says what
-    side arrays hold; `rows`, what the manifest says of utterances, by id: `{"path": "a.wav", "start": 1.5}`."""
+    The first array of all decides the item shape and the dtype; integers of several
+    columns are codes of codebooks of 1,024. The fingerprint covers the config, of which
+    these are sections, unless it is given. `made_up_side` says what side arrays hold;
+    `rows`, what the manifest says of utterances, by id: `{"path": "a.wav", "start":
+    1.5}`."""
     given = {key: section for key, section in sections.items() if section}
     config = {"name": name, "extractor": "made_up", "params": {}, **given}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
-    spec = FeatureSpec(first.shape[1:], first.dtype.name, frame_rate, 400, 16000, "log mel energy", side=tuple(side))
+    spec = FeatureSpec(
+        first.shape[1:],
+        first.dtype.name,
+        frame_rate,
+        400,
+        16000,
+        "log mel energy",
+        side=tuple(side),
+    )
     if first.dtype.kind == "u" and first.ndim == 2:
         spec = replace(spec, units="codes", codebook_sizes=(1024,) * first.shape[1])
     if quantized:
         spec = stored_spec(spec, "uint8")
     cache = cache if isinstance(cache, ObjectPath) else Path(cache)
-    version = create(cache, VersionInfo(name=name, fingerprint=fingerprint, config=config, spec=spec, made_by={}))
+    version = create(
+        cache, VersionInfo(name=name, fingerprint=fingerprint, config=config, spec=spec, made_by={})
+    )
     row = 0
     for features in shards:
         add_shard(version, features, row=row, rows=rows)
@@ -81,7 +103,8 @@ def padded_reference(arrays, padding_value=0):
 
 
 def assert_same(found, expected):
-    """Batches, items, or lists of them: with the same names in the same order, and tensors of the same dtypes."""
+    """Batches, items, or lists of them: with the same names in the same order, and
+    tensors of the same dtypes."""
     if isinstance(expected, dict):
         assert list(found) == list(expected)
         for name, value in expected.items():
@@ -96,14 +119,16 @@ def assert_same(found, expected):
 
 
 def made_up_side(spec, features):
-    """Entries beside an utterance's features: one for each three frames, counted up from how many frames it has."""
+    """Entries beside an utterance's features: one for each three frames, counted up from
+    how many frames it has."""
     count = len(features) // 3
     values = len(features) + np.arange(count * int(np.prod(spec.item_shape)))
     return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
 def add_shard(version, features, *, row=0, generation=1, rows=None, run=""):
-    """Publish one more shard; returns its name. `generation` is that of all items, or a mapping by id."""
+    """Publish one more shard; returns its name. `generation` is that of all items, or a
+    mapping by id."""
     spec = version.info.spec
     arrays: Sequence[np.ndarray] = list(features.values())
     lengths = [len(array) for array in arrays]
@@ -129,7 +154,8 @@ def add_shard(version, features, *, row=0, generation=1, rows=None, run=""):
 
 
 def codes_cache(folder, codes=None, dtype="uint16"):
-    """A cache of codes, `[frames, 2]`: those that are given, or random ones, cut to codebooks of 16 and 300."""
+    """A cache of codes, `[frames, 2]`: those that are given, or random ones, cut to
+    codebooks of 16 and 300."""
     sizes = (16, 300)
     codes = codes or make_features(20, (2,), "uint16", max_frames=300)
     codes = {name: (array % np.array(sizes)).astype(dtype) for name, array in codes.items()}

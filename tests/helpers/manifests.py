@@ -1,4 +1,5 @@
-"""What a manifest holds, whether it is what another is, and the faults that it is refused for."""
+"""What a manifest holds, whether it is what another is, and the faults that it is refused
+for."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""An S3 server on loopback, moto's in a process of its own, behind a proxy that counts what passes and breaks some."""
+"""An S3 server on loopback, moto's in a process of its own, behind a proxy that counts
+what passes and breaks some."""
 
 import os
 import subprocess
@@ -40,10 +41,17 @@ def s3_server():
     """Start the server; yields the `Proxy` before it."""
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "text": True,
+    }
     with subprocess.Popen([sys.executable, "-c", _SERVER], **pipes) as server:
         try:
-            proxy = Proxy(next(int(line.split()[1]) for line in server.stdout if line.startswith("port ")))
+            proxy = Proxy(
+                next(int(line.split()[1]) for line in server.stdout if line.startswith("port "))
+            )
             with serving(proxy.pass_on) as address:
                 proxy.environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}
                 yield proxy
@@ -53,11 +61,13 @@ def s3_server():
 
 
 class Proxy:
-    """Passes requests on to the server, each after so many `seconds`; counts them by method, and the bytes of answers.
+    """Passes requests on to the server, each after so many `seconds`; counts them by
+    method, and the bytes of answers.
 
-    `fault` is called with the method and the path of each, and what it returns happens to it: `before` (the connection
-    ends before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `cut` (half of
-    the body is sent), or None. A process finds it by the variables of `environment`."""
+    `fault` is called with the method and the path of each, and what it returns happens to
+    it: `before` (the connection ends before it is passed on), `after` (it ends before the
+    answer), `503` (said after it was done), `cut` (half of the body is sent), or None. A
+    process finds it by the variables of `environment`."""
 
     def __init__(self, port):
         self.port = port
@@ -105,7 +115,9 @@ class Proxy:
         if fault == "503":
             return request.send(503, {})
         dropped = ("content-length", "transfer-encoding", "connection", "date", "server")
-        headers = {name: value for name, value in answer.getheaders() if name.lower() not in dropped}
+        headers = {
+            name: value for name, value in answer.getheaders() if name.lower() not in dropped
+        }
         length = answer.getheader("Content-Length") if request.command == "HEAD" else len(data)
         if fault == "cut":
             data = data[: len(data) // 2]
@@ -139,7 +151,8 @@ def s3(s3_of_module, monkeypatch):
 
 
 def lead(patch, s3):
-    """Have this process find the server, with clients that it has not used before, and that do not wait long."""
+    """Have this process find the server, with clients that it has not used before, and
+    that do not wait long."""
     for name, value in s3.environment.items():
         patch.setenv(name, value)
     patch.setattr(clients, "_connected", lru_cache(clients._connect))
@@ -148,8 +161,11 @@ def lead(patch, s3):
 
 
 def any_store():
-    """A fresh place in the store that FEATCACHE_STORE_URL names, as scripts/scale/stores.sh does; else in memory."""
-    return parse_location("place", f"{os.environ.get('FEATCACHE_STORE_URL', 'memory:/')}/{uuid.uuid4()}/features")
+    """A fresh place in the store that FEATCACHE_STORE_URL names, as
+    scripts/scale/stores.sh does; else in memory."""
+    return parse_location(
+        "place", f"{os.environ.get('FEATCACHE_STORE_URL', 'memory:/')}/{uuid.uuid4()}/features"
+    )
 
 
 def upload(folder, url):
@@ -157,7 +173,11 @@ def upload(folder, url):
     store = open_store(parse_location("url", url))
     paths = [path for path in Path(folder).rglob("*") if path.is_file()]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda path: store.put(str(path.relative_to(folder)), path.read_bytes()), paths))
+        list(
+            pool.map(
+                lambda path: store.put(str(path.relative_to(folder)), path.read_bytes()), paths
+            )
+        )
 
 
 def upload_for_module(s3, folder, url):

@@ -1,4 +1,5 @@
-"""Extractors for tests: slow, silent, picky, wrong. Configs name them `odd_extractors:Slow`."""
+"""Extractors for tests: slow, silent, picky, wrong. Configs name them
+`odd_extractors:Slow`."""
 
 import ctypes
 import os
@@ -28,7 +29,9 @@ class Slow(Extractor[SlowParams]):
 
     def __init__(self, params, sample_rate, device):
         self._params = params
-        self.spec = FeatureSpec((2,), "float32", sample_rate / HOP, HOP, sample_rate, "mean and mean of squares")
+        self.spec = FeatureSpec(
+            (2,), "float32", sample_rate / HOP, HOP, sample_rate, "mean and mean of squares"
+        )
 
     def num_frames(self, num_samples):
         return num_samples // HOP
@@ -47,7 +50,8 @@ class Slow(Extractor[SlowParams]):
 
 
 class Picky(Slow):
-    """Refuses the clips whose id says so, gives NaN for others, and takes the rest of a batch."""
+    """Refuses the clips whose id says so, gives NaN for others, and takes the rest of a
+    batch."""
 
     def extract_clip(self, clip):
         if "refuse" in clip.id:
@@ -110,7 +114,8 @@ class HalvesParams(ModelParams):
 
 
 class Halves(CodecExtractor[HalvesParams]):
-    """Whether the mean of 10 ms is above 0.25: a tie where it is just that, decided by the shape of the batch.
+    """Whether the mean of 10 ms is above 0.25: a tie where it is just that, decided by
+    the shape of the batch.
 
     A batch of several rows rounds up, by a millionth."""
 
@@ -152,7 +157,9 @@ class NaiveEncodec(Encodec):
         super().__init__(params, sample_rate, device)
         from transformers import EncodecModel
 
-        self._encoder = weights.load(EncodecModel, weights.locate(params.weights, params.revision), device).encoder
+        self._encoder = weights.load(
+            EncodecModel, weights.locate(params.weights, params.revision), device
+        ).encoder
 
     def latents(self, waveforms, num_samples):
         return self._encoder(waveforms[:, None]).mT
@@ -168,7 +175,8 @@ class OrderSeen(Slow):
 
 
 class Crashing(Slow):
-    """Ends its process at the clips whose id says how: by a signal, or with that exit code."""
+    """Ends its process at the clips whose id says how: by a signal, or with that exit
+    code."""
 
     def extract_clip(self, clip):
         how = clip.id.partition("!")[2]

@@ -1,4 +1,5 @@
-"""Where extractors stand still for a test, which so meets a run in a known state, however slow the machine is."""
+"""Where extractors stand still for a test, which so meets a run in a known state, however
+slow the machine is."""
 
 import os
 import signal
@@ -16,9 +17,11 @@ from featcache.extractors import Params
 def pass_gate(gate: str) -> None:
     """Stand still until a gate, given as the path of a file, lets one more in.
 
-    It lets in as many of a run as its file says, and no more for as long as that file is there. A test writes the file
-    before it starts a run, interferes once the run stands still, and removes the file. A gate without a file is open.
-    What a run extracts in its isolated process counts as the run's: both add a byte to a file for each that was let in.
+    It lets in as many of a run as its file says, and no more for as long as that file is
+    there. A test writes the file before it starts a run, interferes once the run stands
+    still, and removes the file. A gate without a file is open. What a run extracts in its
+    isolated process counts as the run's: both add a byte to a file for each that was let
+    in.
     """
     is_isolated = any("featcache.engines.isolated" in argument for argument in sys.orig_argv)
     entered = f"{gate}.{os.getppid() if is_isolated else os.getpid()}"
@@ -49,7 +52,8 @@ class SlowParams(Params):
 
 
 def stand_at(gate: Path, count: int, cli: Cli, *job: object, **options: Any) -> Running:
-    """Start a run, and wait until it stands still at a gate: it has let in so many, and one more is before it.
+    """Start a run, and wait until it stands still at a gate: it has let in so many, and
+    one more is before it.
 
     The options are those of `Cli.start`."""
     gate.write_text(str(count))
@@ -60,7 +64,8 @@ def stand_at(gate: Path, count: int, cli: Cli, *job: object, **options: Any) -> 
 
 
 def interrupt(running: Running, gate: Path, number: signal.Signals = signal.SIGINT) -> Finished:
-    """Interrupt a run that stands still at a gate; open it once the run has taken notice, and wait for the end."""
+    """Interrupt a run that stands still at a gate; open it once the run has taken notice,
+    and wait for the end."""
     running.send(number)
     running.wait_until(lambda: "interrupted" in running.err())
     gate.unlink()

@@ -2,11 +2,13 @@
 
 The model is POSIX's, and stricter than common file systems:
 
-* The bytes of a file are on disk once `fsync` of the file has returned; the names in a folder once `fsync` of the
-  folder has. Nothing else makes anything last: not closing, not renaming, not flushing the file in place of its folder.
-* Of all that came later, anything may be there: each write whole, in part, as zeros, or not at all; each new name,
-  removal or rename or not; later ones without earlier ones. A rename is there whole or not at all, and lasts once
-  the folder that it leads into was flushed.
+* The bytes of a file are on disk once `fsync` of the file has returned; the names in a
+  folder once `fsync` of the folder has. Nothing else makes anything last: not closing,
+  not renaming, not flushing the file in place of its folder.
+* Of all that came later, anything may be there: each write whole, in part, as zeros, or
+  not at all; each new name, removal or rename or not; later ones without earlier ones. A
+  rename is there whole or not at all, and lasts once the folder that it leads into was
+  flushed.
 * What an `fsync` could not write is gone, and the next one does not bring it back.
 """
 
@@ -22,8 +24,9 @@ from shim import Call
 
 FATES = ("kept", "gone", "zeroed", "torn")
 POLICIES = ("nothing", "names", "names and zeros", "names and beginnings", "removals", "any")
-"""What is left of what was not flushed: `nothing`; all names and no bytes; all names, and zeros for bytes; all names,
-and the beginnings of files; only removals and renames; anything, each by chance."""
+"""What is left of what was not flushed: `nothing`; all names and no bytes; all names, and
+zeros for bytes; all names, and the beginnings of files; only removals and renames;
+anything, each by chance."""
 
 
 @dataclass(eq=False)
@@ -42,7 +45,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of names: from a place, which is a folder and a path, from none, or to none."""
+    """A change of names: from a place, which is a folder and a path, from none, or to
+    none."""
 
     time: int
     node: Node
@@ -57,7 +61,8 @@ class Change:
 
 
 class Disk:
-    """A folder as it was on disk when a process began, just before which this is made, and what that did to it."""
+    """A folder as it was on disk when a process began, just before which this is made,
+    and what that did to it."""
 
     def __init__(self, folder: Path) -> None:
         self._nodes: dict[int, Node] = {}
@@ -87,7 +92,9 @@ class Disk:
             elif call.kind == "sync":
                 node = self._nodes[call.inode]
                 (node.flushed if call.ok else node.refused).append(time)
-            elif call.kind in ("write", "truncate", "allocate") or call.length:  # an `open` that empties the file
+            elif (
+                call.kind in ("write", "truncate", "allocate") or call.length
+            ):  # an `open` that empties the file
                 self._nodes[call.inode].writes.append((time, call))
         self.end = len(calls)
 
@@ -95,12 +102,22 @@ class Disk:
         return self._nodes.get(parent, self.root), Path(path)
 
     def lasting(self, moment: int, parent: str) -> set[str]:
-        """The names that were renamed into folders called `parent` and must be there after a power cut then."""
-        renamed = [change for change in self.changes if change.source and change.target and change.lasts(moment)]
-        return {path.name for _, path in (change.target for change in renamed) if path.parent.name == parent}
+        """The names that were renamed into folders called `parent` and must be there
+        after a power cut then."""
+        renamed = [
+            change
+            for change in self.changes
+            if change.source and change.target and change.lasts(moment)
+        ]
+        return {
+            path.name
+            for _, path in (change.target for change in renamed)
+            if path.parent.name == parent
+        }
 
     def cut(self, moment: int, chance: random.Random, policy: str, folder: Path) -> None:
-        """Write what a power cut just before call number `moment` may leave into a folder, which is made."""
+        """Write what a power cut just before call number `moment` may leave into a
+        folder, which is made."""
         names: dict[int, dict[str, Node]] = {}
 
         def entries(node: Node) -> dict[str, Node]:
@@ -112,7 +129,10 @@ class Disk:
                 break
             if not (change.lasts(moment) or _stays(change, policy, chance, likely)):
                 continue
-            if change.source and entries(change.source[0]).get(change.source[1].name) is change.node:
+            if (
+                change.source
+                and entries(change.source[0]).get(change.source[1].name) is change.node
+            ):
                 del entries(change.source[0])[change.source[1].name]
             if change.target:
                 entries(change.target[0])[change.target[1].name] = change.node
@@ -154,7 +174,9 @@ def _bytes(node: Node, moment: int, policy: str, chance: random.Random, likely: 
 
 
 def _fate(policy: str, chance: random.Random, likely: float) -> str:
-    fixed = {"names and zeros": "zeroed", "names and beginnings": "torn", "any": ""}.get(policy, "gone")
+    fixed = {"names and zeros": "zeroed", "names and beginnings": "torn", "any": ""}.get(
+        policy, "gone"
+    )
     return fixed or ("kept" if chance.random() < likely else chance.choice(FATES))
 
 

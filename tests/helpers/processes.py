@@ -38,7 +38,8 @@ class Finished:
         return json.loads(self.out)
 
     def with_code(self, code: int, *, err: str | None = None) -> Finished:
-        """The same, which must have ended with this code, and with just this on stderr if it is given."""
+        """The same, which must have ended with this code, and with just this on stderr if
+        it is given."""
         is_right = self.code == code and err in (self.err, None)
         assert is_right, f"exit code {self.code}\n{self.out}\n{self.err}"
         return self
@@ -61,7 +62,8 @@ class Running:
         return (self._folder / "err").read_text(errors="surrogateescape")
 
     def wait_until(self, condition, seconds: float = MOST_SECONDS) -> None:
-        """Wait for something that the process does; also in folders that it renames meanwhile."""
+        """Wait for something that the process does; also in folders that it renames
+        meanwhile."""
         wait_until(condition, seconds, lambda: f"; stderr: {self.err()}")
 
     def poll(self) -> int | None:
@@ -83,11 +85,16 @@ class Running:
 
 
 class Cli:
-    """Runs `featcache` commands in processes of their own; see `cli_server.py`. All have variables of `env` added to
-    their environment, and have imported `modules`, and what the server has that this one's is forked from: `beside`."""
+    """Runs `featcache` commands in processes of their own; see `cli_server.py`. All have
+    variables of `env` added to their environment, and have imported `modules`, and what
+    the server has that this one's is forked from: `beside`."""
 
     def __init__(
-        self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = (), beside: Cli | None = None
+        self,
+        folder: Path,
+        env: dict[str, str] | None = None,
+        modules: Sequence[str] = (),
+        beside: Cli | None = None,
     ) -> None:
         self.folder = folder
         self.socket = str(folder / "socket")
@@ -98,8 +105,15 @@ class Cli:
             self._server = beside.start(*arguments, env=env, entry="cli_server:serve_beside")
         else:
             path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-            environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **(env or {})}
-            self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", *arguments], env=environment)
+            environment = {
+                **os.environ,
+                "PYTHONPATH": path,
+                "PYTHONWARNINGS": "error",
+                **(env or {}),
+            }
+            self._server = subprocess.Popen(
+                [sys.executable, TESTS / "cli_server.py", *arguments], env=environment
+            )
 
     @property
     def pid(self) -> int:
@@ -111,7 +125,8 @@ class Cli:
         return self.start(*args, **options).wait()
 
     def refused(self, *args: object, code: int = 2, **options: Any) -> str:
-        """Run a command that is refused, with nothing on stdout; returns what it says on stderr."""
+        """Run a command that is refused, with nothing on stdout; returns what it says on
+        stderr."""
         ended = self(*args, **options)
         assert (ended.code, ended.out) == (code, ""), ended
         return ended.err
@@ -127,10 +142,12 @@ class Cli:
         entry: str = "",
         **without: Any,
     ) -> Running:
-        """Start a command, without the word `featcache`; or a function, `entry="module:function"`, with the arguments.
+        """Start a command, without the word `featcache`; or a function,
+        `entry="module:function"`, with the arguments.
 
-        `stderr` is a file for its messages, if they are not to be kept; `env` is added to its environment; `faults` are
-        for where the shim is loaded (see `shim.py`); `without` is for `do_without` in `cli_server.py`."""
+        `stderr` is a file for its messages, if they are not to be kept; `env` is added to
+        its environment; `faults` are for where the shim is loaded (see `shim.py`);
+        `without` is for `do_without` in `cli_server.py`."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
             (folder / name).touch()
@@ -172,15 +189,18 @@ class Cli:
 
 @contextmanager
 def commands(**options: Any) -> Iterator[Cli]:
-    """A `Cli` with a folder of its own, which it takes along; the options are those of `Cli`."""
-    with tempfile.TemporaryDirectory(prefix="featcache-") as folder:  # short: a socket's path has at most 100 letters
+    """A `Cli` with a folder of its own, which it takes along; the options are those of
+    `Cli`."""
+    # short: a socket's path has at most 100 letters
+    with tempfile.TemporaryDirectory(prefix="featcache-") as folder:
         cli = Cli(Path(folder), **options)
         yield cli
         cli.stop()
 
 
 def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tuple[int, str]:
-    """How a `featcache` command ends, and what it writes on a terminal of that width; 0 is one that knows no size.
+    """How a `featcache` command ends, and what it writes on a terminal of that width; 0
+    is one that knows no size.
 
     The options are those of `Cli.start`."""
     ours, theirs = pty.openpty()
@@ -196,30 +216,38 @@ def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tup
 
 
 def run_script(cli: Cli, code: str, *arguments: object, **options: Any) -> str:
-    """Run a script in a process of its own, in which featcache has been imported; returns what it prints.
+    """Run a script in a process of its own, in which featcache has been imported; returns
+    what it prints.
 
     It may use torch's workers. The options are those of `start_script`."""
     return start_script(cli, code, *arguments, **options).wait().with_code(0).out
 
 
-def start_script(cli: Cli, code: str, *arguments: object, ignore: Sequence[str] = (), **options: Any) -> Running:
-    """Start such a script; warnings, but for those whose messages begin with one of `ignore`, are errors in it.
+def start_script(
+    cli: Cli, code: str, *arguments: object, ignore: Sequence[str] = (), **options: Any
+) -> Running:
+    """Start such a script; warnings, but for those whose messages begin with one of
+    `ignore`, are errors in it.
 
     The other options are those of `Cli.start`."""
     path = Path(tempfile.mkdtemp(dir=cli.folder)) / "script.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
-    return cli.start(path, json.dumps(list(ignore)), *arguments, entry="cli_server:run_script", **options)
+    return cli.start(
+        path, json.dumps(list(ignore)), *arguments, entry="cli_server:run_script", **options
+    )
 
 
 def run_python(code: str, *arguments: object) -> str:
     """Run a script in a new interpreter with warnings as errors; returns what it prints.
 
-    Where nothing is about what is imported, or about memory, `run_script` is a hundred times as fast."""
+    Where nothing is about what is imported, or about memory, `run_script` is a hundred
+    times as fast."""
     return python("-W", "error", "-c", textwrap.dedent(code), *arguments).with_code(0).out
 
 
 def run_here(*arguments: object, code: int = 0, **options: Any) -> str:
-    """Run a command in this process; what it prints. The options are those of click's `CliRunner.invoke`."""
+    """Run a command in this process; what it prints. The options are those of click's
+    `CliRunner.invoke`."""
     from click.testing import CliRunner
 
     from featcache.cli import main
@@ -231,13 +259,19 @@ def run_here(*arguments: object, code: int = 0, **options: Any) -> str:
 
 def python(*arguments: object, **options) -> Finished:
     """Run a new interpreter to its end."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": MOST_SECONDS}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "timeout": MOST_SECONDS,
+    }
     done = subprocess.run([sys.executable, *map(str, arguments)], **{**pipes, **options})
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def open_files(path):
-    """The files that this process has open of those at or below a path, each as often as it is open."""
+    """The files that this process has open of those at or below a path, each as often as
+    it is open."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # it has been closed

@@ -1,4 +1,5 @@
-"""What a training reads, in DataLoader's workers and in processes of its own: pickled, so in a module."""
+"""What a training reads, in DataLoader's workers and in processes of its own: pickled, so
+in a module."""
 
 import json
 import re
@@ -16,7 +17,8 @@ REMEDY = re.compile(r"open(ed)? (it|the cache|the version)?.*again|featcache (re
 
 
 class Reading(Dataset):
-    """Utterances by number, in the order of `ids`: the id, the bytes, and in their place the message of an error."""
+    """Utterances by number, in the order of `ids`: the id, the bytes, and in their place
+    the message of an error."""
 
     def __init__(self, cache, ids):
         self.cache, self.ids = cache, ids
@@ -27,7 +29,8 @@ class Reading(Dataset):
     def __getitem__(self, number):
         id_ = self.ids[number]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FeatcacheWarning)  # of a damaged shard, which is not copied to a local disk
+            # of a damaged shard, which is not copied to a local disk
+            warnings.simplefilter("ignore", FeatcacheWarning)
             try:
                 return id_, np.asarray(self.cache[id_]).tobytes(), ""
             except StoreError as error:
@@ -35,8 +38,11 @@ class Reading(Dataset):
 
 
 def read_with_local_copies(cache: str, disk: str, expected: str) -> None:
-    """Read everything thrice, with copies on a local disk where something may go wrong; every value must be right."""
-    values = {id_: bytes.fromhex(data) for id_, data in json.loads(Path(expected).read_text()).items()}
+    """Read everything thrice, with copies on a local disk where something may go wrong;
+    every value must be right."""
+    values = {
+        id_: bytes.fromhex(data) for id_, data in json.loads(Path(expected).read_text()).items()
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FeatcacheWarning)
         opened = featcache.open(cache, copy_to=disk)

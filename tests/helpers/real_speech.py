@@ -1,5 +1,5 @@
-"""Real speech for tests: in the folder FEATCACHE_TEST_DATA, or beside the checkout; a test that asks for it is skipped
-where it is in neither."""
+"""Real speech for tests: in the folder FEATCACHE_TEST_DATA, or beside the checkout; a
+test that asks for it is skipped where it is in neither."""
 
 import os
 from pathlib import Path
@@ -25,4 +25,7 @@ def _read(folder: str, count: int) -> list[tuple[np.ndarray, int]]:
     paths = sorted((DATA / folder).glob("*.wav"))
     if not paths:
         pytest.skip(f"no speech in {DATA / folder}")
-    return [soundfile.read(path, dtype="float32") for path in paths[:: max(1, len(paths) // count)][:count]]
+    return [
+        soundfile.read(path, dtype="float32")
+        for path in paths[:: max(1, len(paths) // count)][:count]
+    ]

@@ -17,7 +17,8 @@ class MomentsParams(SlowParams):
 
 
 class Moments(RowExtractor[MomentsParams]):
-    """Mean and mean of squares of every whole 10 ms; beside them, the number of frames of each piece."""
+    """Mean and mean of squares of every whole 10 ms; beside them, the number of frames of
+    each piece."""
 
     Params = MomentsParams
     revision = 1
@@ -28,7 +29,9 @@ class Moments(RowExtractor[MomentsParams]):
         self._params = params
         self.calls: list[tuple[int, int]] = []
         counts = SideSpec("counts", (), "int64", "frames")
-        self.spec = FeatureSpec((2,), "float32", sample_rate / HOP, HOP, sample_rate, "moments", side=(counts,))
+        self.spec = FeatureSpec(
+            (2,), "float32", sample_rate / HOP, HOP, sample_rate, "moments", side=(counts,)
+        )
 
     def num_frames(self, num_samples):
         return num_samples // HOP
@@ -37,7 +40,8 @@ class Moments(RowExtractor[MomentsParams]):
         size = self._params.piece * HOP
         if not size or num_samples < 2 * size:
             return super().pieces(num_samples)
-        first = Piece(0, size + HOP, 0, size // HOP)  # which sees a frame that it leaves to the second one
+        # which sees a frame that it leaves to the second one
+        first = Piece(0, size + HOP, 0, size // HOP)
         return [first, Piece(size - HOP, num_samples - size + HOP, 1, (num_samples - size) // HOP)]
 
     def encode(self, waveforms, num_samples):
@@ -66,7 +70,11 @@ class Small(Moments):
         if len(waveforms) > self.limit:
             self.calls.append(tuple(waveforms.shape))
             words = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-            raise torch.OutOfMemoryError(f"{len(waveforms)} rows") if len(self.calls) % 2 else RuntimeError(words)
+            raise (
+                torch.OutOfMemoryError(f"{len(waveforms)} rows")
+                if len(self.calls) % 2
+                else RuntimeError(words)
+            )
         return super().encode(waveforms, num_samples)
 
 
@@ -82,7 +90,8 @@ class Tiny(Small):
 
 
 class Crowded(Small):
-    """A device that holds two rows at once, or a long one by itself; `calls` are those that fit."""
+    """A device that holds two rows at once, or a long one by itself; `calls` are those
+    that fit."""
 
     def __init__(self, params, sample_rate, device):
         super().__init__(params, sample_rate, device)

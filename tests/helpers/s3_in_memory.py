@@ -1,5 +1,6 @@
-"""An S3 server on loopback, in a process of its own, that holds everything in memory, sorted: unlike moto's, it answers
-a listing of a million keys as fast as one of ten. It does what obstore asks for, and checks no signatures."""
+"""An S3 server on loopback, in a process of its own, that holds everything in memory,
+sorted: unlike moto's, it answers a listing of a million keys as fast as one of ten. It
+does what obstore asks for, and checks no signatures."""
 
 import json
 import subprocess
@@ -19,7 +20,11 @@ from xml.sax.saxutils import escape
 from loopback import serving
 
 PAGE = 1000
-ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "id",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_REGION": "us-east-1",
+}
 
 
 @contextmanager
@@ -34,20 +39,23 @@ def s3_in_memory():
 
 
 class S3InMemory:
-    """The server, as the process sees it that has started it; others find it by the variables of `environment`."""
+    """The server, as the process sees it that has started it; others find it by the
+    variables of `environment`."""
 
     def __init__(self, address):
         self.environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}
         self._address = address
 
     def requests(self, seconds=0.0):
-        """How many requests there were since the last time, by method. From now on, each takes at least so long."""
+        """How many requests there were since the last time, by method. From now on, each
+        takes at least so long."""
         with urllib.request.urlopen(f"{self._address}/?seconds={seconds}", timeout=30) as answer:
             return Counter(json.load(answer))
 
 
 class _Server:
-    """What the server holds: files, by bucket and key, and parts of those that come in parts."""
+    """What the server holds: files, by bucket and key, and parts of those that come in
+    parts."""
 
     def __init__(self):
         self._files, self._paths, self._parts, self._uploads = {}, [], {}, count()
@@ -55,17 +63,26 @@ class _Server:
         self._lock = threading.Lock()
 
     def answer(self, request):
-        place, query = urlsplit(request.path), dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))
+        place, query = (
+            urlsplit(request.path),
+            dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True)),
+        )
         path, method = unquote(place.path)[1:], request.command
         data = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         if not path:
-            counted, self._requests, self._seconds = self._requests, Counter(), float(query["seconds"])
+            counted, self._requests, self._seconds = (
+                self._requests,
+                Counter(),
+                float(query["seconds"]),
+            )
             return request.send(200, {}, json.dumps(counted).encode())
         self._requests[method] += 1
         time.sleep(self._seconds)
         bucket, _, key = path.partition("/")
         if not key:
-            said = self._listing(bucket, query) if method == "GET" else self._remove_all(bucket, data)
+            said = (
+                self._listing(bucket, query) if method == "GET" else self._remove_all(bucket, data)
+            )
             return request.send(200, {}, said.encode())
         if method == "DELETE":
             self._remove(path)
@@ -89,10 +106,16 @@ class _Server:
             if path not in self._files:
                 insort(self._paths, path)
             self._files[path] = data, time.time()
-        return "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>" * ("uploadId" in query)
+        return "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>" * (
+            "uploadId" in query
+        )
 
     def _remove_all(self, bucket, document):
-        keys = [element.text for element in ElementTree.fromstring(document).iter() if element.tag.endswith("Key")]
+        keys = [
+            element.text
+            for element in ElementTree.fromstring(document).iter()
+            if element.tag.endswith("Key")
+        ]
         for key in keys:
             self._remove(f"{bucket}/{key}")
         told = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
@@ -107,7 +130,10 @@ class _Server:
         if path not in self._files:
             return request.send(404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
         data, written = self._files[path]
-        size, headers = len(data), {"ETag": '"e"', "Last-Modified": formatdate(written, usegmt=True)}
+        size, headers = (
+            len(data),
+            {"ETag": '"e"', "Last-Modified": formatdate(written, usegmt=True)},
+        )
         first, last = 0, size - 1
         if asked := request.headers.get("Range"):
             start, _, end = asked.removeprefix("bytes=").partition("-")
@@ -124,13 +150,21 @@ class _Server:
     def _page(self, bucket, query):
         prefix, delimiter = f"{bucket}/{query.get('prefix', '')}", query.get("delimiter")
         after = query.get("continuation-token") or query.get("start-after") or ""
-        place = max(bisect_left(self._paths, prefix), bisect_right(self._paths, f"{bucket}/{after}"))
+        place = max(
+            bisect_left(self._paths, prefix), bisect_right(self._paths, f"{bucket}/{after}")
+        )
         told, told_last = [], ""
-        while place < len(self._paths) and (path := self._paths[place]).startswith(prefix) and len(told) < PAGE:
+        while (
+            place < len(self._paths)
+            and (path := self._paths[place]).startswith(prefix)
+            and len(told) < PAGE
+        ):
             below = path[len(prefix) :]
             if delimiter and delimiter in below:
                 folder = prefix + below.partition(delimiter)[0] + delimiter
-                told.append(f"<CommonPrefixes><Prefix>{escape(folder[len(bucket) + 1 :])}</Prefix></CommonPrefixes>")
+                told.append(
+                    f"<CommonPrefixes><Prefix>{escape(folder[len(bucket) + 1 :])}</Prefix></CommonPrefixes>"
+                )
                 told_last = folder + "\U0010ffff"
                 place = bisect_right(self._paths, told_last)
                 continue
@@ -140,7 +174,11 @@ class _Server:
             told.append(f"<Contents>{key}<ETag>e</ETag><Size>{len(data)}</Size></Contents>")
             told_last, place = path, place + 1
         more = place < len(self._paths) and self._paths[place].startswith(prefix)
-        token = f"<NextContinuationToken>{escape(told_last[len(bucket) + 1 :])}</NextContinuationToken>" if more else ""
+        token = (
+            f"<NextContinuationToken>{escape(told_last[len(bucket) + 1 :])}</NextContinuationToken>"
+            if more
+            else ""
+        )
         said = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(told)}"
         return f"<ListBucketResult><Name>{bucket}</Name><KeyCount>{len(told)}</KeyCount>{said}</ListBucketResult>"
 

@@ -1,4 +1,5 @@
-"""Small models of the real classes, saved as `save_pretrained` does, and what is done with their folders."""
+"""Small models of the real classes, saved as `save_pretrained` does, and what is done
+with their folders."""
 
 import json
 
@@ -12,7 +13,11 @@ from featcache.errors import ConfigError
 
 CPU = torch.device("cpu")
 COMMIT = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
-PREPROCESSOR = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normalize": True, "sampling_rate": 16000}
+PREPROCESSOR = {
+    "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+    "do_normalize": True,
+    "sampling_rate": 16000,
+}
 
 
 def encodec_model():
@@ -23,14 +28,23 @@ def encodec_model():
 def hubert_model(model_class=HubertModel):
     convolutions = {"conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2]}
     positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
-    layers = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    layers = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     return model_class(HubertConfig(vocab_size=8, **convolutions, **positions, **layers)).eval()
 
 
 def save_models(folder):
     """Folders as `save_pretrained` makes them: encodec, hubert, ctc."""
     torch.manual_seed(0)
-    models = {"encodec": encodec_model(), "hubert": hubert_model(), "ctc": hubert_model(HubertForCTC)}
+    models = {
+        "encodec": encodec_model(),
+        "hubert": hubert_model(),
+        "ctc": hubert_model(HubertForCTC),
+    }
     for name, model in models.items():
         model.save_pretrained(folder / name)
         (folder / name / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
@@ -66,4 +80,7 @@ def edit_json(path, **changes):
 def edit_tensors(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )

@@ -1,4 +1,5 @@
-"""Faults of the file system, of locks and of the clock, in real processes: the C side is `tests/faults/shim.c`."""
+"""Faults of the file system, of locks and of the clock, in real processes: the C side is
+`tests/faults/shim.c`."""
 
 import ctypes
 import os
@@ -13,13 +14,15 @@ from typing import Any
 
 SOURCE = Path(__file__).parents[1] / "faults" / "shim.c"
 CHANGES = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "unlink", "rmdir")
-"""The kinds of calls that change files, or make a change last: `open` is one that may change something."""
+"""The kinds of calls that change files, or make a change last: `open` is one that may
+change something."""
 
 KINDS = (*CHANGES, "read_open", "read", "lock", "list")
 """All kinds, as shim.c numbers them: `read_open` is any other `open`."""
 
 STEP = int(os.environ.get("FAULTS_STEP", "1"))
-"""A long run tries call number 0, `STEP`, 2 * `STEP` …: all of them, unless the environment says otherwise."""
+"""A long run tries call number 0, `STEP`, 2 * `STEP` …: all of them, unless the
+environment says otherwise."""
 
 GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir")
 """The calls that need room on the disk."""
@@ -50,8 +53,8 @@ class Strike:
     at: int
     """The number of the call, from 0, among those of these kinds."""
     action: str
-    """`kill` before the call; `error`; `short`, half of a write; `torn`, a kill after half of it; `lost`, a flush that
-    fails and whose bytes are gone."""
+    """`kill` before the call; `error`; `short`, half of a write; `torn`, a kill after
+    half of it; `lost`, a flush that fails and whose bytes are gone."""
     kinds: Sequence[str] = CHANGES
     """The kinds of calls that count."""
     error: int = 0
@@ -61,8 +64,8 @@ class Strike:
 
 
 def spread_kills(calls: Counter[str], count: int) -> Iterator[Strike]:
-    """Kills spread over a command of so many calls of each kind: two before a call, and every third in the middle of a
-    write."""
+    """Kills spread over a command of so many calls of each kind: two before a call, and
+    every third in the middle of a write."""
     chance = random.Random(calls.total())
     for number in range(count):
         kinds = CHANGES if number % 3 else ("write",)
@@ -73,7 +76,8 @@ def spread_kills(calls: Counter[str], count: int) -> Iterator[Strike]:
 
 @dataclass(frozen=True)
 class Faults:
-    """What is different for a process, in what is at or below a folder; elsewhere all is as usual."""
+    """What is different for a process, in what is at or below a folder; elsewhere all is
+    as usual."""
 
     folder: Path
     strike: Strike | None = None
@@ -82,14 +86,16 @@ class Faults:
     data: bool = False
     """Whether it is to have the bytes that were written."""
     locks: str = "real"
-    """`real`; `granted`, always; `fail`, with `lock_error`; `host`, which another host does not see."""
+    """`real`; `granted`, always; `fail`, with `lock_error`; `host`, which another host
+    does not see."""
     lock_error: int = 0
     host: str = ""
     """The host's name, and its boot's."""
     shared: str = ""
     """A folder outside the watched one, for `host`."""
     clock: tuple[float, float] = (0.0, 0.0)
-    """By how many seconds the clock is ahead, and up to how many more, by chance, at each look."""
+    """By how many seconds the clock is ahead, and up to how many more, by chance, at each
+    look."""
 
     def request(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -98,13 +104,18 @@ class Faults:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Turn this process, into which the shim was loaded, into one of the faults of a `Faults.request`."""
+    """Turn this process, into which the shim was loaded, into one of the faults of a
+    `Faults.request`."""
     shim = ctypes.CDLL(None)
-    host, shared, record, strike = (request[name] for name in ("host", "shared", "record", "strike"))
+    host, shared, record, strike = (
+        request[name] for name in ("host", "shared", "record", "strike")
+    )
     if host:
         Path(shared, f"boot-{host}").write_text(f"{host}-0000-0000-0000-000000000000\n")
     shim.shim_watch(request["folder"].encode())
-    shim.shim_locks(request["locks"].encode(), request["lock_error"], host.encode(), shared.encode())
+    shim.shim_locks(
+        request["locks"].encode(), request["lock_error"], host.encode(), shared.encode()
+    )
     shim.shim_clock(*map(ctypes.c_double, request["clock"]))
     if record is not None and shim.shim_record(record.encode(), int(request["data"])):
         raise OSError(f"{record}: cannot be written")
@@ -144,10 +155,14 @@ def read_calls(record: Path) -> list[Call]:
     at = 0
     while at < len(left):
         end = left.index(b"\n", at)
-        kind, ok, inode, offset, length, parent, other, has_data, path, other_path = left[at:end].split(b"\t")
+        kind, ok, inode, offset, length, parent, other, has_data, path, other_path = left[
+            at:end
+        ].split(b"\t")
         at = end + 1
         data = left[at : at + int(length)] if int(has_data) else b""
         at += len(data)
         numbers = (int(inode), int(offset), int(length), int(parent), int(other))
-        calls.append(Call(kind.decode(), bool(int(ok)), *numbers, path.decode(), other_path.decode(), data))
+        calls.append(
+            Call(kind.decode(), bool(int(ok)), *numbers, path.decode(), other_path.decode(), data)
+        )
     return calls

@@ -1,13 +1,16 @@
-"""A GPU that is none: CUDA's code paths run on the CPU, and every access to memory that nothing orders is a fault.
+"""A GPU that is none: CUDA's code paths run on the CPU, and every access to memory that
+nothing orders is a fault.
 
-Tensors "on" the GPU are in CPU memory and are computed at once, so values are always right. What is simulated is order:
-each stream, and the host, is a line of time with a vector clock (Lamport's happened-before); launches, events, waits
-and synchronisations pass clocks on, as in CUDA. Two accesses of which one writes, on different lines, must be ordered.
-Memory that is given back while a stream may still use it is a fault, too, unless that stream was recorded. So a missing
-wait is found however fast anything is. The host's threads are one line: what one has waited for is over for all.
+Tensors "on" the GPU are in CPU memory and are computed at once, so values are always
+right. What is simulated is order: each stream, and the host, is a line of time with a
+vector clock (Lamport's happened-before); launches, events, waits and synchronisations
+pass clocks on, as in CUDA. Two accesses of which one writes, on different lines, must be
+ordered. Memory that is given back while a stream may still use it is a fault, too, unless
+that stream was recorded. So a missing wait is found however fast anything is. The host's
+threads are one line: what one has waited for is over for all.
 
-Operations are seen by a mode of torch functions, which is per thread: a thread is watched while it works on a stream
-(`torch.cuda.stream`), and the thread of the test always."""
+Operations are seen by a mode of torch functions, which is per thread: a thread is watched
+while it works on a stream (`torch.cuda.stream`), and the thread of the test always."""
 
 from __future__ import annotations
 
@@ -31,7 +34,17 @@ Clock = dict[str, int]
 Access = tuple[str, int]
 """A line, and its time there."""
 
-_HOST_READS = {"cpu", "numpy", "item", "tolist", "__bool__", "__int__", "__float__", "equal", "nonzero"}
+_HOST_READS = {
+    "cpu",
+    "numpy",
+    "item",
+    "tolist",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "equal",
+    "nonzero",
+}
 _HOST = "the host"
 
 
@@ -48,7 +61,8 @@ class _Memory:
 
 
 class SimulatedGpu:
-    """The state of a simulated GPU: in `faults`, what was not ordered, and how many operations were watched."""
+    """The state of a simulated GPU: in `faults`, what was not ordered, and how many
+    operations were watched."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -95,7 +109,11 @@ class SimulatedGpu:
                 clock[name] = max(clock.get(name, 0), time)
 
     def memory(self, tensor: Any) -> _Memory | None:
-        found = self._memories.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+        found = (
+            self._memories.get(tensor.untyped_storage()._cdata)
+            if isinstance(tensor, torch.Tensor)
+            else None
+        )
         return None if found is None or found.there.expired() else found
 
     def on_gpu(self, tensor: Any) -> bool:
@@ -103,7 +121,8 @@ class SimulatedGpu:
         return found is not None and found.owner != _HOST
 
     def take(self, tensor: torch.Tensor, pinned: bool = False) -> torch.Tensor:
-        """Count a tensor's memory as the GPU's, taken on the current stream; or as page-locked."""
+        """Count a tensor's memory as the GPU's, taken on the current stream; or as
+        page-locked."""
         storage = tensor.untyped_storage()
         with self._lock:
             owner = _HOST if pinned else self.current.name
@@ -124,7 +143,9 @@ class SimulatedGpu:
             self.join(self.current.name, self.clocks[_HOST])
             self.access(self.current.name, what, reads, writes)
 
-    def access(self, line: str, what: str, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> None:
+    def access(
+        self, line: str, what: str, reads: Sequence[Any] = (), writes: Sequence[Any] = ()
+    ) -> None:
         """A line reads and writes memory."""
         with self._lock:
             clock = self.clocks[line]
@@ -143,7 +164,8 @@ class SimulatedGpu:
                 self.faults.append(f"{what} what {line} may still be using")
 
     def _give_back(self) -> None:
-        """Memory that nobody has any more goes to later work of the stream that it was taken on."""
+        """Memory that nobody has any more goes to later work of the stream that it was
+        taken on."""
         for key, found in list(self._memories.items()):
             if found.there.expired():
                 del self._memories[key]
@@ -151,7 +173,9 @@ class SimulatedGpu:
                 for line, time in filter(None, [found.written, *found.read]):
                     is_over = found.owner == _HOST or line in found.recorded
                     if not (is_over or any(clock.get(line, 0) >= time for clock in clocks)):
-                        self.faults.append(f"memory of {found.owner} was given back while {line} may use it")
+                        self.faults.append(
+                            f"memory of {found.owner} was given back while {line} may use it"
+                        )
 
 
 @dataclass(eq=False)
@@ -206,10 +230,15 @@ class _Watch(TorchFunctionMode):
                 return True
             if owner is torch.Tensor.device:
                 return CUDA
-        asked = {torch.device(value).type for value in (*args, *kwargs.values()) if _is_device(value)}
+        asked = {
+            torch.device(value).type for value in (*args, *kwargs.values()) if _is_device(value)
+        }
         to_cpu, to_gpu = "cpu" in asked, "cuda" in asked
         args = tuple(torch.device("cpu") if _is_device(value) else value for value in args)
-        kwargs = {key: torch.device("cpu") if _is_device(value) else value for key, value in kwargs.items()}
+        kwargs = {
+            key: torch.device("cpu") if _is_device(value) else value
+            for key, value in kwargs.items()
+        }
         is_pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
         given = list(_tensors((args, kwargs)))
         result = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
@@ -230,8 +259,15 @@ class _Watch(TorchFunctionMode):
             result = result.clone()
         made = list(_tensors(result))
         new = [tensor for tensor in made if gpu.memory(tensor) is None]
-        is_in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
-        is_in_place = is_in_place or (name.startswith("__i") and name not in ("__invert__",)) or "out" in kwargs
+        is_in_place = (name.endswith("_") and not name.endswith("__")) or name in (
+            "__setitem__",
+            "__set__",
+        )
+        is_in_place = (
+            is_in_place
+            or (name.startswith("__i") and name not in ("__invert__",))
+            or "out" in kwargs
+        )
         if not (new or is_in_place):  # a view
             return result
         changed = [kwargs["out"]] if "out" in kwargs else [args[0]] if is_in_place else []
@@ -239,7 +275,11 @@ class _Watch(TorchFunctionMode):
             gpu.take(tensor)
         read = [tensor for tensor in given if not any(tensor is each for each in changed)]
         gpu.launch(name, read, [*new, *_tensors(changed)])
-        if to_gpu and not kwargs.get("non_blocking") and any(gpu.memory(tensor) is None for tensor in given):
+        if (
+            to_gpu
+            and not kwargs.get("non_blocking")
+            and any(gpu.memory(tensor) is None for tensor in given)
+        ):
             gpu.current.synchronize()  # from memory that is not page-locked
         return result
 
@@ -271,7 +311,9 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         "get_device_name": lambda device=None: "a simulated GPU",
         "empty_cache": lambda: None,
         "_sleep": lambda cycles: None,
-        "synchronize": lambda device=None: [gpu.join(_HOST, clock) for clock in [*gpu.clocks.values()]],
+        "synchronize": lambda device=None: [
+            gpu.join(_HOST, clock) for clock in [*gpu.clocks.values()]
+        ],
         "Stream": gpu.stream,
         "Event": partial(Event, gpu),
         "current_stream": lambda device=None: gpu.current,

@@ -1,4 +1,5 @@
-"""Imported by `featcache` processes of tests: a batch is one utterance, so that a shard has several."""
+"""Imported by `featcache` processes of tests: a batch is one utterance, so that a shard
+has several."""
 
 from featcache.device import BATCH_SECONDS
 

@@ -1,11 +1,13 @@
-"""Small models of the real classes, at the real strides, rates and numbers of codebooks, with few channels.
+"""Small models of the real classes, at the real strides, rates and numbers of codebooks,
+with few channels.
 
-Each function builds one, deterministically, saves it into a folder as its makers publish theirs, and returns the
-folder.
+Each function builds one, deterministically, saves it into a folder as its makers publish
+theirs, and returns the folder.
 
-Codebooks are filled with what their own inputs look like on `speech_like` audio: as transformers initialises most of
-them, they are zero, so every code would be 0 and every comparison of codes would pass. The encoder's biases are zeroed
-for the same reason: they would outweigh the signal."""
+Codebooks are filled with what their own inputs look like on `speech_like` audio: as
+transformers initialises most of them, they are zero, so every code would be 0 and every
+comparison of codes would pass. The encoder's biases are zeroed for the same reason: they
+would outweigh the signal."""
 
 import json
 import warnings
@@ -20,7 +22,8 @@ from torch import nn
 
 
 def speech_like(seconds: float, rate: int, seed: int = 0) -> torch.Tensor:
-    """Something like speech, float32 `[num_samples]`: voiced and unvoiced syllables with formants, and pauses."""
+    """Something like speech, float32 `[num_samples]`: voiced and unvoiced syllables with
+    formants, and pauses."""
     rng = np.random.default_rng(seed)
     num_samples = round(seconds * rate)
     pieces, total = [], 0
@@ -28,9 +31,13 @@ def speech_like(seconds: float, rate: int, seed: int = 0) -> torch.Tensor:
         at = np.arange(int(rng.uniform(0.06, 0.3) * rate)) / rate
         glide = at * at / at[-1] / 2
         pitch = rng.uniform(80, 250) * at + rng.uniform(-60, 60) * glide
-        formants = [rng.uniform(250, 900) + rng.uniform(-200, 200) * at, rng.uniform(900, 3000) + 0 * at]
+        formants = [
+            rng.uniform(250, 900) + rng.uniform(-200, 200) * at,
+            rng.uniform(900, 3000) + 0 * at,
+        ]
         voiced = sum(
-            np.sin(2 * np.pi * k * pitch) * sum(np.exp(-(((k * 150 - f) / 300) ** 2)) for f in formants)
+            np.sin(2 * np.pi * k * pitch)
+            * sum(np.exp(-(((k * 150 - f) / 300) ** 2)) for f in formants)
             for k in range(1, 20)
         )
         noise = rng.standard_normal(len(at)) * rng.uniform(0.02, 1)
@@ -49,11 +56,19 @@ def encodec_24khz(folder: Path) -> Path:
 
 
 def encodec_48khz(folder: Path) -> Path:
-    """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second by itself, normalised."""
-    stereo = {"audio_channels": 2, "sampling_rate": 48000, "target_bandwidths": [3.0, 6.0, 12.0, 24.0]}
+    """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second by
+    itself, normalised."""
+    stereo = {
+        "audio_channels": 2,
+        "sampling_rate": 48000,
+        "target_bandwidths": [3.0, 6.0, 12.0, 24.0],
+    }
     layers = {"use_causal_conv": False, "norm_type": "time_group_norm"}
     chunks = {"chunk_length_s": 1.0, "overlap": 0.01, "normalize": True}
-    return save_encodec(transformers.EncodecConfig(num_filters=4, hidden_size=24, **stereo, **layers, **chunks), folder)
+    return save_encodec(
+        transformers.EncodecConfig(num_filters=4, hidden_size=24, **stereo, **layers, **chunks),
+        folder,
+    )
 
 
 @torch.no_grad()
@@ -61,7 +76,9 @@ def save_encodec(config, folder: Path) -> Path:
     torch.manual_seed(0)
     model = transformers.EncodecModel(config).eval()
     _zero_biases(model.encoder)
-    waveform = speech_like(6, config.sampling_rate).view(6, 1, -1).expand(-1, config.audio_channels, -1)
+    waveform = (
+        speech_like(6, config.sampling_rate).view(6, 1, -1).expand(-1, config.audio_channels, -1)
+    )
     latents = model.encoder(waveform / (waveform.std() if config.normalize else 1))
     _fill(latents, model.quantizer.layers, lambda layer: layer.codebook.embed)
     model.save_pretrained(folder)
@@ -69,7 +86,9 @@ def save_encodec(config, folder: Path) -> Path:
 
 
 def _dac(folder: Path, **options) -> Path:
-    return save_dac(transformers.DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options), folder)
+    return save_dac(
+        transformers.DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options), folder
+    )
 
 
 DAC_16KHZ = {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
@@ -91,16 +110,23 @@ def save_dac(config, folder: Path) -> Path:
     latents = model.encoder(speech_like(seconds, config.sampling_rate)[None, None])
     _fill_dac(latents, model.quantizer.quantizers)
     model.save_pretrained(folder)
-    extractor = transformers.DacFeatureExtractor(sampling_rate=config.sampling_rate, hop_length=config.hop_length)
+    extractor = transformers.DacFeatureExtractor(
+        sampling_rate=config.sampling_rate, hop_length=config.hop_length
+    )
     extractor.save_pretrained(folder)
     return folder
 
 
 def mimi(folder: Path) -> Path:
-    """As kyutai/mimi: causal, a transformer with a sliding window behind the encoder; 32 codebooks at 12.5 Hz."""
+    """As kyutai/mimi: causal, a transformer with a sliding window behind the encoder; 32
+    codebooks at 12.5 Hz."""
     encoder = {"num_filters": 4, "hidden_size": 32, "upsample_groups": 32}
     quantizer = {"codebook_dim": 16, "vector_quantization_hidden_dimension": 16}
-    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "layer_scale_initial_scale": 1.0}
+    attention = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "layer_scale_initial_scale": 1.0,
+    }
     transformer = {"num_hidden_layers": 2, "intermediate_size": 64, **attention}
     return save_mimi(transformers.MimiConfig(**encoder, **quantizer, **transformer), folder)
 
@@ -112,7 +138,10 @@ def save_mimi(config, folder: Path) -> Path:
     _zero_biases(model.encoder)
     latents = _latents(model, speech_like(30, config.sampling_rate))
     split = model.quantizer
-    for part in (split.semantic_residual_vector_quantizer, split.acoustic_residual_vector_quantizer):
+    for part in (
+        split.semantic_residual_vector_quantizer,
+        split.acoustic_residual_vector_quantizer,
+    ):
         nn.init.kaiming_normal_(part.input_proj.weight, nonlinearity="linear")
         _fill(part.input_proj(latents), part.layers, lambda layer: layer.codebook.embed_sum)
     model.save_pretrained(folder)
@@ -121,11 +150,26 @@ def save_mimi(config, folder: Path) -> Path:
 
 @torch.no_grad()
 def xcodec(folder: Path) -> Path:
-    """As hf-audio/xcodec-hubert-librispeech: DAC's encoder beside a HuBERT with group norm; 8 codebooks at 50 Hz."""
-    sizes = {"encoder_hidden_size": 4, "decoder_hidden_size": 32, "hidden_size": 16, "codebook_dim": 4}
+    """As hf-audio/xcodec-hubert-librispeech: DAC's encoder beside a HuBERT with group
+    norm; 8 codebooks at 50 Hz."""
+    sizes = {
+        "encoder_hidden_size": 4,
+        "decoder_hidden_size": 32,
+        "hidden_size": 16,
+        "codebook_dim": 4,
+    }
     ratios = {"downsampling_ratios": [8, 5, 4, 2], "upsampling_ratios": [8, 5, 4, 2]}
-    convolutions = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
-    transformer = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    convolutions = {
+        "conv_dim": [16] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+    }
+    transformer = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     config = transformers.XcodecConfig(
         acoustic_model_config={"model_type": "dac", **sizes, **ratios},
         semantic_model_config={"model_type": "hubert", **convolutions, **transformer},
@@ -142,15 +186,30 @@ def xcodec(folder: Path) -> Path:
 
 @torch.no_grad()
 def speechtokenizer(folder: Path) -> Path:
-    """As fnlp/SpeechTokenizer's speechtokenizer_hubert_avg: its two files; 8 codebooks at 50 Hz."""
-    with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they are imported
+    """As fnlp/SpeechTokenizer's speechtokenizer_hubert_avg: its two files; 8 codebooks at
+    50 Hz."""
+    # of its dependencies, as they are imported
+    with warnings.catch_warnings(action="ignore"):
         from speechtokenizer.model import SpeechTokenizer
 
-    config = {"sample_rate": 16000, "n_q": 8, "codebook_size": 1024, "dimension": 32, "semantic_dimension": 24}
-    config |= {"n_filters": 4, "strides": [8, 5, 4, 2], "activation": "ELU", "lstm_layers": 2, "bidirectional": True}
+    config = {
+        "sample_rate": 16000,
+        "n_q": 8,
+        "codebook_size": 1024,
+        "dimension": 32,
+        "semantic_dimension": 24,
+    }
+    config |= {
+        "n_filters": 4,
+        "strides": [8, 5, 4, 2],
+        "activation": "ELU",
+        "lstm_layers": 2,
+        "bidirectional": True,
+    }
     config |= {"n_residual_layers": 1, "residual_kernel_size": 3, "dilation_base": 2}
     torch.manual_seed(0)
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
+    # torch's old weight norm
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
         model = SpeechTokenizer(config).eval()
     _zero_biases(model.encoder)
     latents = model.encoder(speech_like(9, 16000)[None, None])
@@ -179,15 +238,19 @@ def _zero_biases(model: nn.Module) -> None:
 
 
 def _spread(model: nn.Module) -> None:
-    """Weights that keep a signal's size, where the real class begins with some that shrink it to nothing."""
+    """Weights that keep a signal's size, where the real class begins with some that
+    shrink it to nothing."""
     _zero_biases(model)
     for module in model.modules():
-        if isinstance(module, nn.Conv1d | nn.Linear) and not nn.utils.parametrize.is_parametrized(module):
+        if isinstance(module, nn.Conv1d | nn.Linear) and not nn.utils.parametrize.is_parametrized(
+            module
+        ):
             nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
 
 
 def _fill(latents: torch.Tensor, layers: Iterable[nn.Module], codebook) -> None:
-    """Fill the codebooks of a residual quantizer of latents `[R, D, F]`, one after the other."""
+    """Fill the codebooks of a residual quantizer of latents `[R, D, F]`, one after the
+    other."""
     for layer in layers:
         codebook(layer).copy_(_like(latents.mT.flatten(0, 1), len(codebook(layer))))
         codes = layer.encode(latents)

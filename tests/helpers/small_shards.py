@@ -20,9 +20,16 @@ MANIFEST = name_of("made up")
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo(
-    name="mine", fingerprint="0123456789abcdef" * 4, config={"name": "mine"}, spec=SPEC, made_by={"featcache": "0"}
+    name="mine",
+    fingerprint="0123456789abcdef" * 4,
+    config={"name": "mine"},
+    spec=SPEC,
+    made_by={"featcache": "0"},
 )
-SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
+SIDE = (
+    SideSpec("scales", (), "float32", "loudness"),
+    SideSpec("marks", (2,), "uint16", "where from and where to"),
+)
 SIDED = structs.replace(INFO, spec=replace(SPEC, side=SIDE))
 DTYPES = ["float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
@@ -36,15 +43,19 @@ def item(id_: str, frames: int = 3, **columns) -> Item:
 def create(cache: Path | ObjectPath, info: VersionInfo = INFO) -> Version:
     """An empty version in a cache, or in an object store."""
     version = Version.create(cache / info.folder_name, info)
-    Wanted("made up", np.zeros((3, 0), np.uint64)).save(version)  # else all that is made here would be gone or missing
+    # else all that is made here would be gone or missing
+    Wanted("made up", np.zeros((3, 0), np.uint64)).save(version)
     return version
 
 
 def write(version: Version, items: list[Item], values=None, *, side=None, **origin: Any) -> Shard:
-    """Publish a shard, as `publish`; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
+    """Publish a shard, as `publish`; item `i` of it is all `i`, unless values `[frames,
+    2]` are given."""
     counts = [item.num_samples // 160 for item in items]
     if values is None:
-        values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
+        values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones(
+            (1, 2), np.float32
+        )
     builder = ShardBuilder(version.info.spec)
     features = np.split(np.ascontiguousarray(values, version.dtype), np.cumsum(counts)[:-1])
     for one, frames, entries in zip(items, features, side or [{}] * len(items), strict=True):
@@ -52,10 +63,17 @@ def write(version: Version, items: list[Item], values=None, *, side=None, **orig
     return publish(version, builder, **origin)
 
 
-def publish(version: Version, builder: ShardBuilder, row: int = 0, run: str = "", manifest: str = MANIFEST) -> Shard:
+def publish(
+    version: Version, builder: ShardBuilder, row: int = 0, run: str = "", manifest: str = MANIFEST
+) -> Shard:
     """Publish what has been put together."""
     made_by = {"run": run} if run else {}
-    origin = {"fingerprint": version.info.fingerprint, "row": row, "manifest": manifest, "made_by": made_by}
+    origin = {
+        "fingerprint": version.info.fingerprint,
+        "row": row,
+        "manifest": manifest,
+        "made_by": made_by,
+    }
     name, files = builder.files(**origin, where=version.path)
     version.store.publish(files, f"shards/{name}")
     return version.shard(name)

@@ -1,8 +1,10 @@
-"""Small SSL models of the real classes, with weights drawn at random, saved as their authors save them.
+"""Small SSL models of the real classes, with weights drawn at random, saved as their
+authors save them.
 
-They have the convolutions' strides and kernels of the real ones, so frames are counted as there, and as there channels
-are multiples of 32 (see `wav2vec2._VECTOR`). Biases and norms, which start as 0 and 1, are drawn too: otherwise much of
-what could be wrong would not show."""
+They have the convolutions' strides and kernels of the real ones, so frames are counted as
+there, and as there channels are multiples of 32 (see `wav2vec2._VECTOR`). Biases and
+norms, which start as 0 and 1, are drawn too: otherwise much of what could be wrong would
+not show."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +20,16 @@ LAYER = {"hidden_size": SIZE, "num_attention_heads": 4, "intermediate_size": 64}
 
 WAVEFORM_MODELS = {
     "hubert": ("Hubert", {}),  # group norm, as the base models
-    "hubert-large": ("Hubert", {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}),
+    "hubert-large": (
+        "Hubert",
+        {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True},
+    ),
     "hubert-batch-norm": ("Hubert", {"conv_pos_batch_norm": True}),
     "wav2vec2": ("Wav2Vec2", {}),
-    "wav2vec2-large": ("Wav2Vec2", {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}),
+    "wav2vec2-large": (
+        "Wav2Vec2",
+        {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True},
+    ),
     "wavlm": ("WavLM", {"num_buckets": 32, "max_bucket_distance": 80}),
     "wavlm-large": ("WavLM", {"feat_extract_norm": "layer", "do_stable_layer_norm": True}),
 }
@@ -36,9 +44,15 @@ def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYER
     if name == "whisper":
         return _save_whisper(folder)
     if name.startswith("w2v-bert"):
-        return _save_w2v_bert(folder, name.removeprefix("w2v-bert").removeprefix("-") or "relative_key")
+        return _save_w2v_bert(
+            folder, name.removeprefix("w2v-bert").removeprefix("-") or "relative_key"
+        )
     prefix, options = WAVEFORM_MODELS[name]
-    convolutions = {"conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    convolutions = {
+        "conv_dim": [32] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+    }
     make_config = getattr(transformers, f"{prefix}Config")
     config = make_config(num_hidden_layers=layers, **LAYER, **convolutions, **options)
     extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=do_normalize)
@@ -46,9 +60,14 @@ def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYER
 
 
 def _save_w2v_bert(folder: Path, positions: str) -> Path:
-    layers = {"num_hidden_layers": LAYERS, "conv_depthwise_kernel_size": 7, "position_embeddings_type": positions}
+    layers = {
+        "num_hidden_layers": LAYERS,
+        "conv_depthwise_kernel_size": 7,
+        "position_embeddings_type": positions,
+    }
     config = transformers.Wav2Vec2BertConfig(**LAYER, **layers)
-    extractor = transformers.SeamlessM4TFeatureExtractor(padding_value=1)  # as facebook/w2v-bert-2.0
+    # as facebook/w2v-bert-2.0
+    extractor = transformers.SeamlessM4TFeatureExtractor(padding_value=1)
     return _save(transformers.Wav2Vec2BertModel(config), extractor, folder)
 
 
@@ -56,10 +75,21 @@ def _save_whisper(folder: Path) -> Path:
     """It takes 2 s, not 30."""
     encoder = {"encoder_layers": LAYERS, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
     decoder = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
-    tokens = {"pad_token_id": 50, "bos_token_id": 51, "eos_token_id": 52, "decoder_start_token_id": 53}
+    tokens = {
+        "pad_token_id": 50,
+        "bos_token_id": 51,
+        "eos_token_id": 52,
+        "decoder_start_token_id": 53,
+    }
     tokens |= {"vocab_size": 60, "suppress_tokens": None, "begin_suppress_tokens": None}
-    config = transformers.WhisperConfig(d_model=SIZE, max_source_positions=100, **encoder, **decoder, **tokens)
-    return _save(transformers.WhisperModel(config), transformers.WhisperFeatureExtractor(chunk_length=2), folder)
+    config = transformers.WhisperConfig(
+        d_model=SIZE, max_source_positions=100, **encoder, **decoder, **tokens
+    )
+    return _save(
+        transformers.WhisperModel(config),
+        transformers.WhisperFeatureExtractor(chunk_length=2),
+        folder,
+    )
 
 
 def torchaudio_bundle(name: str) -> Any:
@@ -99,7 +129,11 @@ def draw(model: nn.Module) -> None:
                 module.running_var.uniform_(0.5, 2, generator=generator)
 
 
-def _save(model: transformers.PreTrainedModel, extractor: transformers.FeatureExtractionMixin, folder: Path) -> Path:
+def _save(
+    model: transformers.PreTrainedModel,
+    extractor: transformers.FeatureExtractionMixin,
+    folder: Path,
+) -> Path:
     draw(model)
     model.save_pretrained(folder)
     extractor.save_pretrained(folder)

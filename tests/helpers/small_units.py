@@ -1,4 +1,5 @@
-"""What the tests of units share: the extractor of a file of centroids, a slow reference, features with weights."""
+"""What the tests of units share: the extractor of a file of centroids, a slow reference,
+features with weights."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,8 @@ CPU = torch.device("cpu")
 
 
 class Scaled(Slow):
-    """An extractor with weights: the mean and the largest sample of every 10 ms, times the number in a file."""
+    """An extractor with weights: the mean and the largest sample of every 10 ms, times
+    the number in a file."""
 
     class Params(SlowParams):
         locations = frozenset({"weights"})
@@ -41,7 +43,9 @@ def build(path, sample_rate=16000, **features):
 
 def write_codebook(path, config, centroids):
     """Write units of a config's features, with these centroids, which it returns."""
-    codebook = Codebook(torch.as_tensor(centroids), config.resolved(), config.fingerprint(), config.dtype, {})
+    codebook = Codebook(
+        torch.as_tensor(centroids), config.resolved(), config.fingerprint(), config.dtype, {}
+    )
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(codebook.to_bytes())
     return codebook
@@ -50,4 +54,6 @@ def write_codebook(path, config, centroids):
 def nearest(features, codebook):
     """Slow and obvious, in float64: `[N, 1]`."""
     centroids = codebook.centroids.double().numpy()
-    return np.array([[np.square(frame.astype(np.float64) - centroids).sum(1).argmin()] for frame in features])
+    return np.array(
+        [[np.square(frame.astype(np.float64) - centroids).sum(1).argmin()] for frame in features]
+    )

@@ -1,6 +1,7 @@
-"""Trials of a store in a folder, in a process with the shim: `python store_trials.py FOLDER TRIAL` forks a process for
-each call that changes something, strikes it there, and looks at what is left. It fails if a promise is broken, and
-writes how many trials there were."""
+"""Trials of a store in a folder, in a process with the shim: `python store_trials.py
+FOLDER TRIAL` forks a process for each call that changes something, strikes it there, and
+looks at what is left. It fails if a promise is broken, and writes how many trials there
+were."""
 
 import errno
 import os
@@ -45,14 +46,21 @@ def prepare(home: Path) -> Directory:
 
 
 def check(store: Directory, where: str, done: str | None = None) -> None:
-    """Everything is there whole or not at all; the act has been done, if it must have been."""
+    """Everything is there whole or not at all; the act has been done, if it must have
+    been."""
     tag, shards = store.read("tags/a", 3), store.names("shards")
     assert tag in (b"old", b"new"), where
     contents = {key: store.read(key, size) for key, size in store.walk("shards")}
     for name in shards:
-        files = {key.removeprefix(f"shards/{name}/"): data for key, data in contents.items() if f"/{name}/" in key}
+        files = {
+            key.removeprefix(f"shards/{name}/"): data
+            for key, data in contents.items()
+            if f"/{name}/" in key
+        }
         halved = {path: data for path, data in FILES.items() if path != MARK}
-        assert files == FILES or (name == "halved" and files == halved), f"{where}: {name}: {files.keys()}"
+        assert files == FILES or (name == "halved" and files == halved), (
+            f"{where}: {name}: {files.keys()}"
+        )
     assert "old" in shards or "remove" in where, where
     ended = {
         "put": tag == b"new",
@@ -75,7 +83,8 @@ def check_again(store: Directory, act: str, where: str) -> None:
 
 
 def attempt(store: Directory, act: str, faults: Faults) -> int:
-    """How a forked process ends that does it with these faults: 0, `REFUSED`, or by a signal."""
+    """How a forked process ends that does it with these faults: 0, `REFUSED`, or by a
+    signal."""
 
     def run() -> None:
         become(faults.request())

@@ -21,7 +21,8 @@ class Made:
     codes: dict[str, np.ndarray]
     """The stored codes by id, uint16 `[frames, 8]` at 75 Hz."""
     manifest: Path
-    """A manifest with the columns `path`, `start`, `duration`, `channel`, `text`, `speaker`, `digit`, `score`.
+    """A manifest with the columns `path`, `start`, `duration`, `channel`, `text`,
+    `speaker`, `digit`, `score`.
 
     Some cells of `start` and `duration` are empty."""
     rows: dict[str, dict[str, str | float | None]]
@@ -34,7 +35,9 @@ class Made:
         return featcache.FeatureDataset(self.cache(), self.manifest, **options)
 
     def both(self, **options) -> featcache.FeatureDataset:
-        return featcache.FeatureDataset({"fbank": self.cache(), "codes": self.cache("codec")}, self.manifest, **options)
+        return featcache.FeatureDataset(
+            {"fbank": self.cache(), "codes": self.cache("codec")}, self.manifest, **options
+        )
 
 
 def make(folder: Path) -> Made:
@@ -54,12 +57,20 @@ def make(folder: Path) -> Made:
         }
         for number, id_ in enumerate(reversed(ids[5:35]))
     }
-    places = {id_: {name: row[name] for name in ("path", "start", "duration", "channel")} for id_, row in rows.items()}
-    shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
+    places = {
+        id_: {name: row[name] for name in ("path", "start", "duration", "channel")}
+        for id_, row in rows.items()
+    }
+    shards = [
+        {id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))
+    ]
     make_version(folder / "features", *shards, rows=places)
     random = np.random.default_rng(6)
     lengths = {id_: max(1, len(array) * 3 // 4) for id_, array in fbank.items()}
-    codes = {id_: random.integers(0, 1024, (length, 8)).astype(np.uint16) for id_, length in lengths.items()}
+    codes = {
+        id_: random.integers(0, 1024, (length, 8)).astype(np.uint16)
+        for id_, length in lengths.items()
+    }
     make_version(folder / "features", codes, name="codec", frame_rate=75.0, rows=places)
     manifest = folder / "train.csv"
     with manifest.open("w", encoding="utf-8", newline="") as file:

@@ -1,4 +1,5 @@
-"""Extractors that break their contract, each in one way that real ones do; `Right`, and `Moments`, do not."""
+"""Extractors that break their contract, each in one way that real ones do; `Right`, and
+`Moments`, do not."""
 
 import threading
 import time
@@ -161,7 +162,8 @@ class EachItsOwn(Right):
 
 
 class CallOnSelf(Right):
-    """Keeps the clip on `self`, where another thread puts its own: the first of several waits for that."""
+    """Keeps the clip on `self`, where another thread puts its own: the first of several
+    waits for that."""
 
     has_waited = False
 
@@ -280,7 +282,10 @@ class LostTail(Moments):
 
     def pieces(self, num_samples):
         starts = range(0, max(1, num_samples - 15999), 16000)
-        return [Piece(start, min(16000, num_samples), 0, min(100, num_samples // HOP)) for start in starts]
+        return [
+            Piece(start, min(16000, num_samples), 0, min(100, num_samples // HOP))
+            for start in starts
+        ]
 
 
 class NoSide(Moments):

@@ -46,7 +46,8 @@ def disk(scratch):
 
 @pytest.fixture
 def bad_sector(monkeypatch):
-    """Makes reading files fail, of which a function of their paths is true, from some byte on."""
+    """Makes reading files fail, of which a function of their paths is true, from some
+    byte on."""
     preadv = os.preadv
 
     def spoil(is_bad, first=0):

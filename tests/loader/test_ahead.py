@@ -1,4 +1,5 @@
-"""Shards of an object store are fetched before the batches that read them, within the limit, and each byte once."""
+"""Shards of an object store are fetched before the batches that read them, within the
+limit, and each byte once."""
 
 import errno
 import os
@@ -27,7 +28,9 @@ SHARDS, EACH = 8, 12
 
 def loader_of(cache, window=2, seed=5, **options):
     dataset = featcache.FeatureDataset(cache)
-    return featcache.DataLoader(dataset, max_frames=1500, seed=seed, shards_in_memory=window, **options)
+    return featcache.DataLoader(
+        dataset, max_frames=1500, seed=seed, shards_in_memory=window, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +50,17 @@ def no_thread_stays():
 
 
 @pytest.mark.filterwarnings("error::featcache.FeatcacheWarning")
-@pytest.mark.parametrize("room", [2, *(pytest.param(room, marks=pytest.mark.slow) for room in (3, 4)), 6])  # in shards
-def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, original, tmp_path, room):
+@pytest.mark.parametrize(
+    "room", [2, *(pytest.param(room, marks=pytest.mark.slow) for room in (3, 4)), 6]
+)  # in shards
+def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(
+    s3, uploaded, original, tmp_path, room
+):
     limit, most = sum(sizes(original)[-room:]), sum(sizes(original))
-    cache, expected = featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), featcache.open(original)
+    cache, expected = (
+        featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit),
+        featcache.open(original),
+    )
     loader, local = loader_of(cache), loader_of(expected)
     for _ in range(3):
         s3.reset()
@@ -60,11 +70,17 @@ def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, orig
             assert held(tmp_path) <= limit
         assert_same(found, list(local))
         assert s3.sent <= 1.05 * most
-        chunks = [path for method, path in s3.paths if path.endswith("/features/c/0/0") and method == "GET"]
+        chunks = [
+            path
+            for method, path in s3.paths
+            if path.endswith("/features/c/0/0") and method == "GET"
+        ]
         assert len(chunks) <= 2 * SHARDS
 
 
-def test_the_next_window_is_fetched_while_training_works_on_this_one_and_let_go_of_at_the_end(s3, uploaded, tmp_path):
+def test_the_next_window_is_fetched_while_training_works_on_this_one_and_let_go_of_at_the_end(
+    s3, uploaded, tmp_path
+):
     loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
     next(iteration := iter(loader))
     wait_until(lambda: len(copies_in(tmp_path)) >= 4)
@@ -73,7 +89,9 @@ def test_the_next_window_is_fetched_while_training_works_on_this_one_and_let_go_
     assert [name for name in open_files(tmp_path) if not name.endswith("/users")] == []
 
 
-def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(s3, uploaded, original, tmp_path):
+def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(
+    s3, uploaded, original, tmp_path
+):
     """Less is read of a shard than there is in it."""
     limit = sum(sizes(original)[-3:])
     rows = np.random.default_rng(0).permutation(SHARDS * EACH)[: SHARDS * EACH // 2]
@@ -94,9 +112,18 @@ def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, orig
     upload(tmp_path / "codes", "s3://speech/ahead-codes")
     places = {"a": (uploaded, original), "b": ("s3://speech/ahead-codes", tmp_path / "codes")}
     made = []
-    for place, tiers in ((0, {"copy_to": tmp_path / "copies", "copy_limit": sum(sizes(original))}), (1, {})):
+    for place, tiers in (
+        (0, {"copy_to": tmp_path / "copies", "copy_limit": sum(sizes(original))}),
+        (1, {}),
+    ):
         caches = {name: featcache.open(both[place], **tiers) for name, both in places.items()}
-        made.append(list(featcache.DataLoader(featcache.FeatureDataset(caches), batch_size=8, shards_in_memory=1)))
+        made.append(
+            list(
+                featcache.DataLoader(
+                    featcache.FeatureDataset(caches), batch_size=8, shards_in_memory=1
+                )
+            )
+        )
     assert_same(*made)
 
 
@@ -112,7 +139,9 @@ def test_an_iteration_within_another_goes_on(s3, uploaded, original, tmp_path):
     assert sum(len(batch["ids"]) for batch in outer) > 0
 
 
-def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, uploaded, tmp_path, monkeypatch):
+def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(
+    s3, uploaded, tmp_path, monkeypatch
+):
     cache = featcache.open(uploaded, copy_to=tmp_path)
     loader = loader_of(cache)
     next(iteration := iter(loader))
@@ -129,9 +158,12 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
         list(iteration)
 
 
-def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path, monkeypatch, request):
+def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(
+    s3, uploaded, tmp_path, monkeypatch, request
+):
     """One shard hangs in the network, and others wait for its thread."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+    # a shell has it ignored in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     may_end = threading.Event()
     monkeypatch.setattr("featcache.loader.data_loader._SHARDS_AT_ONCE", 1)
@@ -148,12 +180,17 @@ def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path
     may_end.set()
 
 
-def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, expected, tmp_path, monkeypatch):
-    """While the interpreter ends, there are none either; no batch waits for ever for what is never begun."""
+def test_without_more_threads_batches_fetch_their_shards(
+    s3, uploaded, expected, tmp_path, monkeypatch
+):
+    """While the interpreter ends, there are none either; no batch waits for ever for what
+    is never begun."""
 
     class Ending(ThreadPoolExecutor):
         def submit(self, *args):
-            if self._thread_name_prefix == "featcache-ahead" and (self._work_queue.qsize() or self._threads):
+            if self._thread_name_prefix == "featcache-ahead" and (
+                self._work_queue.qsize() or self._threads
+            ):
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             return super().submit(*args)
 
@@ -161,13 +198,19 @@ def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, expected,
     assert_same(loader_of(featcache.open(uploaded, copy_to=tmp_path)), expected)
 
 
-def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, expected, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_is_told_and_ranges_are_read(
+    s3, uploaded, expected, tmp_path, monkeypatch
+):
     monkeypatch.setattr("featcache.loader.places.os.posix_fallocate", refusing(errno.ENOSPC))
-    with pytest.warns(featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"):
+    with pytest.warns(
+        featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"
+    ):
         assert_same(loader_of(featcache.open(uploaded, copy_to=tmp_path)), expected)
 
 
-def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(s3, uploaded, expected, tmp_path):
+def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(
+    s3, uploaded, expected, tmp_path
+):
     cache = featcache.open(uploaded, copy_to=tmp_path)
     loader = loader_of(cache)
     iteration = iter(loader)
@@ -194,7 +237,9 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
     assert sum(len(batch["ids"]) for batch in iteration) > 0
 
 
-def test_without_windows_or_copies_nothing_is_fetched_ahead(s3, uploaded, expected, tmp_path, monkeypatch):
+def test_without_windows_or_copies_nothing_is_fetched_ahead(
+    s3, uploaded, expected, tmp_path, monkeypatch
+):
     monkeypatch.setattr(ShardsAhead, "windows", None)
     dataset = featcache.FeatureDataset(featcache.open(uploaded, copy_to=tmp_path))
     assert len(list(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
@@ -206,8 +251,8 @@ def test_without_windows_or_copies_nothing_is_fetched_ahead(s3, uploaded, expect
 
 @pytest.fixture
 def crowded(monkeypatch):
-    """Gives the batches of one window, with the contexts to make them in, where there is room for none of its shards;
-    and what fetches these."""
+    """Gives the batches of one window, with the contexts to make them in, where there is
+    room for none of its shards; and what fetches these."""
 
     class Far:
         places, room, where = [None], 0, "nowhere"
@@ -215,7 +260,9 @@ def crowded(monkeypatch):
         sizes = np.ones(500, int)
 
     everything = SimpleNamespace(positions_of=lambda rows: rows)
-    monkeypatch.setattr("featcache.loader.data_loader._remote", lambda dataset: [(everything, Far())])
+    monkeypatch.setattr(
+        "featcache.loader.data_loader._remote", lambda dataset: [(everything, Far())]
+    )
 
     def given(batches):
         shards = ShardsAhead(None)

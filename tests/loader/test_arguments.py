@@ -17,11 +17,13 @@ from featcache import FeatureDataset
         (featcache.Cache.batch, "self keys start duration codebooks padding_value out raw check"),
         (
             FeatureDataset,
-            "cache manifest padding_value crop codebooks where skip_missing on_changed copies columns classes",
+            "cache manifest padding_value crop codebooks where skip_missing on_changed "
+            "copies columns classes",
         ),
         (
             featcache.BucketBatchSampler,
-            "lengths shards max_frames batch_size shuffle seed rank world_size drop_last shards_in_memory",
+            "lengths shards max_frames batch_size shuffle seed rank world_size "
+            "drop_last shards_in_memory",
         ),
     ],
 )
@@ -32,7 +34,11 @@ def test_help_and_completion_name_every_argument(function, named):
 
 
 def test_an_unknown_argument_is_named(cache):
-    calls = (partial(featcache.open, "x"), partial(cache.batch, [0]), partial(FeatureDataset, cache))
+    calls = (
+        partial(featcache.open, "x"),
+        partial(cache.batch, [0]),
+        partial(FeatureDataset, cache),
+    )
     for call in (*calls, partial(featcache.BucketBatchSampler, [1], batch_size=1)):
         with pytest.raises(TypeError, match="unexpected keyword argument 'typo'"):
             call(typo=1)

@@ -1,4 +1,5 @@
-"""An opened cache: utterances by id and by position, batches of them, and what is said of those not there."""
+"""An opened cache: utterances by id and by position, batches of them, and what is said of
+those not there."""
 
 import gc
 import pickle
@@ -28,13 +29,25 @@ class TestCache:
 
     def test_gives_what_was_stored_by_id_and_by_position(self, cache, features):
         for position, (name, array) in enumerate(features.items()):
-            for key in (name, position, np.int32(position), np.uint64(position), torch.tensor(position), position - 20):
+            for key in (
+                name,
+                position,
+                np.int32(position),
+                np.uint64(position),
+                torch.tensor(position),
+                position - 20,
+            ):
                 assert cache[key].dtype == array.dtype
                 assert np.array_equal(cache[key], array)
         assert all(map(np.array_equal, cache.values(), features.values()))
 
     def test_is_read_as_a_mapping(self, cache, features):
-        assert list(cache) == list(cache.keys()) == [name for name, _ in cache.items()] == list(features)
+        assert (
+            list(cache)
+            == list(cache.keys())
+            == [name for name, _ in cache.items()]
+            == list(features)
+        )
         assert all(np.array_equal(array, features[name]) for name, array in cache.items())
         assert dict(cache).keys() == features.keys()
         assert np.array_equal(cache.get("utt-3"), features["utt-3"])
@@ -91,7 +104,10 @@ class TestCache:
         version = make_version(tmp_path)
         assert len(featcache.open(tmp_path)) == 0  # its manifest is empty
         version.store.remove("wanted")
-        with pytest.warns(featcache.FeatcacheWarning, match="it holds nothing, and nothing says what it is to hold"):
+        with pytest.warns(
+            featcache.FeatcacheWarning,
+            match="it holds nothing, and nothing says what it is to hold",
+        ):
             cache = featcache.open(tmp_path)
         assert len(cache) == 0
         assert list(cache) == []
@@ -157,14 +173,22 @@ class TestBatch:
     def test_uses_memory_again_when_nobody_looks_at_it(self, folder):
         cache = featcache.open(folder)
         expected = [padded_reference([cache[2 * n], cache[2 * n + 1]]) for n in range(6)]
-        addresses = {cache.batch([2 * n, 2 * n + 1])[0].data_ptr() for n in range(6) for _ in range(3)}
+        addresses = {
+            cache.batch([2 * n, 2 * n + 1])[0].data_ptr() for n in range(6) for _ in range(3)
+        }
         assert len(addresses) < 6
         tensors = [cache.batch([2 * n, 2 * n + 1])[0] for n in range(6)]
-        seen = [[tensor[1:, :1], tensor.numpy()[:, 0], tensor.view(-1)][n % 3] for n, tensor in enumerate(tensors)]
+        seen = [
+            [tensor[1:, :1], tensor.numpy()[:, 0], tensor.view(-1)][n % 3]
+            for n, tensor in enumerate(tensors)
+        ]
         del tensors
         for n in range(6):
             cache.batch([2 * n, 2 * n + 1])[0].fill_(-1)
-        views = [[array[1:, :1], array[:, 0], array.reshape(-1)][n % 3] for n, array in enumerate(expected)]
+        views = [
+            [array[1:, :1], array[:, 0], array.reshape(-1)][n % 3]
+            for n, array in enumerate(expected)
+        ]
         assert all(map(np.array_equal, seen, views))
 
     @pytest.mark.parametrize("shape", [(2 * 40 * 80,), (5, 40, 80), (100_000,)])
@@ -198,7 +222,16 @@ class TestBatch:
     @pytest.mark.parametrize(
         "keys",
         [
-            *("utt-1", ["utt-1", 2], [1, "utt-2"], [1.0], [True, False], [[1], [2]], [[1], [2, 3]], [None]),
+            *(
+                "utt-1",
+                ["utt-1", 2],
+                [1, "utt-2"],
+                [1.0],
+                [True, False],
+                [[1], [2]],
+                [[1], [2, 3]],
+                [None],
+            ),
             *(torch.ones(2), torch.tensor(3), np.array(3), np.array("utt-1"), None, 5),
         ],
     )
@@ -214,18 +247,29 @@ class TestMissing:
         version = make_version(tmp_path, make_features(20))
         source = {"path": "a.wav", "size": 1, "mtime_ns": 1}
         Run(version, {}).fail(
-            Failure(id=f"bad-{n}", reason=Reason.TOO_SHORT if n else Reason.EMPTY, message=f"seen {n}", **source)
+            Failure(
+                id=f"bad-{n}",
+                reason=Reason.TOO_SHORT if n else Reason.EMPTY,
+                message=f"seen {n}",
+                **source,
+            )
             for n in range(3)
         )
         return featcache.open(tmp_path)
 
-    @pytest.mark.parametrize("read", [lambda cache, key: cache[key], lambda cache, key: cache.batch(["utt-0", key])])
+    @pytest.mark.parametrize(
+        "read", [lambda cache, key: cache[key], lambda cache, key: cache.batch(["utt-0", key])]
+    )
     def test_says_that_an_utterance_failed_and_why(self, cache, read):
-        with pytest.raises(MissingItemError, match=r"^bad-1: failed in extraction: seen 1 \(too_short\)"):
+        with pytest.raises(
+            MissingItemError, match=r"^bad-1: failed in extraction: seen 1 \(too_short\)"
+        ):
             read(cache, "bad-1")
 
     def test_says_that_an_utterance_is_unknown_and_how_ids_look(self, cache):
-        with pytest.raises(KeyError, match=r"^'utt-20': no such utterance in .* holds 20, like 'utt-0'$") as caught:
+        with pytest.raises(
+            KeyError, match=r"^'utt-20': no such utterance in .* holds 20, like 'utt-0'$"
+        ) as caught:
             cache["utt-20"]
         assert isinstance(caught.value, FeatcacheError)
 
@@ -235,7 +279,10 @@ class TestMissing:
             cache.batch(ids)
         message = str(caught.value)
         assert message.startswith("13 of 18 utterances are not in ")
-        assert "bad-0, bad-1, bad-2, utt-20, utt-21, utt-22, utt-23, utt-24, utt-25, utt-26 … and 3 more" in message
+        assert (
+            "bad-0, bad-1, bad-2, utt-20, utt-21, utt-22, utt-23, utt-24, utt-25, utt-26 … "
+            "and 3 more" in message
+        )
         assert message.endswith("3 of them failed in extraction (too_short 2, empty 1)")
 
     def test_needs_no_ledger(self, cache):

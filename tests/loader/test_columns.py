@@ -1,4 +1,5 @@
-"""A manifest's rows and columns as training gets them: numbers as such, labels numbered, and text untouched."""
+"""A manifest's rows and columns as training gets them: numbers as such, labels numbered,
+and text untouched."""
 
 import json
 import math
@@ -28,7 +29,9 @@ from featcache.strings import Strings
 def test_numbers_are_numbers(texts, dtype):
     values = _numbers(Strings.of(texts))
     assert values.dtype == dtype
-    assert np.array_equal(values, [float(text or "nan") if dtype is np.float64 else int(text) for text in texts], True)
+    assert np.array_equal(
+        values, [float(text or "nan") if dtype is np.float64 else int(text) for text in texts], True
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,9 @@ def test_items_hold_numbers_and_batches_tensors(cache, manifest):
 
 
 def test_columns_are_what_a_mapping_says(cache, manifest):
-    dataset = FeatureDataset(cache, manifest, columns={"digit": str, "snr": float}, skip_missing=True)
+    dataset = FeatureDataset(
+        cache, manifest, columns={"digit": str, "snr": float}, skip_missing=True
+    )
     assert dataset.batch([0, 1])["digit"] == ["7", "3"]
     assert dataset.batch([0])["snr"].tolist() == [10.5]
     dataset = FeatureDataset(cache, manifest, columns={"digit": float}, skip_missing=True)
@@ -134,14 +139,19 @@ def test_where_chooses_rows_in_their_order(cache, manifest, where, ids):
     ],
 )
 def test_where_takes_the_columns_that_features_are_extracted_by(cache, written, where, ids):
-    """By their names in a dataset, whatever they are called in the file; numbers are compared as numbers."""
-    path = written("id,wav,offset,duration,channel\nutt-0,a.wav,0,,0\nutt-1,b.wav,1.50,2.0,1\nutt-2,b.wav,,,\n")
+    """By their names in a dataset, whatever they are called in the file; numbers are
+    compared as numbers."""
+    path = written(
+        "id,wav,offset,duration,channel\nutt-0,a.wav,0,,0\nutt-1,b.wav,1.50,2.0,1\nutt-2,b.wav,,,\n"
+    )
     assert list(FeatureDataset(cache, path, where=where, on_changed="use").ids) == ids
     with pytest.raises(ManifestError, match=r"no row has channel 7; there are '-1', '0', '1'"):
         FeatureDataset(cache, path, where={"channel": 7}, on_changed="use")
 
 
-ROWS = [{"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": str(n % 10), "n": n} for n in range(20)]
+ROWS = [
+    {"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": str(n % 10), "n": n} for n in range(20)
+]
 
 
 def test_labels_are_numbers_in_items_and_batches_and_the_mapping_is_kept(cache):
@@ -162,7 +172,9 @@ def test_the_mapping_does_not_depend_on_the_order_or_on_what_the_cache_lacks(cac
     assert dataset.classes["speaker"] == ["a", "spk0", "spk1", "spk2"]
 
 
-def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_no_other_labels(cache):
+def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_no_other_labels(
+    cache,
+):
     train = FeatureDataset(cache, ROWS[:2], classes="speaker")
     what = r"<list>: the column 'speaker' has labels that classes= has not: 'spk2'; leave these rows out with where="
     for classes in (train.classes, json.loads(json.dumps(train.classes))):
@@ -178,31 +190,107 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
     [
         ({"manifest": 5}, ArgumentError, "manifest is a int: give a path, a data frame"),
         *[
-            ({"cache": given}, ArgumentError, "cache is not an opened cache: give the result of featcache")
+            (
+                {"cache": given},
+                ArgumentError,
+                "cache is not an opened cache: give the result of featcache",
+            )
             for given in ("features", ["features"], {"fbank": "features"}, None)
         ],
         ({"columns": 5}, ArgumentError, "columns is 5: give a list of names"),
         ({"columns": "speaker"}, ArgumentError, "columns is 'speaker': give a list of names"),
-        ({"columns": {"text": int}}, ManifestError, "train.csv: the column 'text' should be int, but not all its"),
+        (
+            {"columns": {"text": int}},
+            ManifestError,
+            "train.csv: the column 'text' should be int, but not all its",
+        ),
         ({"columns": {"snr": int}}, ManifestError, "the column 'snr' should be int"),
         ({"columns": {"speaker": float}}, ManifestError, "the column 'speaker' should be float"),
-        ({"columns": {"digit": list}}, ManifestError, "the column 'digit' cannot be list: choose str"),
-        ({"columns": {"digits": int}}, ManifestError, "has no column 'digits'; it has 'split', 'speaker', 'digit'"),
-        ({"where": "train"}, ArgumentError, "where is 'train': give a function of a row, or values of columns: "),
-        ({"where": {"split": "valid"}}, ManifestError, "no row has split valid; there are 'dev', 'test', 'train'"),
-        ({"where": {"part": "train"}}, ManifestError, "no column 'part' for where=; it has 'id', 'split', 'speaker'"),
-        ({"where": {"split": "train", "digit": 3}}, ManifestError, "no row has all of split train, digit 3"),
-        ({"where": {"split": []}}, ManifestError, "split has an empty list in where=, which matches no row"),
-        ({"where": lambda row: False}, ManifestError, "train.csv: where= is true for none of 4 rows"),
-        ({"manifest": None, "where": {"split": "x"}}, ArgumentError, "where= selects rows of a manifest: give a man"),
-        ({"classes": "spaeker"}, ManifestError, "no column of text is 'spaeker', for classes=; there are 'split'"),
-        ({"classes": "speaker", "columns": ["digit"]}, ManifestError, "no column of text is 'speaker', for classes=; "),
-        ({"manifest": None, "classes": "speaker"}, ManifestError, "no column of text is 'speaker', .* there are none"),
-        ({"manifest": [{"id": "utt-1", "s": "a"}, {"id": "utt-2"}], "classes": "s"}, ManifestError, "'s' is empty in"),
-        ({"classes": {"speaker": "spk0"}}, ArgumentError, "'speaker' has 'spk0': give a list of labels as text"),
-        ({"classes": {"speaker": [0, 1]}}, ArgumentError, r"'speaker' has \[0, 1\]: give a list of labels as text"),
-        ({"classes": {"speaker": ["a", "a"]}}, ArgumentError, "'speaker' has the same label twice: 'a', 'a'"),
-        ({"classes": 5}, ArgumentError, "classes is 5: give the name of a column, or labels by column"),
+        (
+            {"columns": {"digit": list}},
+            ManifestError,
+            "the column 'digit' cannot be list: choose str",
+        ),
+        (
+            {"columns": {"digits": int}},
+            ManifestError,
+            "has no column 'digits'; it has 'split', 'speaker', 'digit'",
+        ),
+        (
+            {"where": "train"},
+            ArgumentError,
+            "where is 'train': give a function of a row, or values of columns: ",
+        ),
+        (
+            {"where": {"split": "valid"}},
+            ManifestError,
+            "no row has split valid; there are 'dev', 'test', 'train'",
+        ),
+        (
+            {"where": {"part": "train"}},
+            ManifestError,
+            "no column 'part' for where=; it has 'id', 'split', 'speaker'",
+        ),
+        (
+            {"where": {"split": "train", "digit": 3}},
+            ManifestError,
+            "no row has all of split train, digit 3",
+        ),
+        (
+            {"where": {"split": []}},
+            ManifestError,
+            "split has an empty list in where=, which matches no row",
+        ),
+        (
+            {"where": lambda row: False},
+            ManifestError,
+            "train.csv: where= is true for none of 4 rows",
+        ),
+        (
+            {"manifest": None, "where": {"split": "x"}},
+            ArgumentError,
+            "where= selects rows of a manifest: give a man",
+        ),
+        (
+            {"classes": "spaeker"},
+            ManifestError,
+            "no column of text is 'spaeker', for classes=; there are 'split'",
+        ),
+        (
+            {"classes": "speaker", "columns": ["digit"]},
+            ManifestError,
+            "no column of text is 'speaker', for classes=; ",
+        ),
+        (
+            {"manifest": None, "classes": "speaker"},
+            ManifestError,
+            "no column of text is 'speaker', .* there are none",
+        ),
+        (
+            {"manifest": [{"id": "utt-1", "s": "a"}, {"id": "utt-2"}], "classes": "s"},
+            ManifestError,
+            "'s' is empty in",
+        ),
+        (
+            {"classes": {"speaker": "spk0"}},
+            ArgumentError,
+            "'speaker' has 'spk0': give a list of labels as text",
+        ),
+        (
+            {"classes": {"speaker": [0, 1]}},
+            ArgumentError,
+            r"'speaker' has \[0, 1\]: give a list of labels as text",
+        ),
+        (
+            {"classes": {"speaker": ["a", "a"]}},
+            ArgumentError,
+            "'speaker' has the same label twice: 'a', 'a'",
+        ),
+        (
+            {"classes": 5},
+            ArgumentError,
+            "classes is 5: give the name of a column, or labels by column",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(cache, manifest, options, error, what):
@@ -222,6 +310,8 @@ def test_rows_are_selected_by_a_function_of_what_an_item_has(cache):
     assert list(dataset.ids) == ["utt-2", "utt-10", "utt-11", "utt-12"]
     assert seen[4] == {"id": "utt-4", "speaker": "spk1", "digit": 4, "n": 4}
     types = {"columns": {"digit": str, "n": int}, "classes": "n"}
-    dataset = FeatureDataset(cache, ROWS, where=lambda row: row["digit"] == "3" and row["n"] == "13", **types)
+    dataset = FeatureDataset(
+        cache, ROWS, where=lambda row: row["digit"] == "3" and row["n"] == "13", **types
+    )
     assert list(dataset.ids) == ["utt-13"]
     assert dataset.classes == {"n": ["13"]}

@@ -1,4 +1,5 @@
-"""Everything at once: several versions, crops, quantised features, codebooks, copies and tiers, as done one by one."""
+"""Everything at once: several versions, crops, quantised features, codebooks, copies and
+tiers, as done one by one."""
 
 import math
 from fractions import Fraction
@@ -34,7 +35,11 @@ def made(tmp_path_factory):
             arrays[ids[row]] = drawn.astype(np.uint16 if name == "codes" else np.float32)
         items = list(arrays.items())
         shards = [dict(items[first : first + 9]) for first in range(0, len(items), 9)]
-        options = {"frame_rate": rate, "quantized": name == "quantized", "augment": {"speed": [0.9, 1.0]}}
+        options = {
+            "frame_rate": rate,
+            "quantized": name == "quantized",
+            "augment": {"speed": [0.9, 1.0]},
+        }
         make_version(folder, *shards, name=name, **options)
         cache = featcache.open(folder, name)
         stored[name] = {id_: np.array(cache[id_]) for id_ in arrays}
@@ -71,7 +76,9 @@ def parts_of(stored, names, ids, crop, epoch, positions):
             windows = [(0, len(array)) for array in arrays]
         else:
             window = crop.frames or max(1, round(crop.seconds * float(rates[0])))
-            available = min(math.floor(len(array) / ratio) for array, ratio in zip(arrays, ratios, strict=True))
+            available = min(
+                math.floor(len(array) / ratio) for array, ratio in zip(arrays, ratios, strict=True)
+            )
             first = first_frame(crop, window, available, position, epoch, step)
             windows = [(round(first * ratio), max(1, round(window * ratio))) for ratio in ratios]
         for name, array, (first, count) in zip(names, arrays, windows, strict=True):
@@ -80,14 +87,19 @@ def parts_of(stored, names, ids, crop, epoch, positions):
 
 
 crops = st.builds(
-    Crop, frames=st.integers(1, 60), where=st.sampled_from(["random", "start", "center"]), seed=st.integers(0, 2**40)
+    Crop,
+    frames=st.integers(1, 60),
+    where=st.sampled_from(["random", "start", "center"]),
+    seed=st.integers(0, 2**40),
 )
 asked_for = st.builds(  # a dataset, and the batches that are read of it
     SimpleNamespace,
     names=st.lists(st.sampled_from(list(VERSIONS)), min_size=1, max_size=3, unique=True),
     crop=st.none() | crops,
     codebooks=st.none() | st.integers(1, 4),
-    rows=st.lists(st.lists(st.integers(-2 * COUNT, 2 * COUNT - 1), max_size=6), min_size=1, max_size=4),
+    rows=st.lists(
+        st.lists(st.integers(-2 * COUNT, 2 * COUNT - 1), max_size=6), min_size=1, max_size=4
+    ),
     epoch=st.integers(0, 5),
     ram=st.sampled_from([None, "1MB"]),
     has_manifest=st.booleans(),
@@ -98,14 +110,26 @@ asked_for = st.builds(  # a dataset, and the batches that are read of it
 
 @given(asked_for)
 def test_a_loader_gives_what_the_slow_way_gives(made, asked):
-    names, crop, codebooks, rows, copies = asked.names, asked.crop, asked.codebooks, asked.rows, asked.copies
+    names, crop, codebooks, rows, copies = (
+        asked.names,
+        asked.crop,
+        asked.codebooks,
+        asked.rows,
+        asked.copies,
+    )
     folder, stored = made
     if not copies:
         rows = [[row // 2 for row in batch] for batch in rows]
     caches = {name: featcache.open(folder, name, ram=asked.ram) for name in names}
-    manifest = [{"id": f"utt-{n}", "text": f"word {n}"} for n in range(COUNT)] if asked.has_manifest else None
+    manifest = (
+        [{"id": f"utt-{n}", "text": f"word {n}"} for n in range(COUNT)]
+        if asked.has_manifest
+        else None
+    )
     options = {"codebooks": {"codes": codebooks}} if codebooks and "codes" in names else {}
-    dataset = FeatureDataset(caches, manifest, crop=crop, padding_value=asked.padding, copies=copies, **options)
+    dataset = FeatureDataset(
+        caches, manifest, crop=crop, padding_value=asked.padding, copies=copies, **options
+    )
     assert len(dataset) == COUNT * (len(COPIES) if copies else 1)
     dataset.set_epoch(asked.epoch)
     first = caches[names[0]]
@@ -117,9 +141,13 @@ def test_a_loader_gives_what_the_slow_way_gives(made, asked):
             assert one["lengths"][names[0]].tolist() == dataset.lengths[batch_rows].tolist()
         assert batch["ids"] == ids
         if asked.has_manifest:
-            assert batch["text"] == [f"word {id_.removeprefix('utt-').removesuffix('_sp0.9')}" for id_ in ids]
+            assert batch["text"] == [
+                f"word {id_.removeprefix('utt-').removesuffix('_sp0.9')}" for id_ in ids
+            ]
         if copies:
-            assert batch["speed"].tolist() == [0.9 if id_.endswith("_sp0.9") else 1.0 for id_ in ids]
+            assert batch["speed"].tolist() == [
+                0.9 if id_.endswith("_sp0.9") else 1.0 for id_ in ids
+            ]
         parts = parts_of(stored, names, ids, crop, asked.epoch, first.find(ids).tolist())
         for name in names:
             width = codebooks if name == "codes" else None

@@ -16,7 +16,10 @@ from featcache.stats import moments
 
 SUFFIXES = ["_sp0.9", "_sp0.9_snr5", "", "_snr5"]
 VERSIONS = {
-    "both": ({"speed": [0.9, 1.0], "noise": {"manifest": "noises.csv", "snr": [5], "seed": 0}}, SUFFIXES),
+    "both": (
+        {"speed": [0.9, 1.0], "noise": {"manifest": "noises.csv", "snr": [5], "seed": 0}},
+        SUFFIXES,
+    ),
     "speeds": ({"speed": [0.9, 1.0, 1.1]}, ["_sp0.9", "", "_sp1.1"]),
     "plain": (None, [""]),
     "fast": ({"speed": [1.1]}, ["_sp1.1"]),
@@ -44,7 +47,9 @@ def both(made):
 
 def test_the_ids_of_utterances_give_all_their_copies(both):
     dataset = featcache.FeatureDataset(both, TRAIN)
-    assert list(dataset.ids) == [f"{id_}{suffix}" for id_ in ("utt-03", "utt-01") for suffix in SUFFIXES]
+    assert list(dataset.ids) == [
+        f"{id_}{suffix}" for id_ in ("utt-03", "utt-01") for suffix in SUFFIXES
+    ]
     assert list(dataset.columns["speaker"]) == ["x"] * 4 + ["y"] * 4
     assert dataset.columns["digit"].tolist() == [3] * 4 + [1] * 4
     assert dataset.columns["speed"].tolist() == [0.9, 0.9, 1.0, 1.0] * 2

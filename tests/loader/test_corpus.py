@@ -1,4 +1,5 @@
-"""A corpus is one sequence: the indexes of all its parts are mapped, and positions count through them."""
+"""A corpus is one sequence: the indexes of all its parts are mapped, and positions count
+through them."""
 
 import pickle
 import shutil
@@ -25,12 +26,16 @@ SHARDS = ([5, 4], [7], [3, 3, 2], [6])
 
 
 def make_corpus(folder, *parts, augment=None, prefix="{name}-{at}"):
-    """Make a corpus of the parts `p0`, `p1` …, of whose shards the numbers of utterances are given; of the third one of
-    the first shard of `p0`, the id is `p0-0-2`, unless the prefix is another."""
+    """Make a corpus of the parts `p0`, `p1` …, of whose shards the numbers of utterances
+    are given; of the third one of the first shard of `p0`, the id is `p0-0-2`, unless the
+    prefix is another."""
     for number, sizes in enumerate(parts):
         name = f"p{number}"
         prefixes = [prefix.format(name=name, at=at) for at in range(len(sizes))]
-        shards = [make_features(sizes[at], seed=100 * number + at, prefix=one) for at, one in enumerate(prefixes)]
+        shards = [
+            make_features(sizes[at], seed=100 * number + at, prefix=one)
+            for at, one in enumerate(prefixes)
+        ]
         version = make_version(folder / name, *shards, augment=augment)
         put_part(folder, Part(name, f"/manifests/{name}.csv"))
         record_version(version, PartVersion.of(version, open_index(version)))
@@ -49,10 +54,14 @@ def test_a_corpus_is_the_caches_of_its_parts_one_after_another(folder):
     assert isinstance(corpus, featcache.Corpus)
     assert corpus.parts == ["p0", "p1", "p2", "p3"]
     assert len(corpus) == len(whole) == 30
-    assert all(np.array_equal(one, other) for one, other in zip(corpus.values(), whole, strict=True))
+    assert all(
+        np.array_equal(one, other) for one, other in zip(corpus.values(), whole, strict=True)
+    )
     assert [*corpus] == [name for name, _ in corpus.items()] == [*corpus.ids]
     assert [*corpus.ids] == [id_ for cache in caches for id_ in cache.ids]
-    assert np.array_equal(np.asarray(corpus.lengths), np.concatenate([cache.lengths for cache in caches]))
+    assert np.array_equal(
+        np.asarray(corpus.lengths), np.concatenate([cache.lengths for cache in caches])
+    )
     assert np.array_equal(corpus["p2", 3], caches[2][3])
     assert np.array_equal(corpus["p2", "p2-1-0"], corpus["p2-1-0"])
     assert corpus.locate(-1) == ("p3", 5)
@@ -94,7 +103,11 @@ INDICES = st.one_of(
     st.lists(SOME, max_size=5),
     st.lists(st.booleans(), min_size=30, max_size=30),
     npst.arrays(bool, st.sampled_from([30, 30, 29, (30, 1), ()])),
-    npst.arrays(npst.integer_dtypes(), npst.array_shapes(min_dims=0, max_dims=2), elements=st.integers(0, 29)),
+    npst.arrays(
+        npst.integer_dtypes(),
+        npst.array_shapes(min_dims=0, max_dims=2),
+        elements=st.integers(0, 29),
+    ),
     npst.arrays(np.int64, st.integers(0, 5), elements=SOME),
     npst.basic_indices((30,), allow_newaxis=True, allow_ellipsis=True),
     st.sampled_from([np.float64(3), [0.5], None, "utt", np.array([3.0])]),
@@ -119,10 +132,14 @@ def test_a_column_is_indexed_as_an_array_is(columns, at):
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_an_epoch_of_workers_takes_a_few_shards_of_any_parts(folder, context):
     dataset = featcache.FeatureDataset(featcache.open(folder))
-    sampler = BucketBatchSampler(dataset.lengths, max_frames=120, shards=dataset.shards, shards_in_memory=2)
+    sampler = BucketBatchSampler(
+        dataset.lengths, max_frames=120, shards=dataset.shards, shards_in_memory=2
+    )
     assert sorted(at for batch in sampler for at in batch) == [*range(30)]
     workers = {"num_workers": 2, "multiprocessing_context": context}
-    loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate, **workers)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_sampler=sampler, collate_fn=dataset.collate, **workers
+    )
     assert_same(loader, list(featcache.DataLoader(dataset, sampler)))
 
 
@@ -135,30 +152,40 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
     assert [*dataset.ids] == [f"{name}-1-{number}" for name in ("p0", "p2") for number in range(3)]
     batch = dataset.batch([4, 2])
     assert (batch["digit"].tolist(), batch["speaker"]) == ([1, 2], ["of p2", "of p0"])
-    assert np.array_equal(batch["features"]["two"][0][: batch["lengths"]["two"][0]].numpy(), corpus["p2", "p2-1-1"])
+    assert np.array_equal(
+        batch["features"]["two"][0][: batch["lengths"]["two"][0]].numpy(), corpus["p2", "p2-1-1"]
+    )
     assert len(featcache.FeatureDataset(corpus, tmp_path / "p2.csv", columns=["digit"])) == 3
     (tmp_path / "p9.csv").write_text("id\na\n")
     with pytest.raises(StoreError, match="there is no part 'p9'"):
         featcache.FeatureDataset(corpus, tmp_path / "p9.csv")
     (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
-    with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some manifests, text in others"):
+    with pytest.raises(
+        ManifestError, match="the column 'digit' holds numbers in some manifests, text in others"
+    ):
         featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
     for lacking in ("p0", "p2"):
         for name in ("p0", "p2"):
             header, cell = ("id", "") if name == lacking else ("id,age", ",7")
             (tmp_path / f"{name}.csv").write_text(f"{header}\n{name}-1-0{cell}\n")
-        with pytest.raises(ManifestError, match="not all of these manifests have a column 'age': leave it out of"):
+        with pytest.raises(
+            ManifestError, match="not all of these manifests have a column 'age': leave it out of"
+        ):
             featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
 
 
 def test_caches_beside_a_corpus_come_first(folder, tmp_path):
-    """The corpus is looked through for their ids; the ids of its parts may be alike, and a cache has one of each."""
+    """The corpus is looked through for their ids; the ids of its parts may be alike, and
+    a cache has one of each."""
     corpus, cache = featcache.open(folder), featcache.open(folder / "p2")
     dataset = featcache.FeatureDataset({"one": cache, "two": corpus})
     assert [*dataset.ids] == [*cache.ids]
     features = dataset[1]["features"]
     assert torch.equal(features["one"], features["two"])
-    with pytest.raises(ArgumentError, match="first version is a corpus, and not all others are: give one first that"):
+    with pytest.raises(
+        ArgumentError,
+        match="first version is a corpus, and not all others are: give one first that",
+    ):
         featcache.FeatureDataset({"two": corpus, "one": cache})
     for versions in ({"one": cache, "two": corpus}, {"two": corpus, "one": cache}):
         what = "with a corpus, all versions are corpora, and manifest= is the path of"
@@ -167,7 +194,9 @@ def test_caches_beside_a_corpus_come_first(folder, tmp_path):
 
 
 def test_the_copies_of_a_corpus_are_rows_with_their_speeds(tmp_path):
-    corpus = featcache.open(make_corpus(tmp_path / "corpus", [2], [3], augment={"speed": [0.9, 1.0]}))
+    corpus = featcache.open(
+        make_corpus(tmp_path / "corpus", [2], [3], augment={"speed": [0.9, 1.0]})
+    )
     assert featcache.FeatureDataset(corpus).batch([4, 0])["speed"].tolist() == [1.0, 1.0]
 
 
@@ -184,16 +213,21 @@ def test_a_corpus_in_an_object_store(folder):
     store = open_store(there)
     store.remove("index")
     store.put("shards/0123456789abcdef/items/zarr.json", b"{}")  # of a copy that was killed
-    with pytest.warns(FeatcacheWarning, match="the folder of its part p1 is not there; `featcache extract` with"):
+    with pytest.warns(
+        FeatcacheWarning, match="the folder of its part p1 is not there; `featcache extract` with"
+    ):
         corpus = featcache.open(str(to), ram="1MB")
     assert corpus.parts == ["p0", "p2", "p3"]
-    assert all(np.array_equal(corpus["p2", at], featcache.open(folder)["p2", at]) for at in range(8))
+    assert all(
+        np.array_equal(corpus["p2", at], featcache.open(folder)["p2", at]) for at in range(8)
+    )
     positions = [22, 0, 9]
     assert torch.equal(corpus.batch(positions)[0], corpus.batch(positions, check=True)[0])
 
 
 def test_what_has_changed_since(folder, tmp_path):
-    """An opened corpus stays as it was; a new one is as the parts are now, which are then looked at."""
+    """An opened corpus stays as it was; a new one is as the parts are now, which are then
+    looked at."""
     corpus = make_corpus(tmp_path / "corpus", *SHARDS[:2])
     before = featcache.open(corpus)
     sent = pickle.dumps(before)
@@ -229,10 +263,13 @@ def test_adapters_refuse_ids_that_lead_to_another_part(tmp_path):
     corpus = featcache.open(make_corpus(tmp_path / "corpus", [3], [3], prefix="utt"))
     whole = featcache.FeatureDataset(corpus)
     for adapt in (cuts, to_hf, to_dynamic_item_dataset):
-        with pytest.raises(ArgumentError, match=r"'utt-0', .* only the first is found: pass the cache of one part"):
+        with pytest.raises(
+            ArgumentError, match=r"'utt-0', .* only the first is found: pass the cache of one part"
+        ):
             adapt(whole)
         assert len(adapt(corpus.part("p1"))) == len(adapt(whole.subset([0, 1]))) + 1 == 3
-    second = to_dynamic_item_dataset(whole.subset([5, 3]))  # a dataset's ids are looked for in that alone
+    # a dataset's ids are looked for in that alone
+    second = to_dynamic_item_dataset(whole.subset([5, 3]))
     assert [len(one["feats"]) for one in second] == corpus.lengths[[5, 3]].tolist()
 
 

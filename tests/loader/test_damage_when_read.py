@@ -1,7 +1,8 @@
-"""Damage that reading meets: what a cache says of it; files truncated where they are, and sectors that cannot be read.
+"""Damage that reading meets: what a cache says of it; files truncated where they are, and
+sectors that cannot be read.
 
-What could end in a signal runs in a process of its own, which the kernel would end by SIGBUS if what it reads were
-mapped."""
+What could end in a signal runs in a process of its own, which the kernel would end by
+SIGBUS if what it reads were mapped."""
 
 import errno
 import os
@@ -47,7 +48,11 @@ def messages_of(cache):
         lambda: [cache.item(id_, **part, check=True) for id_ in cache.ids],
         lambda: cache.batch(everything, check=True),
         lambda: cache.batch(everything, **part, check=True),
-        lambda: [*featcache.DataLoader(featcache.FeatureDataset(cache), [everything[:10], everything[10:]])],
+        lambda: [
+            *featcache.DataLoader(
+                featcache.FeatureDataset(cache), [everything[:10], everything[10:]]
+            )
+        ],
     ):
         with pytest.raises(DamagedError) as caught:
             read()
@@ -101,10 +106,19 @@ def test_statistics_read_from_the_file(version):
 
 
 @pytest.mark.parametrize(
-    "name", ["zarr.json", "features/c/0/0", "items/c/0/0", "text/c/0", "side_scales/c/0", "../../zarr.json"]
+    "name",
+    [
+        "zarr.json",
+        "features/c/0/0",
+        "items/c/0/0",
+        "text/c/0",
+        "side_scales/c/0",
+        "../../zarr.json",
+    ],
 )
 def test_a_bad_sector_is_damage_wherever_it_is(version, bad_sector, name):
-    """Reading with `check`, and the commands: one line that names the file, and never a bare OSError."""
+    """Reading with `check`, and the commands: one line that names the file, and never a
+    bare OSError."""
     path = os.path.normpath(features_of(version).parents[3] / name)
     shutil.rmtree(version.path / "index")
     bad_sector(path.__eq__, 2000 if name == "features/c/0/0" else 0)
@@ -118,7 +132,9 @@ def test_a_bad_sector_is_damage_wherever_it_is(version, bad_sector, name):
     def run(command, *arguments):
         done = CliRunner().invoke(main, [command, str(version.path), *arguments])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.output
-        assert done.exit_code == 0 or (done.exit_code == 1 and "Input/output error" in done.output), done.output
+        assert done.exit_code == 0 or (
+            done.exit_code == 1 and "Input/output error" in done.output
+        ), done.output
         return done.exit_code
 
     def read_by_all():
@@ -151,11 +167,14 @@ def test_repair_keeps_what_is_not_on_the_bad_sector(plain, sound, scratch, bad_s
 class TestDamage:
     @pytest.fixture
     def version(self, tmp_path):
-        return make_version(tmp_path, make_features(5, max_frames=9), make_features(5, prefix="new"))
+        return make_version(
+            tmp_path, make_features(5, max_frames=9), make_features(5, prefix="new")
+        )
 
     def test_a_flipped_bit_is_found_by_checking(self, tmp_path, version):
         shard = version.shard(featcache.open(tmp_path).index.shards[0])
-        flip(shard.folder / "features" / "c" / "0" / "0", 100)  # in the first utterance's features
+        # in the first utterance's features
+        flip(shard.folder / "features" / "c" / "0" / "0", 100)
         cache, checking = featcache.open(tmp_path), featcache.open(tmp_path, check=True)
         for read in (
             lambda: cache.item("utt-0", check=True),
@@ -164,17 +183,27 @@ class TestDamage:
             lambda: checking.batch(["utt-1", "utt-0"]),
             lambda: list(checking.values()),
         ):
-            with pytest.raises(DamagedError, match=rf"utt-0: damaged: .*{shard.name}.*featcache repair {version.path}"):
+            with pytest.raises(
+                DamagedError,
+                match=rf"utt-0: damaged: .*{shard.name}.*featcache repair {version.path}",
+            ):
                 read()
-        assert cache[0].shape == checking.item(0, check=False).shape == checking.batch([0], check=False)[0][0].shape
+        assert (
+            cache[0].shape
+            == checking.item(0, check=False).shape
+            == checking.batch([0], check=False)[0][0].shape
+        )
         checking.batch(range(1, 10))
 
     @pytest.mark.parametrize("options", [{}, {"ram": "1MB"}])
-    def test_the_very_bytes_that_are_given_are_checked(self, tmp_path, version, monkeypatch, options):
+    def test_the_very_bytes_that_are_given_are_checked(
+        self, tmp_path, version, monkeypatch, options
+    ):
         cache = featcache.open(tmp_path, check=True, **options)
         real = Shards._read_into
 
-        def read_into(shards, out, *arguments):  # wrong, as if a copy took the place of the original just then
+        # wrong, as if a copy took the place of the original just then
+        def read_into(shards, out, *arguments):
             real(shards, out, *arguments)
             out += 1
 
@@ -188,14 +217,20 @@ class TestDamage:
             ("show", "features/c/0/0"),
             ("show", "text/c/0"),
             ("stats", "features/c/0/0"),
-            *((command, name) for command in ("info", "show", "stats") for name in ("zarr.json", "../../zarr.json")),
+            *(
+                (command, name)
+                for command in ("info", "show", "stats")
+                for name in ("zarr.json", "../../zarr.json")
+            ),
         ],
     )
     def test_a_command_says_once_what_mends_it(self, cli, tmp_path, version, command, name):
         path = version.shard(featcache.open(tmp_path).index.shards[0]).folder / name
         shutil.rmtree(version.path / "index")  # so that it is built from what the shards say
         path.write_bytes(path.read_bytes()[:-50])
-        (line,) = cli.refused(command, tmp_path, *(["utt-0"] if command == "show" else []), code=1).splitlines()
+        (line,) = cli.refused(
+            command, tmp_path, *(["utt-0"] if command == "show" else []), code=1
+        ).splitlines()
         assert line.count("featcache repair") == 1
         assert line.endswith(f"; `featcache repair {version.path} --manifest MANIFEST` repairs it")
 
@@ -208,5 +243,7 @@ class TestDamage:
     def test_a_shard_that_cannot_be_mapped_is_a_store_error(self, tmp_path, version, monkeypatch):
         cache = featcache.open(tmp_path)
         monkeypatch.setattr("featcache.storage.directory.map_file", refusing(errno.ENOMEM))
-        with pytest.raises(StoreError, match=f"{cache.index.shards[0]}/.*: cannot be read: Cannot allocate memory"):
+        with pytest.raises(
+            StoreError, match=f"{cache.index.shards[0]}/.*: cannot be read: Cannot allocate memory"
+        ):
             cache[0]

@@ -1,4 +1,5 @@
-"""featcache.DataLoader: the batches of its dataset, ahead of time, in memory that is used again, of any dtype."""
+"""featcache.DataLoader: the batches of its dataset, ahead of time, in memory that is used
+again, of any dtype."""
 
 import gc
 import math
@@ -12,7 +13,14 @@ import torch
 from damage import flip
 from forking import run_forked
 from make_cache import assert_same, codes_cache, make_features, make_version
-from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DistributedSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
@@ -111,11 +119,15 @@ def test_random_crops_follow_the_samplers_epoch(cache):
 
 @pytest.mark.parametrize("prefetch", [1, 4])
 @pytest.mark.parametrize("seen", [0, 1, 5])
-def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead(cache, prefetch, seen):
+def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead(
+    cache, prefetch, seen
+):
     dataset = FeatureDataset(cache, crop=Crop(frames=3))
 
     def loader():
-        return DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4), prefetch=prefetch)
+        return DataLoader(
+            dataset, BucketBatchSampler(dataset.lengths, batch_size=4), prefetch=prefetch
+        )
 
     whole = loader()
     whole.set_epoch(3)
@@ -180,7 +192,9 @@ def test_the_epochs_of_a_sampler_in_a_batch_sampler_are_gone_through(cache):
 
 
 @pytest.mark.parametrize("crop", [None, np.int64(3)])
-@pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda rows: list(torch.tensor(rows))])
+@pytest.mark.parametrize(
+    "make", [list, np.array, torch.tensor, lambda rows: list(torch.tensor(rows))]
+)
 def test_positions_may_be_of_any_integers_and_count_from_the_end(cache, make, crop):
     dataset = FeatureDataset(cache, crop=crop)
     (batch,) = DataLoader(dataset, [make([-1, 3, -50, 3])])
@@ -192,7 +206,9 @@ def test_what_is_no_position_is_refused(dataset):
     with pytest.raises(ArgumentError, match=r"rows are float64 \[1\]: give a list of positions"):
         dataset.batch([1.5])
     for rows in (None, 3, np.array(3), torch.tensor(3), [[1], [2, 3]]):
-        with pytest.raises(ArgumentError, match=re.escape(f"rows is {rows!r}: give a list of positions")):
+        with pytest.raises(
+            ArgumentError, match=re.escape(f"rows is {rows!r}: give a list of positions")
+        ):
             dataset.batch(rows)
     for row in ("utt-1", slice(3), 1.0):
         with pytest.raises(ArgumentError, match="give the position of an utterance"):
@@ -202,17 +218,24 @@ def test_what_is_no_position_is_refused(dataset):
     for row in (50, -51):
         with pytest.raises(IndexError, match=f"no utterance at {row}: the dataset has 50$"):
             dataset.batch([row])
-    with pytest.raises(ArgumentError, match=r"the sampler gives 3: featcache.DataLoader needs lists of positions"):
+    with pytest.raises(
+        ArgumentError, match=r"the sampler gives 3: featcache.DataLoader needs lists of positions"
+    ):
         next(iter(DataLoader(dataset, [3, 1])))
     for has_epochs in (dataset, BucketBatchSampler([3], batch_size=1)):
-        with pytest.raises(ArgumentError, match="epoch is -1: it must be a whole number, 0 or more"):
+        with pytest.raises(
+            ArgumentError, match="epoch is -1: it must be a whole number, 0 or more"
+        ):
             has_epochs.set_epoch(-1)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        *[("codes", value, "uint16, .* a whole number from 0 to 65535") for value in (-100, 70_000, 0.5, math.nan)],
+        *[
+            ("codes", value, "uint16, .* a whole number from 0 to 65535")
+            for value in (-100, 70_000, 0.5, math.nan)
+        ],
         ("fbank", 1e6, "float16, which ends at 65504"),
         ("fbank", "x", "give a number"),
     ],
@@ -235,7 +258,10 @@ def test_goes_to_other_processes(dataset):
 
 def test_a_state_is_not_for_every_sampler(dataset):
     loader = DataLoader(dataset, [[1]])
-    with pytest.raises(ArgumentError, match=r"the sampler, a list, keeps no state: featcache.BucketBatchSampler does"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"the sampler, a list, keeps no state: featcache.BucketBatchSampler does",
+    ):
         loader.state_dict()
     loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
     for state in ({}, None, {"epoch": 1}):
@@ -244,7 +270,8 @@ def test_a_state_is_not_for_every_sampler(dataset):
 
 
 def test_counts_the_seconds_that_training_waits(dataset, monkeypatch):
-    times = iter([0, 1, 11, 13, 23, 26, 36])  # training waits for 1, 2 and 3 s, and takes 10 s after each
+    # training waits for 1, 2 and 3 s, and takes 10 s after each
+    times = iter([0, 1, 11, 13, 23, 26, 36])
     monkeypatch.setattr(featcache.loader.data_loader, "perf_counter", lambda: next(times))
     loader = DataLoader(dataset, [[1]] * 3)
     waited = [loader.waited for _ in loader]
@@ -259,9 +286,16 @@ class TestEnds:
         version = make_version(tmp_path / "features", features)
         (chunk,) = version.path.glob("shards/*/features/c/0/0")
         flip(chunk, 0)
-        for check, error, what in ((True, DamagedError, "utt-0: damaged"), (False, KeyError, "speaker")):
+        for check, error, what in (
+            (True, DamagedError, "utt-0: damaged"),
+            (False, KeyError, "speaker"),
+        ):
             dataset = FeatureDataset(featcache.open(tmp_path / "features", check=check))
-            transform = None if check else lambda batch: batch if "utt-0" not in batch["ids"] else batch["speaker"]
+            transform = (
+                None
+                if check
+                else lambda batch: batch if "utt-0" not in batch["ids"] else batch["speaker"]
+            )
             batches = iter(DataLoader(dataset, [[1], [2], [0], [3]], transform=transform))
             assert [next(batches)["ids"] for _ in range(2)] == [["utt-1"], ["utt-2"]]
             with pytest.raises(error, match=what):
@@ -284,7 +318,9 @@ class TestEnds:
         next(batches)
 
         def child():
-            with pytest.raises(FeatcacheError, match="an iteration cannot continue in a forked process"):
+            with pytest.raises(
+                FeatcacheError, match="an iteration cannot continue in a forked process"
+            ):
                 next(batches)
             assert len(list(DataLoader(dataset, BATCHES))) == len(BATCHES)
 
@@ -314,19 +350,40 @@ class TestEnds:
     ("options", "what"),
     [
         ({"prefetch": "a"}, "prefetch is 'a': it must be a whole number, 1 or more"),
-        ({"device": "gpu"}, "device is 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
+        (
+            {"device": "gpu"},
+            "device is 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on",
+        ),
         ({"device": 1.5}, "device is 1.5: not a torch device"),
         ({"device": "cuda:99"}, "device is 'cuda:99': there is no such device; torch sees"),
         ({"dtype": "float32"}, "dtype is 'float32': give one of torch's, such as torch.float32"),
-        ({"dtype": torch.int64}, "dtype is torch.int64, which would cut off fractions: these features are float16"),
+        (
+            {"dtype": torch.int64},
+            "dtype is torch.int64, which would cut off fractions: these features are float16",
+        ),
         ({"prefetch": 0}, "prefetch is 0: it must be a whole number, 1 or more"),
-        ({"batch_sampler": 3}, "batch_sampler is 3: give lists of positions; batch_size= limits rows"),
-        ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
-        ({"prefetch": 2**63}, f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576"),
+        (
+            {"batch_sampler": 3},
+            "batch_sampler is 3: give lists of positions; batch_size= limits rows",
+        ),
+        (
+            {"dtype": {"features": torch.float32}},
+            "dtype is given by name, but the dataset has one version",
+        ),
+        (
+            {"prefetch": 2**63},
+            f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576",
+        ),
         ({"batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
         ({"transform": "f"}, "transform is 'f': give a function of a batch"),
-        ({"batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it takes max_frames, batch_"),
-        ({"batch_sampler": None}, "nothing says what the batches are: give batch_size= or max_frames="),
+        (
+            {"batch_size": 4, "num_workers": 2},
+            "featcache.DataLoader has no num_workers: it takes max_frames, batch_",
+        ),
+        (
+            {"batch_sampler": None},
+            "nothing says what the batches are: give batch_size= or max_frames=",
+        ),
         ({"batch_sampler": None, "shuffle": True}, "nothing says what the batches are"),
         (
             {"batch_sampler": None, "max_frames": 2**63},
@@ -341,8 +398,15 @@ def test_arguments_that_do_not_do_are_one_line(dataset, options, what):
 
 
 def test_takes_nothing_but_a_feature_dataset(dataset):
-    for other in (Subset(TensorDataset(torch.zeros(3)), [1]), ConcatDataset([dataset, dataset]), [dataset]):
-        with pytest.raises(ArgumentError, match=r"dataset is a \w+: featcache.DataLoader takes a FeatureDataset, or a"):
+    for other in (
+        Subset(TensorDataset(torch.zeros(3)), [1]),
+        ConcatDataset([dataset, dataset]),
+        [dataset],
+    ):
+        with pytest.raises(
+            ArgumentError,
+            match=r"dataset is a \w+: featcache.DataLoader takes a FeatureDataset, or a",
+        ):
             DataLoader(other, BATCHES)
 
 
@@ -357,7 +421,8 @@ class TestOnAGpu:
         loader = DataLoader(dataset, sampler, device="cuda", dtype=dtype, prefetch=4)
         for batch, rows in zip(loader, sampler, strict=True):
             assert all(batch[name].is_cuda for name in ("features", "lengths", "digit"))
-            torch.cuda._sleep(1_000_000)  # training is slow: nobody may touch the batch meanwhile
+            # training is slow: nobody may touch the batch meanwhile
+            torch.cuda._sleep(1_000_000)
             plain = dataset.batch(rows)
             expected = plain["features"] if dtype is None else plain["features"].to(dtype)
             assert torch.equal(batch["features"].cpu(), expected)
@@ -370,15 +435,22 @@ class TestOnAGpu:
             torch.cuda._sleep(1_000_000)
             return {"doubled": [2 * batch["features"].float()]}
 
-        for batch, rows in zip(DataLoader(dataset, sampler, device="cuda", transform=transform), sampler, strict=True):
+        for batch, rows in zip(
+            DataLoader(dataset, sampler, device="cuda", transform=transform), sampler, strict=True
+        ):
             torch.cuda._sleep(1_000_000)
-            assert torch.equal(batch["doubled"][0].cpu(), 2 * dataset.batch(rows)["features"].float())
+            assert torch.equal(
+                batch["doubled"][0].cpu(), 2 * dataset.batch(rows)["features"].float()
+            )
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *[("fbank", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)],
+        *[
+            ("fbank", dtype)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+        ],
         *[("codes", dtype) for dtype in (torch.int16, torch.int32, torch.int64)],
         ("levels", torch.float16),
     ],
@@ -393,7 +465,10 @@ def test_converts_to_a_dtype_that_holds_the_values(folder, name, dtype):
 @pytest.mark.parametrize(
     ("dtype", "what"),
     [
-        (torch.bfloat16, "dtype is torch.bfloat16, and these features are .*: give one of integers"),
+        (
+            torch.bfloat16,
+            "dtype is torch.bfloat16, and these features are .*: give one of integers",
+        ),
         (torch.float32, "give one of integers"),
         (torch.bool, "give one of integers"),
         (torch.uint8, "dtype is torch.uint8, which ends at 255: these features go up to 1,023"),
@@ -416,7 +491,9 @@ def test_what_codes_are_padded_with_is_held_too(folder):
 
 def test_padding_below_0_needs_a_dtype_that_holds_it(tmp_path):
     dataset = FeatureDataset(codes_cache(tmp_path, dtype="int64"), padding_value=-1)
-    with pytest.raises(ArgumentError, match=r"dtype is torch.uint16, which begins at 0, and padding_value is -1$"):
+    with pytest.raises(
+        ArgumentError, match=r"dtype is torch.uint16, which begins at 0, and padding_value is -1$"
+    ):
         DataLoader(dataset, [[1]], dtype=torch.uint16)
     (batch,) = DataLoader(dataset, [[0, 1]], dtype=torch.int16)
     assert torch.equal(batch["features"], dataset.batch([0, 1])["features"].to(torch.int16))
@@ -431,7 +508,9 @@ def test_padding_below_0_needs_a_dtype_that_holds_it(tmp_path):
         ({"codes": torch.int64}, (torch.float16, torch.int64)),
     ],
 )
-def test_of_several_versions_one_dtype_is_for_those_that_it_fits_and_others_are_given_by_name(folder, dtype, expected):
+def test_of_several_versions_one_dtype_is_for_those_that_it_fits_and_others_are_given_by_name(
+    folder, dtype, expected
+):
     dataset = both_of(folder)
     (batch,) = DataLoader(dataset, [[3, 1]], dtype=dtype)
     features, plain = batch["features"], dataset.batch([3, 1])["features"]
@@ -448,7 +527,9 @@ def both_of(folder):
 
 def test_levels_become_values_on_the_device(folder):
     """As it is done on a GPU, here on the CPU."""
-    dataset = FeatureDataset(featcache.open(folder, "levels"), padding_value=-7, crop=Crop(frames=9))
+    dataset = FeatureDataset(
+        featcache.open(folder, "levels"), padding_value=-7, crop=Crop(frames=9)
+    )
     for rows in BATCHES:
         (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
         values = dequantized(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)

@@ -1,4 +1,5 @@
-"""A dataset: features joined with the columns of a manifest, alone, in torch's DataLoader, in subsets."""
+"""A dataset: features joined with the columns of a manifest, alone, in torch's
+DataLoader, in subsets."""
 
 import copy
 import os
@@ -31,7 +32,9 @@ def folder(tmp_path_factory, features):
 @pytest.fixture
 def manifest(written):
     """Six of the utterances, in another order, with columns."""
-    rows = [f"utt-{n},{n}.wav,{n / 2 if n else ''},spk{n % 2},hello {n}" for n in (4, 2, 11, 0, 19, 7)]
+    rows = [
+        f"utt-{n},{n}.wav,{n / 2 if n else ''},spk{n % 2},hello {n}" for n in (4, 2, 11, 0, 19, 7)
+    ]
     return written("\n".join(["ID,wav,start,speaker,text", *rows]))
 
 
@@ -53,7 +56,13 @@ class TestFeatureDataset:
         assert dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
         item = dataset[2]
         assert torch.equal(item.pop("features"), torch.from_numpy(features["utt-11"]))
-        assert item == {"id": "utt-11", "path": "11.wav", "start": 5.5, "speaker": "spk1", "text": "hello 11"}
+        assert item == {
+            "id": "utt-11",
+            "path": "11.wav",
+            "start": 5.5,
+            "speaker": "spk1",
+            "text": "hello 11",
+        }
         assert np.isnan(dataset[3]["start"])
         assert dataset[-1]["id"] == dataset[np.int64(5)]["id"] == "utt-7"
         for row in (6, -7):
@@ -62,15 +71,22 @@ class TestFeatureDataset:
 
     def test_a_path_may_be_of_another_type(self, cache, manifest):
         (entry,) = (each for each in os.scandir(manifest.parent) if each.name == manifest.name)
-        assert featcache.FeatureDataset(cache, entry).ids == featcache.FeatureDataset(cache, manifest).ids
+        assert (
+            featcache.FeatureDataset(cache, entry).ids
+            == featcache.FeatureDataset(cache, manifest).ids
+        )
 
     def test_carries_the_columns_that_are_asked_for(self, cache, manifest):
         assert dataset_keys(cache, manifest, columns=["text"]) == {"id", "features", "text"}
         assert dataset_keys(cache, manifest, columns=()) == {"id", "features"}
-        assert dataset_keys(cache, manifest, columns=["id"]) == {"id", "features"}  # which is there anyway
+        # which is there anyway
+        assert dataset_keys(cache, manifest, columns=["id"]) == {"id", "features"}
         read = read_manifest(manifest)
         assert dataset_keys(cache, read, columns=["start"]) == {"id", "features", "start"}
-        with pytest.raises(ManifestError, match=r"train.csv: has no column 'txt'; it has 'path', 'start', 'speaker'"):
+        with pytest.raises(
+            ManifestError,
+            match=r"train.csv: has no column 'txt'; it has 'path', 'start', 'speaker'",
+        ):
             featcache.FeatureDataset(cache, manifest, columns=["txt"])
 
     def test_an_item_is_the_callers_own(self, cache, features):
@@ -78,19 +94,30 @@ class TestFeatureDataset:
         dataset[0]["features"].zero_()
         assert np.array_equal(dataset[0]["features"].numpy(), features["utt-0"])
 
-    def test_names_the_utterances_that_the_cache_has_not_and_goes_without_them_if_told_so(self, tmp_path, manifest):
+    def test_names_the_utterances_that_the_cache_has_not_and_goes_without_them_if_told_so(
+        self, tmp_path, manifest
+    ):
         features = make_features(8)
         cache = made_cache(tmp_path / "features", features, rows=ROWS)
-        with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"):
+        with pytest.raises(
+            MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"
+        ):
             featcache.FeatureDataset(cache, manifest)
         dataset = featcache.FeatureDataset(cache, manifest, skip_missing=True)
         assert list(dataset.ids) == ["utt-4", "utt-2", "utt-0", "utt-7"]
         assert dataset.skipped == ["utt-11", "utt-19"]
         batch = dataset.collate([dataset[row] for row in range(4)])
         assert batch["ids"] == list(dataset.ids)
-        assert batch["lengths"].tolist() == dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
-        assert [text.split()[-1] for text in batch["text"]] == [name.split("-")[1] for name in dataset.ids]
-        with pytest.raises(MissingItemError, match="2 of 2 utterances"):  # another corpus, surely
+        assert (
+            batch["lengths"].tolist()
+            == dataset.lengths.tolist()
+            == [len(features[name]) for name in dataset.ids]
+        )
+        assert [text.split()[-1] for text in batch["text"]] == [
+            name.split("-")[1] for name in dataset.ids
+        ]
+        # another corpus, surely
+        with pytest.raises(MissingItemError, match="2 of 2 utterances"):
             featcache.FeatureDataset(cache, [{"id": "else-1"}, {"id": "else-2"}], skip_missing=True)
 
     @pytest.mark.parametrize("name", ["ids", "features", "lengths"])
@@ -104,7 +131,11 @@ class TestFeatureDataset:
         dataset = featcache.FeatureDataset(cache)
         calls = []
         gather = type(cache).gather
-        monkeypatch.setattr(type(cache), "gather", lambda *args, **options: calls.append(1) or gather(*args, **options))
+        monkeypatch.setattr(
+            type(cache),
+            "gather",
+            lambda *args, **options: calls.append(1) or gather(*args, **options),
+        )
         list(DataLoader(Subset(dataset, range(3, 9)), batch_size=3, collate_fn=dataset.collate))
         assert len(calls) == 2
 
@@ -122,7 +153,8 @@ class TestFeatureDataset:
     def test_a_worker_that_only_passes_batches_on_says_what_is_faster(self, cache):
         dataset = featcache.FeatureDataset(cache)
         loader = DataLoader(dataset, batch_size=7, collate_fn=dataset.collate, num_workers=1)
-        with pytest.raises(featcache.FeatcacheWarning, match=r"featcache\.DataLoader"):  # warnings are errors in tests
+        # warnings are errors in tests
+        with pytest.raises(featcache.FeatcacheWarning, match=r"featcache\.DataLoader"):
             list(loader)
 
 
@@ -142,7 +174,8 @@ def dataset_keys(cache, manifest, **options):
     ],
 )
 def test_what_a_collate_function_gets_is_a_list(cache, manifest, change):
-    """It may be sliced, added to, copied, looked at: whatever is done to it, the batch is that of the rows."""
+    """It may be sliced, added to, copied, looked at: whatever is done to it, the batch is
+    that of the rows."""
     dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
     rows = change([3, 1, 5])
     changed = change(dataset.__getitems__([3, 1, 5]))
@@ -165,7 +198,10 @@ positions = st.lists(st.integers(-20, 19), max_size=25)
 def test_a_subset_of_a_subset_is_what_torchs_is(whole, rows, data):
     count = len(rows)
     again = data.draw(st.lists(st.integers(-count, count - 1), max_size=9)) if count else []
-    ours, torchs = whole.subset(rows).subset(np.array(again, np.int64)), Subset(Subset(whole, rows), again)
+    ours, torchs = (
+        whole.subset(rows).subset(np.array(again, np.int64)),
+        Subset(Subset(whole, rows), again),
+    )
     assert len(ours) == len(torchs)
     assert_same(list(ours), list(torchs))
     assert list(ours.ids) == [item["id"] for item in torchs]
@@ -177,12 +213,18 @@ def test_a_subset_of_a_subset_is_what_torchs_is(whole, rows, data):
 
 def test_what_torch_makes_of_datasets(whole):
     train, dev = random_split(whole, [0.7, 0.3], torch.Generator().manual_seed(0))
-    ids = [[id_ for batch in featcache.DataLoader(part, batch_size=4) for id_ in batch["ids"]] for part in (train, dev)]
+    ids = [
+        [id_ for batch in featcache.DataLoader(part, batch_size=4) for id_ in batch["ids"]]
+        for part in (train, dev)
+    ]
     assert [len(part) for part in ids] == [14, 6]
     assert sorted(ids[0] + ids[1]) == sorted(whole.ids)
-    (batch,) = DataLoader(whole, 8, sampler=SubsetRandomSampler([3, 5, 8]), collate_fn=whole.collate)
+    (batch,) = DataLoader(
+        whole, 8, sampler=SubsetRandomSampler([3, 5, 8]), collate_fn=whole.collate
+    )
     assert sorted(batch["ids"]) == sorted(whole.ids[row] for row in (3, 5, 8))
-    (batch,) = featcache.DataLoader(Subset(whole, range(3, 9)), [[-1, 0]])  # positions in the subset
+    # positions in the subset
+    (batch,) = featcache.DataLoader(Subset(whole, range(3, 9)), [[-1, 0]])
     assert batch["ids"] == [whole.ids[8], whole.ids[3]]
     both = DataLoader(ConcatDataset([whole, whole]), 7, collate_fn=whole.collate)
     assert [id_ for batch in both for id_ in batch["ids"]] == [*whole.ids, *whole.ids]

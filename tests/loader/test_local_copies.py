@@ -1,4 +1,5 @@
-"""Copies of shards on a local disk: made while originals are read, by one process or several, within a limit."""
+"""Copies of shards on a local disk: made while originals are read, by one process or
+several, within a limit."""
 
 import errno
 import fcntl
@@ -54,7 +55,9 @@ NAME = "0123456789abcdef"
 
 
 class TestCopying:
-    def test_what_is_read_is_copied_and_read_from_the_copy_once_it_is_whole(self, slow_folder, version, expected, disk):
+    def test_what_is_read_is_copied_and_read_from_the_copy_once_it_is_whole(
+        self, slow_folder, version, expected, disk
+    ):
         cache = featcache.open(slow_folder, copy_to=disk)
         assert not disk.exists()  # nothing is copied before it is asked for
         assert read_all(cache, expected)
@@ -66,7 +69,10 @@ class TestCopying:
         assert mapped(slow_folder) == set()
         assert read_all(cache, expected)
         batch, lengths = cache.batch(range(len(cache)), check=True)
-        assert all(np.array_equal(row[:n], array) for row, n, array in zip(batch, lengths, expected, strict=True))
+        assert all(
+            np.array_equal(row[:n], array)
+            for row, n, array in zip(batch, lengths, expected, strict=True)
+        )
 
     def test_only_the_shards_that_are_read_are_copied(self, slow_folder, disk):
         cache = featcache.open(slow_folder, copy_to=disk)
@@ -75,7 +81,9 @@ class TestCopying:
         wait_until_idle()
         assert {*copies_in(disk)} == {cache.index.shards[0]}
 
-    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, slow_folder, disk):
+    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(
+        self, slow_folder, disk
+    ):
         for _ in range(3):
             cache = settled(slow_folder, copy_to=disk)
         assert copying_threads() == []
@@ -110,7 +118,9 @@ class TestCopying:
         begun, go = paused(monkeypatch)
         caches = []
         for number in range(3):
-            version = make_version(tmp_path / str(number), *shards(number), params={"number": number})
+            version = make_version(
+                tmp_path / str(number), *shards(number), params={"number": number}
+            )
             caches.append(featcache.open(version.path, copy_to=disk))
             caches[-1].batch(range(len(caches[-1])))
         assert begun.wait(MOST_SECONDS)
@@ -131,8 +141,12 @@ class TestCopying:
         wait_until_idle()
         assert len(copies_in(disk)) == 1
 
-    @pytest.mark.parametrize("sent", [lambda cache: cache, lambda cache: pickle.loads(pickle.dumps(cache))])
-    def test_relative_folders_stay_where_they_were(self, slow_folder, expected, monkeypatch, tmp_path, sent):
+    @pytest.mark.parametrize(
+        "sent", [lambda cache: cache, lambda cache: pickle.loads(pickle.dumps(cache))]
+    )
+    def test_relative_folders_stay_where_they_were(
+        self, slow_folder, expected, monkeypatch, tmp_path, sent
+    ):
         monkeypatch.chdir(tmp_path)
         cache = featcache.open(slow_folder.relative_to(tmp_path), copy_to="copies")
         monkeypatch.chdir("/")
@@ -184,7 +198,9 @@ class TestLimit:
         assert mapped(disk) == set(map(str, there.values()))
         assert read_all(cache, expected)
 
-    def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(self, slow_folder, other, disk):
+    def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(
+        self, slow_folder, other, disk
+    ):
         settled(slow_folder, copy_to=disk)
         by_age = list(copies_in(disk).values())
         for age, path in enumerate(reversed(by_age)):
@@ -233,8 +249,14 @@ class TestLimit:
         settled(other.path, copy_to=disk, copy_limit=held(disk))
         assert other.shard_names()[0] in copies_in(disk)
 
-    def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, slow_folder, version, disk):
-        files = [disk / "mine", disk / "featcache" / "mine", disk / "featcache" / version.path.name / "mine"]
+    def test_other_files_in_the_folder_are_left_alone_and_do_not_count(
+        self, slow_folder, version, disk
+    ):
+        files = [
+            disk / "mine",
+            disk / "featcache" / "mine",
+            disk / "featcache" / version.path.name / "mine",
+        ]
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(bytes(10**6))
@@ -247,7 +269,12 @@ class TestLimit:
         def statvfs(path):
             size = max(sizes(slow_folder)) + 4
             blocks = 100 * size
-            free = 11 * size + 2 * size - held(disk) - sum(path.stat().st_size for path in parts_in(disk))
+            free = (
+                11 * size
+                + 2 * size
+                - held(disk)
+                - sum(path.stat().st_size for path in parts_in(disk))
+            )
             return os.statvfs_result((1, 1, blocks, free, free, 0, 0, 0, 0, 255))
 
         monkeypatch.setattr(places.os, "statvfs", statvfs)
@@ -379,7 +406,9 @@ def test_a_copy_that_went_bad_is_found_by_checking(slow_folder, disk):
     path = next(iter(copies_in(disk).values()))
     flip(path, 0)
     cache = settled(slow_folder, copy_to=disk)
-    with pytest.raises(DamagedError, match=f"features in {path} are not what was written; remove this copy"):
+    with pytest.raises(
+        DamagedError, match=f"features in {path} are not what was written; remove this copy"
+    ):
         cache.batch(range(len(cache)), check=True)
 
 
@@ -400,7 +429,8 @@ def test_the_folder_may_go_at_any_time(slow_folder, expected, disk, read):
 
 
 def test_links_in_the_folder_of_copies_are_not_followed(slow_folder, expected, disk, tmp_path):
-    """Neither to write a copy, nor to make room for one: what they lead to is not featcache's."""
+    """Neither to write a copy, nor to make room for one: what they lead to is not
+    featcache's."""
     settled(slow_folder, copy_to=disk)
     (home,) = disk.glob("featcache/*-*")
     victim = tmp_path / "victim"
@@ -412,11 +442,14 @@ def test_links_in_the_folder_of_copies_are_not_followed(slow_folder, expected, d
     home.symlink_to(victim)
     (disk / "featcache" / "another-0123456789ab.00c0ffee").symlink_to(victim)
     cache = featcache.open(slow_folder, copy_to=disk, copy_limit=20_000)
-    read_with_one_warning(cache, expected, f"{home}: Too many levels of symbolic links: no more shards are copied")
+    read_with_one_warning(
+        cache, expected, f"{home}: Too many levels of symbolic links: no more shards are copied"
+    )
     assert {path: path.read_bytes() for path in victim.iterdir()} == before
 
 
-# Several processes: each copy is made once, by processes killed at any instant, before and after a fork
+# Several processes: each copy is made once, by processes killed at any instant, before
+# and after a fork
 
 
 INSTANTS = ["after posix_fallocate", "after write", "before fsync", "before rename", "after rename"]
@@ -446,7 +479,9 @@ def stop_at(instant, reached):
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_killed_in_a_copy_it_leaves_nothing_taken_for_one(slow_folder, version, expected, disk, instant, monkeypatch):
+def test_killed_in_a_copy_it_leaves_nothing_taken_for_one(
+    slow_folder, version, expected, disk, instant, monkeypatch
+):
     monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
     whole = instant == "after rename"
 
@@ -498,7 +533,9 @@ def test_several_at_once_copy_each_shard_once_and_all_use_it(tmp_path, disk, mon
     os.close(log)
 
 
-def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_asked_for(slow_folder, disk, monkeypatch):
+def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_asked_for(
+    slow_folder, disk, monkeypatch
+):
     monkeypatch.setattr(local_copies, "_WAIT_SECONDS", 0.02)
     blocks = Shard.feature_blocks
     begun, go = paused(monkeypatch)
@@ -520,7 +557,9 @@ def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_asked
     assert len(copies_in(disk)) == SHARDS
 
 
-def test_a_child_does_not_keep_its_dead_parents_copy_from_being_made_again(slow_folder, disk, tmp_path):
+def test_a_child_does_not_keep_its_dead_parents_copy_from_being_made_again(
+    slow_folder, disk, tmp_path
+):
     def parent(reached):
         stop_at("after write", reached)
         cache = featcache.open(slow_folder, copy_to=disk)

@@ -1,4 +1,5 @@
-"""Copies of shards in memory: shared by all processes, or this one's own, before copies on a disk and the cache."""
+"""Copies of shards in memory: shared by all processes, or this one's own, before copies
+on a disk and the cache."""
 
 import errno
 import gc
@@ -51,7 +52,10 @@ class TestSizes:
     @pytest.mark.parametrize(
         ("value", "what"),
         [
-            *((value, "give a size like .4GB.") for value in ("", "many", "4X", "4 GB!", "-1GB", "GB", "٤GB", b"4")),
+            *(
+                (value, "give a size like .4GB.")
+                for value in ("", "many", "4X", "4 GB!", "-1GB", "GB", "٤GB", b"4")
+            ),
             *((value, "give a size like .4GB.") for value in (True, None, np.inf, np.nan)),
             *((value, "at least one byte") for value in (0, -5, "0", "0GB", "0.1B")),
         ],
@@ -103,7 +107,9 @@ def name_of(number):
 
 def make(place, number, size):
     name = name_of(number)
-    return place.make(name, size, lambda: [memoryview(bytes([number]) * size)]) or place.find(name, size)
+    return place.make(name, size, lambda: [memoryview(bytes([number]) * size)]) or place.find(
+        name, size
+    )
 
 
 class TestPlaces:
@@ -207,7 +213,9 @@ class TestCache:
         gc.collect()
         assert list(shared.glob("featcache/*-*")) == []
 
-    def test_what_a_killed_process_has_left_is_given_back_by_the_next_one(self, slow_folder, other, shared):
+    def test_what_a_killed_process_has_left_is_given_back_by_the_next_one(
+        self, slow_folder, other, shared
+    ):
         def train(has_copied):
             cache = settled(slow_folder, ram="1GB")
             os.write(has_copied, b".")
@@ -220,7 +228,9 @@ class TestCache:
         assert {*copies_in(shared)} == set(other.shard_names())
         del cache
 
-    def test_memory_comes_first_then_the_disk_then_the_cache(self, slow_folder, expected, shared, disk, monkeypatch):
+    def test_memory_comes_first_then_the_disk_then_the_cache(
+        self, slow_folder, expected, shared, disk, monkeypatch
+    ):
         ram = sum(sizes(slow_folder)) - 1
         cache = featcache.open(slow_folder, ram=ram, copy_to=disk)
         with told() as messages:
@@ -234,7 +244,11 @@ class TestCache:
         del cache
         gc.collect()
         sources, blocks = [], Shard.feature_blocks
-        monkeypatch.setattr(Shard, "feature_blocks", lambda shard, *copy: sources.append(*copy) or blocks(shard, *copy))
+        monkeypatch.setattr(
+            Shard,
+            "feature_blocks",
+            lambda shard, *copy: sources.append(*copy) or blocks(shard, *copy),
+        )
         cache = settled(slow_folder, ram=ram, copy_to=disk)
         assert {path.parents[2] for path in sources} == {disk}  # from which memory is filled
         assert read_all(cache, expected)
@@ -261,4 +275,6 @@ class TestCache:
 
     def test_too_little_for_a_shard_is_told(self, slow_folder, expected, kind):
         cache = featcache.open(slow_folder, ram=600)
-        read_with_one_warning(cache, expected, "memory: has no room for a shard .* unless ram is raised$")
+        read_with_one_warning(
+            cache, expected, "memory: has no room for a shard .* unless ram is raised$"
+        )

@@ -1,4 +1,5 @@
-"""A version in an object store is read as one in a folder: item by item, in batches, by workers, with copies or not."""
+"""A version in an object store is read as one in a folder: item by item, in batches, by
+workers, with copies or not."""
 
 import shutil
 import time
@@ -57,13 +58,20 @@ class TestSameAsAFolder:
         make_version(tmp_path / "c", make_features(20), name="side", side=side)
         upload(tmp_path / "c", "s3://speech/kinds")
         for name in ("quantised", "codes", "side"):
-            cache, local = (featcache.open(place, name, check=True) for place in ("s3://speech/kinds", tmp_path / "c"))
+            cache, local = (
+                featcache.open(place, name, check=True)
+                for place in ("s3://speech/kinds", tmp_path / "c")
+            )
             same(cache, local)
         for position in range(20):
-            np.testing.assert_array_equal(cache.side("scale", position), local.side("scale", position))
+            np.testing.assert_array_equal(
+                cache.side("scale", position), local.side("scale", position)
+            )
 
     @pytest.mark.parametrize("is_shared", [True, False])
-    def test_with_ram_each_byte_is_fetched_once(self, s3, uploaded, original, tmp_path, monkeypatch, is_shared):
+    def test_with_ram_each_byte_is_fetched_once(
+        self, s3, uploaded, original, tmp_path, monkeypatch, is_shared
+    ):
         monkeypatch.setattr(places, "_SHARED", tmp_path if is_shared else tmp_path / "nowhere")
         cache, local = featcache.open(uploaded, ram="100MB"), featcache.open(original)
         s3.reset()
@@ -80,17 +88,31 @@ class TestSameAsAFolder:
 @pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
 @pytest.mark.parametrize(
     ("context", "copies"),
-    [("fork", False), ("fork", True), pytest.param("spawn", False, marks=pytest.mark.slow), ("spawn", True)],
+    [
+        ("fork", False),
+        ("fork", True),
+        pytest.param("spawn", False, marks=pytest.mark.slow),
+        ("spawn", True),
+    ],
 )
-def test_workers_read_the_same_and_with_copies_fetch_each_byte_once(s3, uploaded, original, tmp_path, context, copies):
-    """They read each a part of every shard, and let go of it together: there is room for five."""
+def test_workers_read_the_same_and_with_copies_fetch_each_byte_once(
+    s3, uploaded, original, tmp_path, context, copies
+):
+    """They read each a part of every shard, and let go of it together: there is room for
+    five."""
     local = featcache.open(original)
     options = {"copy_to": tmp_path, "copy_limit": sum(sizes(original)[-5:])} if copies else {}
     cache = featcache.open(uploaded, **options)
     np.testing.assert_array_equal(cache[0], local[0])  # this process has used its connection
     dataset = featcache.FeatureDataset(cache)
-    sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=3, shards=dataset.shards, shards_in_memory=2)
-    workers = {"num_workers": 1 if context == "spawn" else 2, "multiprocessing_context": context, "timeout": 60}
+    sampler = featcache.BucketBatchSampler(
+        dataset.lengths, batch_size=3, shards=dataset.shards, shards_in_memory=2
+    )
+    workers = {
+        "num_workers": 1 if context == "spawn" else 2,
+        "multiprocessing_context": context,
+        "timeout": 60,
+    }
     loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate, **workers)
     for epoch in range(1 if context == "spawn" else 2):
         sampler.set_epoch(epoch)
@@ -111,7 +133,9 @@ class TestCopies:
         """Room for two shards."""
         return 2 * max(sizes(original)) + 1
 
-    def test_those_that_have_been_read_make_room_within_an_epoch(self, s3, uploaded, original, tmp_path):
+    def test_those_that_have_been_read_make_room_within_an_epoch(
+        self, s3, uploaded, original, tmp_path
+    ):
         local, limit = featcache.open(original), self.limit(original)
         cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit)
         s3.reset()
@@ -124,16 +148,21 @@ class TestCopies:
             assert s3.sent - before <= 1.05 * sum(sizes(original))
             s3.sent_by_path.clear()
 
-    def test_those_that_nobody_reads_any_more_make_room_too(self, s3, uploaded, original, tmp_path, monkeypatch):
+    def test_those_that_nobody_reads_any_more_make_room_too(
+        self, s3, uploaded, original, tmp_path, monkeypatch
+    ):
         monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
         local = featcache.open(original)
         cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=self.limit(original))
-        for position in np.unique(local.index.shard, return_index=True)[1].tolist():  # one utterance of each shard
+        # one utterance of each shard
+        for position in np.unique(local.index.shard, return_index=True)[1].tolist():
             np.testing.assert_array_equal(cache[position], local[position])
             time.sleep(0.06)
         assert s3.sent_of("/features/c/0/0") >= sum(sizes(original))  # they were all copied
 
-    def test_if_all_are_in_use_parts_are_read_from_the_store(self, s3, uploaded, original, tmp_path):
+    def test_if_all_are_in_use_parts_are_read_from_the_store(
+        self, s3, uploaded, original, tmp_path
+    ):
         local = featcache.open(original)
         cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=self.limit(original))
         s3.reset()

@@ -1,6 +1,7 @@
 """Which version `featcache.open` opens: by name, by folder, by config; and what that needs.
 
-What is said of names and folders that name none, or several, is in tests/version/test_versions.py."""
+What is said of names and folders that name none, or several, is in
+tests/version/test_versions.py."""
 
 import pytest
 from make_cache import make_features, make_version
@@ -21,7 +22,12 @@ def versions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("versions")
     for name, low_freq in (("fbank80", 0), ("fbank80", 20), ("mfcc", 3)):
         config = made_with(name, low_freq)
-        make_version(folder, make_features(low_freq + 1), fingerprint=config.fingerprint(), **config.resolved())
+        make_version(
+            folder,
+            make_features(low_freq + 1),
+            fingerprint=config.fingerprint(),
+            **config.resolved(),
+        )
     return folder
 
 
@@ -29,17 +35,26 @@ class TestOpen:
     def test_by_name_by_folder_or_by_config(self, versions):
         assert len(featcache.open(versions, "mfcc")) == 4
         folder_name = f"fbank80-{made_with('fbank80', 20).fingerprint()[:12]}"
-        assert len(featcache.open(str(versions), folder_name)) == len(featcache.open(versions / folder_name)) == 21
+        assert (
+            len(featcache.open(str(versions), folder_name))
+            == len(featcache.open(versions / folder_name))
+            == 21
+        )
         for name in ("fbank80", "renamed"):
             assert len(featcache.open(versions, config=made_with(name, 20))) == 21
 
     def test_another_config_is_refused_by_its_keys(self, versions):
         for path in (versions, featcache.open(versions, "mfcc").version.path):
-            with pytest.raises(StoreError, match=r"made with another config; .*params\.low_freq: 3.0 -> 4.0"):
+            with pytest.raises(
+                StoreError, match=r"made with another config; .*params\.low_freq: 3.0 -> 4.0"
+            ):
                 featcache.open(path, config=made_with("mfcc", 4))
 
     def test_a_config_that_made_nothing_here_is_refused(self, versions):
-        with pytest.raises(StoreError, match=r"no version of this config, which would be other-.*; it holds fbank80-"):
+        with pytest.raises(
+            StoreError,
+            match=r"no version of this config, which would be other-.*; it holds fbank80-",
+        ):
             featcache.open(versions, config=made_with("other", 4))
         with pytest.raises(StoreError, match="no version of this config"):
             featcache.open(versions, "unknown", config=made_with("mfcc", 3))

@@ -1,4 +1,5 @@
-"""featcache.DataLoader without a sampler: the batches that it makes itself, epochs, ranks, resuming, transforms."""
+"""featcache.DataLoader without a sampler: the batches that it makes itself, epochs,
+ranks, resuming, transforms."""
 
 import threading
 
@@ -28,7 +29,9 @@ def test_are_those_of_a_sampler_with_these_arguments(dataset):
     assert ids(loader) == [[dataset.ids[row] for row in rows] for rows in sampler]
     windows = {"max_frames": 40, "shards_in_memory": 1, "shuffle": False}
     sampler = BucketBatchSampler(dataset.lengths, shards=dataset.shards, **windows)
-    assert ids(DataLoader(dataset, **windows)) == [[dataset.ids[row] for row in rows] for rows in sampler]
+    assert ids(DataLoader(dataset, **windows)) == [
+        [dataset.ids[row] for row in rows] for rows in sampler
+    ]
 
 
 def test_a_pass_after_a_whole_one_is_of_the_next_epoch(dataset):
@@ -51,7 +54,9 @@ def test_a_pass_after_a_whole_one_is_of_the_next_epoch(dataset):
 
 
 @given(st.integers(0, 25), st.integers(1, 9), st.integers(1, 4), st.booleans())
-def test_every_utterance_once_in_each_epoch_over_all_ranks_also_if_resumed(dataset, steps, size, ranks, shuffle):
+def test_every_utterance_once_in_each_epoch_over_all_ranks_also_if_resumed(
+    dataset, steps, size, ranks, shuffle
+):
     def loaders():
         options = {"batch_size": size, "shuffle": shuffle, "world_size": ranks, "prefetch": 1}
         return [DataLoader(dataset, rank=rank, **options) for rank in range(ranks)]

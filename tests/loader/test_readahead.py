@@ -21,7 +21,15 @@ def test_anything_may_be_asked_for_and_stays_as_it_is(tmp_path):
     data.tofile(tmp_path / "file")
     with (tmp_path / "file").open("rb") as file:
         mapped = map_file(file.fileno(), data.nbytes).view(np.uint16)
-    for array in (mapped, mapped[5000:5001], mapped[70_000:], mapped[:0], data, data[3:7], np.empty(0)):
+    for array in (
+        mapped,
+        mapped[5000:5001],
+        mapped[70_000:],
+        mapped[:0],
+        data,
+        data[3:7],
+        np.empty(0),
+    ):
         before = array.copy()
         will_need(array)
         assert np.array_equal(array, before)

@@ -1,4 +1,5 @@
-"""The batches of an epoch: within their limits, in an order that can be resumed, for ranks, in windows of shards."""
+"""The batches of an epoch: within their limits, in an order that can be resumed, for
+ranks, in windows of shards."""
 
 import copy
 import hashlib
@@ -19,7 +20,10 @@ from featcache.loader import sampler as module
 
 
 def all_ranks(lengths, world_size, **rules):
-    return [list(BucketBatchSampler(lengths, rank=rank, world_size=world_size, **rules)) for rank in range(world_size)]
+    return [
+        list(BucketBatchSampler(lengths, rank=rank, world_size=world_size, **rules))
+        for rank in range(world_size)
+    ]
 
 
 def positions(ranks):
@@ -33,7 +37,9 @@ def padding(lengths, batches):
 
 def read_prompts(count):
     """Lengths as of read prompts, 5 s on average, at 100 frames a second."""
-    return np.random.default_rng(0).lognormal(np.log(480), 0.4, count).clip(80, 3000).astype(np.int64)
+    return (
+        np.random.default_rng(0).lognormal(np.log(480), 0.4, count).clip(80, 3000).astype(np.int64)
+    )
 
 
 @st.composite
@@ -41,7 +47,9 @@ def rules(draw, lengths):
     """What decides an epoch's batches, but for the world size."""
     longest = max(1, *lengths)
     max_frames = draw(st.none() | st.integers(longest, 6 * longest), "max_frames")
-    batch_size = draw(st.integers(1, 9) if max_frames is None else st.none() | st.integers(1, 9), "batch_size")
+    batch_size = draw(
+        st.integers(1, 9) if max_frames is None else st.none() | st.integers(1, 9), "batch_size"
+    )
     return {
         "max_frames": max_frames,
         "batch_size": batch_size,
@@ -64,23 +72,31 @@ def altered(rules=None, **part):
 
 class TestEpoch:
     @given(data=st.data(), lengths=many_lengths, world_size=world_sizes)
-    def test_has_every_utterance_once_in_batches_within_budget_as_many_for_each_rank(self, data, lengths, world_size):
+    def test_has_every_utterance_once_in_batches_within_budget_as_many_for_each_rank(
+        self, data, lengths, world_size
+    ):
         given_rules = data.draw(rules(lengths))
         ranks = all_ranks(lengths, world_size, **given_rules)
         assert positions(ranks) == list(range(len(lengths)))
         assert len({len(batches) for batches in ranks}) == 1
-        assert len(BucketBatchSampler(lengths, world_size=world_size, **given_rules)) == len(ranks[0])
+        assert len(BucketBatchSampler(lengths, world_size=world_size, **given_rules)) == len(
+            ranks[0]
+        )
         every = [batch for batches in ranks for batch in batches]
         for batch in filter(None, every):
             assert len(batch) <= (given_rules["batch_size"] or len(lengths))
-            assert len(batch) * max(lengths[position] for position in batch) <= (given_rules["max_frames"] or 10**9)
+            assert len(batch) * max(lengths[position] for position in batch) <= (
+                given_rules["max_frames"] or 10**9
+            )
         if [] in every:  # only where no other batch could be split, and in the last round
             assert every.count([]) < world_size
             assert max(map(len, every)) == 1
             assert all(batch for batches in ranks for batch in batches[:-1])
 
     @given(data=st.data(), lengths=many_lengths, world_size=world_sizes)
-    def test_drop_last_leaves_out_less_than_a_round_and_has_no_empty_batch(self, data, lengths, world_size):
+    def test_drop_last_leaves_out_less_than_a_round_and_has_no_empty_batch(
+        self, data, lengths, world_size
+    ):
         given_rules = data.draw(rules(lengths))
         whole = list(BucketBatchSampler(lengths, **given_rules))
         ranks = all_ranks(lengths, world_size, drop_last=True, **given_rules)
@@ -97,7 +113,9 @@ class TestEpoch:
 
     def test_drop_last_leaves_out_others_in_each_epoch(self):
         given_rules = {"batch_size": 16, "world_size": 4, "drop_last": True}
-        samplers = [BucketBatchSampler(read_prompts(250), rank=rank, **given_rules) for rank in range(4)]
+        samplers = [
+            BucketBatchSampler(read_prompts(250), rank=rank, **given_rules) for rank in range(4)
+        ]
         left_out = np.zeros(250, int)
         for epoch in range(60):
             for sampler in samplers:
@@ -132,8 +150,11 @@ class TestEpoch:
         lengths = read_prompts(4000)
         for step in zip(*all_ranks(lengths, 4, max_frames=20_000), strict=True):
             longest = [max(lengths[batch]) for batch in step]
-            assert min(longest) > 0.5 * max(longest)  # the very shortest and longest are far apart
-        means = [np.mean(lengths[batch]) for batch in BucketBatchSampler(lengths, max_frames=20_000)]
+            # the very shortest and longest are far apart
+            assert min(longest) > 0.5 * max(longest)
+        means = [
+            np.mean(lengths[batch]) for batch in BucketBatchSampler(lengths, max_frames=20_000)
+        ]
         assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # and other steps are not
 
     @pytest.mark.parametrize("rules", [{"max_frames": 20_000}, {"batch_size": 32}])
@@ -151,12 +172,19 @@ class TestOrder:
         lengths = [(7 * number) % 101 + 1 for number in range(500)]
         sampler = BucketBatchSampler(lengths, max_frames=1000, seed=2**40, rank=1, world_size=3)
         sampler.set_epoch(4)
-        assert hashlib.sha256(json.dumps(list(sampler)).encode()).hexdigest()[:16] == "a63887413a7a1b41"
+        assert (
+            hashlib.sha256(json.dumps(list(sampler)).encode()).hexdigest()[:16]
+            == "a63887413a7a1b41"
+        )
 
-    @pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda lengths: np.array(lengths, np.uint16)])
+    @pytest.mark.parametrize(
+        "make", [list, np.array, torch.tensor, lambda lengths: np.array(lengths, np.uint16)]
+    )
     def test_does_not_depend_on_how_lengths_are_given(self, make):
         lengths = read_prompts(200).tolist()
-        assert list(BucketBatchSampler(make(lengths), batch_size=8)) == list(BucketBatchSampler(lengths, batch_size=8))
+        assert list(BucketBatchSampler(make(lengths), batch_size=8)) == list(
+            BucketBatchSampler(lengths, batch_size=8)
+        )
 
     @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
     def test_is_another_one_in_another_epoch_or_with_another_seed(self, epoch, other_epoch, seed):
@@ -187,8 +215,8 @@ class TestOrder:
 
 
 def consume(lengths, world_size, steps, state, ahead=0, **rules):
-    """What all ranks see in some steps after a state, and their states then; `ahead` more batches have been taken, as
-    torch's workers do."""
+    """What all ranks see in some steps after a state, and their states then; `ahead` more
+    batches have been taken, as torch's workers do."""
     seen, states = [], []
     for rank in range(world_size):
         sampler = BucketBatchSampler(lengths, rank=rank, world_size=world_size, **rules)
@@ -209,21 +237,33 @@ def sampler():
 
 
 class TestResume:
-    @given(data=st.data(), lengths=many_lengths, legs=st.lists(st.tuples(world_sizes, st.integers(0, 5)), max_size=4))
+    @given(
+        data=st.data(),
+        lengths=many_lengths,
+        legs=st.lists(st.tuples(world_sizes, st.integers(0, 5)), max_size=4),
+    )
     def test_sees_each_exactly_once_with_any_ranks_and_any_rules(self, data, lengths, legs):
         state, seen = None, []
         for world_size, steps in [*legs, (data.draw(world_sizes), None)]:
             ahead = data.draw(st.integers(0, 3), "ahead")
-            ranks, state = consume(lengths, world_size, steps, state, ahead, **data.draw(rules(lengths)))
+            ranks, state = consume(
+                lengths, world_size, steps, state, ahead, **data.draw(rules(lengths))
+            )
             assert len({len(batches) for batches in ranks}) == 1
             seen += ranks
         assert positions(seen) == list(range(len(lengths)))
         assert positions(consume(lengths, 2, None, state, batch_size=3)[0]) == []
 
     @given(
-        data=st.data(), lengths=many_lengths, world_size=world_sizes, steps=st.integers(0, 8), epoch=st.integers(0, 9)
+        data=st.data(),
+        lengths=many_lengths,
+        world_size=world_sizes,
+        steps=st.integers(0, 8),
+        epoch=st.integers(0, 9),
     )
-    def test_with_the_same_rules_gives_the_batches_that_would_follow(self, data, lengths, world_size, steps, epoch):
+    def test_with_the_same_rules_gives_the_batches_that_would_follow(
+        self, data, lengths, world_size, steps, epoch
+    ):
         given_rules = {**data.draw(rules(lengths)), "drop_last": data.draw(st.booleans())}
         sampler = BucketBatchSampler(lengths, world_size=world_size, **given_rules)
         sampler.set_epoch(epoch)
@@ -257,7 +297,9 @@ class TestResume:
         resumed.load_state_dict(sampler.state_dict(consumed=7))
         assert list(islice(resumed, 5)) == first[7:]
         assert resumed.state_dict(consumed=5) == sampler.state_dict()
-        with pytest.raises(ArgumentError, match="consumed is 13; this pass has given 12 batches to this rank"):
+        with pytest.raises(
+            ArgumentError, match="consumed is 13; this pass has given 12 batches to this rank"
+        ):
             sampler.state_dict(consumed=13)
 
     def test_a_pass_that_was_given_up_does_not_count(self, sampler):
@@ -286,7 +328,9 @@ class TestResume:
         assert list(resumed) == list(rest)
 
     @pytest.mark.parametrize("batch_size", [2, 3])
-    def test_a_state_of_more_rounds_than_there_are_is_refused_as_soon_as_batches_are_wanted(self, batch_size):
+    def test_a_state_of_more_rounds_than_there_are_is_refused_as_soon_as_batches_are_wanted(
+        self, batch_size
+    ):
         sampler = BucketBatchSampler([3, 4, 5], batch_size=batch_size)
         sampler.load_state_dict(altered(rounds=3))
         for ask in (len, list):
@@ -302,9 +346,13 @@ class TestResume:
             ([0, 0, 1], [3, 4, 5], None),
         ],
     )
-    def test_a_state_over_other_utterances_or_shards_is_refused(self, shards, lengths, other_shards):
+    def test_a_state_over_other_utterances_or_shards_is_refused(
+        self, shards, lengths, other_shards
+    ):
         def sampler(lengths, shards):
-            return BucketBatchSampler(lengths, batch_size=2, shards=shards, shards_in_memory=shards and 1)
+            return BucketBatchSampler(
+                lengths, batch_size=2, shards=shards, shards_in_memory=shards and 1
+            )
 
         what = f"the state is for other utterances than these {len(lengths)}, or for other shards"
         with pytest.raises(ArgumentError, match=what):
@@ -340,20 +388,33 @@ WINDOWS = {"batch_size": 2, "shards_in_memory": 2}
         ({"max_frames": -1}, "max_frames is -1: it must be a whole number, 1 or more"),
         (
             {"max_frames": 6},
-            "max_frames is 6, and 2 of 4 utterances are longer: the longest has 9 frames, at position 2",
+            "max_frames is 6, and 2 of 4 utterances are longer: the longest has 9 "
+            "frames, at position 2",
         ),
         ({"batch_size": 2, "seed": -1}, "seed is -1"),
         ({"batch_size": 2, "rank": -1}, "rank is -1"),
-        ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank is 2; with world_size=2 ranks are 0 to 1"),
+        (
+            {"batch_size": 2, "rank": 2, "world_size": 2},
+            "rank is 2; with world_size=2 ranks are 0 to 1",
+        ),
         ({"batch_size": 2, "world_size": 0}, "world_size is 0"),
         ({"batch_size": 2, "lengths": []}, "lengths is empty"),
         ({"batch_size": 2, "lengths": [3, -1]}, "lengths has -1 at 1"),
-        ({"batch_size": 2, "lengths": [1.5, 2.0]}, r"lengths is float64 \[2\]: it must be one integer for each"),
+        (
+            {"batch_size": 2, "lengths": [1.5, 2.0]},
+            r"lengths is float64 \[2\]: it must be one integer for each",
+        ),
         ({"batch_size": 2, "lengths": [[1, 2]]}, r"lengths is int64 \[1, 2\]"),
-        ({"batch_size": 2, "shards": [0, 0, 1, 1]}, "go together: give both, shards=dataset.shards, or neither"),
+        (
+            {"batch_size": 2, "shards": [0, 0, 1, 1]},
+            "go together: give both, shards=dataset.shards, or neither",
+        ),
         ({"batch_size": 2, "shards_in_memory": 2}, "go together"),
         (WINDOWS | {"shards": [0, 1]}, r"shards is int64 \[2\]: it must be the number of a shard"),
-        (WINDOWS | {"shards": [0, -1, 1, 1]}, "it must be the number of a shard, from 0, for each of the 4"),
+        (
+            WINDOWS | {"shards": [0, -1, 1, 1]},
+            "it must be the number of a shard, from 0, for each of the 4",
+        ),
         (WINDOWS | {"shards": [0.5, 1, 1, 1]}, "shards is float64"),
         (WINDOWS | {"shards": [0, 0, 1, 1], "shards_in_memory": 0}, "shards_in_memory"),
     ],
@@ -369,21 +430,29 @@ def test_arguments_that_do_not_hold_together_are_one_line(arguments, what):
 def corpora(draw):
     """Lengths, and the shard of each utterance: all in some shards, in any order."""
     shards = draw(st.lists(st.integers(0, 9), min_size=1, max_size=80))
-    return np.array(draw(st.lists(st.integers(1, 60), min_size=len(shards), max_size=len(shards)))), np.array(shards)
+    return np.array(
+        draw(st.lists(st.integers(1, 60), min_size=len(shards), max_size=len(shards)))
+    ), np.array(shards)
 
 
 @given(corpora(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
-def test_every_utterance_once_and_no_more_shards_at_once_than_asked_also_if_resumed(corpus, most, before, after, data):
+def test_every_utterance_once_and_no_more_shards_at_once_than_asked_also_if_resumed(
+    corpus, most, before, after, data
+):
     lengths, shards = corpus
     limit = data.draw(st.sampled_from([{"max_frames": 200}, {"batch_size": 4}]), "limit")
     shuffle, seed = data.draw(st.booleans(), "shuffle"), data.draw(st.integers(0, 2**40), "seed")
     rules = {**limit, "shuffle": shuffle, "seed": seed, "shards": shards, "shards_in_memory": most}
-    first = [BucketBatchSampler(lengths, rank=rank, world_size=before, **rules) for rank in range(before)]
+    first = [
+        BucketBatchSampler(lengths, rank=rank, world_size=before, **rules) for rank in range(before)
+    ]
     rounds = data.draw(st.integers(0, len(first[0])), "rounds")
     passes = [iter(sampler) for sampler in first]
     seen = [[next(each) for each in passes] for _ in range(rounds)]
     state = first[0].state_dict()
-    resumed = [BucketBatchSampler(lengths, rank=rank, world_size=after, **rules) for rank in range(after)]
+    resumed = [
+        BucketBatchSampler(lengths, rank=rank, world_size=after, **rules) for rank in range(after)
+    ]
     for sampler in resumed:
         sampler.load_state_dict(state)
     rest = [list(sampler) for sampler in resumed]
@@ -392,7 +461,12 @@ def test_every_utterance_once_and_no_more_shards_at_once_than_asked_also_if_resu
         assert rest == [list(each) for each in passes]
     every = [*seen, *zip(*rest, strict=True)]
     if "max_frames" in limit:
-        assert all(lengths[batch].max() * len(batch) <= 200 for batches in every for batch in batches if batch)
+        assert all(
+            lengths[batch].max() * len(batch) <= 200
+            for batches in every
+            for batch in batches
+            if batch
+        )
     needed = [set(shards[np.concatenate(batches).astype(int)].tolist()) for batches in every]
     for number in range(len(needed)):
         begun = set().union(*needed[: number + 1])
@@ -406,7 +480,10 @@ def test_windows_differ_between_epochs_and_are_of_even_sizes():
     for epoch in range(6):
         sampler.set_epoch(epoch)
         batches = list(sampler)
-        windows = [set(shards[np.concatenate(batches[first : first + 30])].tolist()) for first in range(0, 90, 30)]
+        windows = [
+            set(shards[np.concatenate(batches[first : first + 30])].tolist())
+            for first in range(0, 90, 30)
+        ]
         assert [len(window) for window in windows] == [3, 3, 3]
         firsts.append(frozenset(windows[0]))
     assert len(set(firsts)) > 3
@@ -418,9 +495,13 @@ def test_the_shards_of_a_dataset_are_those_that_hold_its_utterances(tmp_path):
     rows = [{"id": cache.ids[at], "half": at % 2} for at in reversed(range(20))]
     dataset = featcache.FeatureDataset(cache, rows, where={"half": 1})
     of_id = {id_: name for name in version.shard_names() for id_ in version.shard(name).table.ids}
-    assert [cache.index.shards[shard] for shard in dataset.shards] == [of_id[id_] for id_ in dataset.ids]
+    assert [cache.index.shards[shard] for shard in dataset.shards] == [
+        of_id[id_] for id_ in dataset.ids
+    ]
     assert len(dataset.shards) == 10
-    batches = BucketBatchSampler(dataset.lengths, batch_size=2, shards=dataset.shards, shards_in_memory=1)
+    batches = BucketBatchSampler(
+        dataset.lengths, batch_size=2, shards=dataset.shards, shards_in_memory=1
+    )
     assert all(len(set(dataset.shards[batch].tolist())) == 1 for batch in batches)
 
 
@@ -432,7 +513,9 @@ def test_chunks_decide_nothing(data, lengths, world_size, steps, chunk):
     def epoch():
         """Its beginning, and what is left of it, by other rules."""
         seen, state = consume(lengths, world_size, steps, None, **first_rules, drop_last=drop_last)
-        return seen, consume(lengths, world_size, None, state, **other_rules, drop_last=drop_last)[0]
+        return seen, consume(lengths, world_size, None, state, **other_rules, drop_last=drop_last)[
+            0
+        ]
 
     whole = epoch()
     with pytest.MonkeyPatch.context() as patch:

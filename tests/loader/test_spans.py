@@ -1,4 +1,5 @@
-"""Parts of utterances: spans of seconds, the first codebooks, the same moment in several versions, and windows."""
+"""Parts of utterances: spans of seconds, the first codebooks, the same moment in several
+versions, and windows."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -15,7 +16,8 @@ from featcache.loader.spans import Windows
 
 
 def timed(rate, seconds, columns=1, dtype="float32"):
-    """Features whose frames hold their own number, of utterances that last so many seconds."""
+    """Features whose frames hold their own number, of utterances that last so many
+    seconds."""
     return {
         f"utt-{number}": np.repeat(np.arange(int(length * rate), dtype=dtype)[:, None], columns, 1)
         for number, length in enumerate(seconds)
@@ -47,7 +49,9 @@ def codes(folder):
 
 class TestSeconds:
     def test_of_a_batch_are_each_ones_own_or_the_same_for_all(self, fbank):
-        features, lengths = fbank.batch(["utt-0", "utt-3", "utt-2"], start=[1.0, 7.0, 0.0], duration=0.25)
+        features, lengths = fbank.batch(
+            ["utt-0", "utt-3", "utt-2"], start=[1.0, 7.0, 0.0], duration=0.25
+        )
         assert lengths.tolist() == [25, 21, 25]
         assert features[0, :, 0].tolist() == list(range(100, 125))
         assert features[1, :, 0].tolist() == [*range(700, 721), 0, 0, 0, 0]
@@ -58,12 +62,19 @@ class TestSeconds:
     def test_of_any_duration_end_where_the_utterance_does(self, fbank):
         for duration in (1e18, 1e300, 1e308):
             assert len(fbank.item("utt-1", duration=duration)) == 150
-            assert fbank.batch(["utt-1", "utt-2"], start=0.1, duration=duration)[1].tolist() == [140, 20]
-            with pytest.raises(ArgumentError, match=r"start lies beyond the end of 1 of 1 utterances"):
+            assert fbank.batch(["utt-1", "utt-2"], start=0.1, duration=duration)[1].tolist() == [
+                140,
+                20,
+            ]
+            with pytest.raises(
+                ArgumentError, match=r"start lies beyond the end of 1 of 1 utterances"
+            ):
                 fbank.item("utt-1", start=duration)
 
     @given(st.floats(0, 7.2), st.none() | st.floats(0, 10))
-    def test_of_versions_of_different_rates_begin_within_half_a_frame_of_each_other(self, folder, start, duration):
+    def test_of_versions_of_different_rates_begin_within_half_a_frame_of_each_other(
+        self, folder, start, duration
+    ):
         for name, rate in (("fbank80", 100.0), ("encodec24k", 75.0), ("odd", 11025 / 128)):
             cache = featcache.open(folder, name)
             there = len(cache["utt-3"])
@@ -76,17 +87,27 @@ class TestSeconds:
             count = there if duration is None else max(round(duration * rate), duration > 0)
             assert part[:, 0].tolist() == [*range(first, min(first + count, there))]
             if len(part):
-                most = 0.5 if start * rate <= there - 0.5 else 1.0  # there is no frame behind the last one
+                # there is no frame behind the last one
+                most = 0.5 if start * rate <= there - 0.5 else 1.0
                 assert abs(float(part[0, 0]) / rate - start) <= most / rate + 1e-9
 
     @pytest.mark.parametrize(
         ("span", "what"),
         [
-            ({"start": 3.0}, r"start lies beyond the end of 2 of 2 utterances: 3 s of 3 s \(number 0\), 3 s of 0.3 s"),
-            ({"start": [0.0, 0.5]}, r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(number 1\)"),
+            (
+                {"start": 3.0},
+                r"start lies beyond the end of 2 of 2 utterances: 3 s of 3 s \(number 0\), 3 s of 0.3 s",
+            ),
+            (
+                {"start": [0.0, 0.5]},
+                r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(number 1\)",
+            ),
             ({"start": -1}, r"start is -1: it must be seconds, 0 or more"),
             ({"duration": float("nan")}, "duration is nan"),
-            ({"start": [1.0, 2.0, 3.0]}, r"start has shape \[3\]: give one number, or one for each of 2 keys"),
+            (
+                {"start": [1.0, 2.0, 3.0]},
+                r"start has shape \[3\]: give one number, or one for each of 2 keys",
+            ),
         ],
     )
     def test_that_are_not_there_are_an_error(self, fbank, span, what):
@@ -115,11 +136,15 @@ class TestCodebooks:
 
     @pytest.mark.parametrize("codebooks", [0, 9, -1, "2"])
     def test_that_are_not_there_are_an_error(self, codes, codebooks):
-        with pytest.raises(ArgumentError, match=rf"codebooks is {codebooks!r}: there are 8, so it must be 1 to 8"):
+        with pytest.raises(
+            ArgumentError, match=rf"codebooks is {codebooks!r}: there are 8, so it must be 1 to 8"
+        ):
             codes.batch([0], codebooks=codebooks)
 
     def test_are_for_codes_only(self, fbank):
-        with pytest.raises(ArgumentError, match="codebooks is 2, but these features are log mel energy, not codes"):
+        with pytest.raises(
+            ArgumentError, match="codebooks is 2, but these features are log mel energy, not codes"
+        ):
             fbank.item(0, codebooks=2)
         with pytest.raises(ArgumentError, match="not codes"):
             featcache.FeatureDataset(fbank, codebooks=2)
@@ -127,7 +152,9 @@ class TestCodebooks:
 
 class TestSeveralVersions:
     def test_pad_each_with_its_own_value(self, fbank, codes):
-        dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes}, padding_value={"codes": 1024})
+        dataset = featcache.FeatureDataset(
+            {"fbank": fbank, "codes": codes}, padding_value={"codes": 1024}
+        )
         batch = dataset.batch([0, 2])
         assert (batch["features"]["codes"][1, 22:] == 1024).all()
         assert not batch["features"]["fbank"][1, 30:].any()
@@ -136,7 +163,9 @@ class TestSeveralVersions:
         few = made_cache(tmp_path / "few", timed(50.0, SECONDS[:3]), frame_rate=50.0)
         with pytest.raises(MissingItemError, match="utt-3"):
             featcache.FeatureDataset({"fbank": fbank, "few": few})
-        dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes, "few": few}, skip_missing=True)
+        dataset = featcache.FeatureDataset(
+            {"fbank": fbank, "codes": codes, "few": few}, skip_missing=True
+        )
         assert list(dataset.ids) == ["utt-0", "utt-1", "utt-2"]
         assert dataset.skipped == ["utt-3"]
         assert dataset.batch([2])["features"]["codes"].shape == (1, 22, 8)
@@ -144,7 +173,10 @@ class TestSeveralVersions:
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            ({"padding_value": {"code": 1}}, r"padding_value names 'code'; the dataset's versions are fbank, codes"),
+            (
+                {"padding_value": {"code": 1}},
+                r"padding_value names 'code'; the dataset's versions are fbank, codes",
+            ),
             ({"codebooks": {"fbank": 2}}, r"not codes"),
             ({"codebooks": 2}, r"not codes"),
         ],
@@ -156,7 +188,9 @@ class TestSeveralVersions:
     def test_there_is_one_at_least_and_one_has_no_name(self, fbank):
         with pytest.raises(ArgumentError, match="cache is empty"):
             featcache.FeatureDataset({})
-        with pytest.raises(ArgumentError, match="padding_value is given by name, but the dataset has one version"):
+        with pytest.raises(
+            ArgumentError, match="padding_value is given by name, but the dataset has one version"
+        ):
             featcache.FeatureDataset(fbank, padding_value={"features": 1})
         assert set(featcache.FeatureDataset({"fbank": fbank})[0]["features"]) == {"fbank"}
 
@@ -166,11 +200,23 @@ class TestSeveralVersions:
     [
         ({}, "either frames or seconds"),
         ({"frames": 3, "seconds": 1.0}, "either frames or seconds"),
-        *[({"frames": it}, f"frames is {it!r}: it must be a whole number, 1 or more") for it in (0, 2.5, "20", True)],
-        ({"frames": 2**63}, f"frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}"),
-        *[({"seconds": it}, f"seconds is {it!r}: it must be a number above 0") for it in (0.0, float("nan"), "2")],
+        *[
+            ({"frames": it}, f"frames is {it!r}: it must be a whole number, 1 or more")
+            for it in (0, 2.5, "20", True)
+        ],
+        (
+            {"frames": 2**63},
+            f"frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}",
+        ),
+        *[
+            ({"seconds": it}, f"seconds is {it!r}: it must be a number above 0")
+            for it in (0.0, float("nan"), "2")
+        ],
         ({"seconds": 1e30}, "seconds is 1e[+]30: it must be a number above 0, and less than 1e9"),
-        ({"frames": 3, "where": "middle"}, "where is 'middle': it must be one of random, start, center"),
+        (
+            {"frames": 3, "where": "middle"},
+            "where is 'middle': it must be one of random, start, center",
+        ),
         ({"frames": 3, "short": "skip"}, "short is 'skip': it must be one of pad, drop, error"),
         ({"frames": 3, "seed": -1}, "seed is -1"),
     ],
@@ -190,7 +236,8 @@ def test_random_windows_lie_anywhere_with_the_same_chance():
     firsts = firsts_of(Crop(frames=10), np.full(20_000, 19), 0)
     counts = np.bincount(firsts, minlength=10)
     assert len(counts) == 10
-    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9  # chi-square with 9 degrees of freedom: 1 in 1,000
+    # chi-square with 9 degrees of freedom: 1 in 1,000
+    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9
     again = firsts_of(Crop(frames=10), np.full(20_000, 19), 1)
     assert 0.08 < (firsts == again).mean() < 0.12
     assert abs(np.corrcoef(firsts[:-1], firsts[1:])[0, 1]) < 0.03
@@ -223,5 +270,7 @@ class TestCrops:
         what = "2 of 4 utterances are shorter than the crop of 200 frames: utt-1, utt-2"
         with pytest.raises(ArgumentError, match=what):
             featcache.FeatureDataset(fbank, crop=Crop(frames=200, short="error"))
-        with pytest.raises(ArgumentError, match="4 of 4 utterances are shorter than the crop of 1000 frames"):
+        with pytest.raises(
+            ArgumentError, match="4 of 4 utterances are shorter than the crop of 1000 frames"
+        ):
             featcache.FeatureDataset(fbank, crop=Crop(frames=1000, short="drop"))

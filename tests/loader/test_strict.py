@@ -1,4 +1,5 @@
-"""Opening a version that was to hold more: a warning that says how much more, or an error; and none without reason."""
+"""Opening a version that was to hold more: a warning that says how much more, or an
+error; and none without reason."""
 
 import os
 import shutil
@@ -26,9 +27,20 @@ def opened(folder, **options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_stopped_half_way_it_warns_until_it_is_whole(cli, plain, gate, gated_config, scratch, number):
+def test_stopped_half_way_it_warns_until_it_is_whole(
+    cli, plain, gate, gated_config, scratch, number
+):
     cache = scratch / "cache"
-    command = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", ONE_EACH, "--threads", 1)
+    command = (
+        "extract",
+        plain.manifest(),
+        "-c",
+        gated_config,
+        "--shard-size",
+        ONE_EACH,
+        "--threads",
+        1,
+    )
     job = (*command, "-o", cache)
     gate.write_text("3")
     running = cli.start(*job)
@@ -44,7 +56,10 @@ def test_stopped_half_way_it_warns_until_it_is_whole(cli, plain, gate, gated_con
     missing = len(plain.rows) - len(shard_folders(cache))
     assert 0 < missing < len(plain.rows)
     (message,) = opened(cache)
-    expected = f"{missing} of the {len(plain.rows)} utterances of {job[1]} are missing: extraction was interrup"
+    expected = (
+        f"{missing} of the {len(plain.rows)} utterances of {job[1]} are missing: extraction "
+        "was interrup"
+    )
     assert expected in message
     assert "; run the same `featcache extract` again" in message
     assert "\n" not in message
@@ -57,10 +72,20 @@ def test_stopped_half_way_it_warns_until_it_is_whole(cli, plain, gate, gated_con
     assert opened(cache, strict=True) == []
 
 
-def test_of_a_whole_version_nothing_is_said_until_something_is_gone_nor_when_it_is_made_again(cli, plain, scratch):
-    """Whole is one that grows, or of which utterances have failed; and repair makes none whole that was not."""
-    rows = [{**row, "path": "nowhere.wav"} if number in (0, 11) else row for number, row in enumerate(plain.rows)]
-    manifests = {"half.csv": rows[:6], "all.csv": rows, "more.csv": [*rows, {**rows[1], "id": "one-more"}]}
+def test_of_a_whole_version_nothing_is_said_until_something_is_gone_nor_when_it_is_made_again(
+    cli, plain, scratch
+):
+    """Whole is one that grows, or of which utterances have failed; and repair makes none
+    whole that was not."""
+    rows = [
+        {**row, "path": "nowhere.wav"} if number in (0, 11) else row
+        for number, row in enumerate(plain.rows)
+    ]
+    manifests = {
+        "half.csv": rows[:6],
+        "all.csv": rows,
+        "more.csv": [*rows, {**rows[1], "id": "one-more"}],
+    }
 
     def extracted(name):
         """Extract, into shards of an utterance each; how many were extracted."""

@@ -1,4 +1,5 @@
-"""Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two ranks of DDP."""
+"""Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two
+ranks of DDP."""
 
 import numpy as np
 import pytest
@@ -66,7 +67,9 @@ def test_fits_and_validates_in_epochs_that_differ(made, tmp_path, kind):
         def training_step(self, batch, number):
             self.seen.append((self.current_epoch, batch["ids"]))
             padding = masks.padding_mask(batch["lengths"], batch["features"].shape[1])
-            means = (batch["features"].float() * padding[..., None]).sum(1) / batch["lengths"][:, None]
+            means = (batch["features"].float() * padding[..., None]).sum(1) / batch["lengths"][
+                :, None
+            ]
             loss = torch.nn.functional.cross_entropy(self.layer(means), batch["digit"])
             self.losses.append(loss.item())
             return loss
@@ -77,9 +80,21 @@ def test_fits_and_validates_in_epochs_that_differ(made, tmp_path, kind):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.5)
 
-    off = ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "barebones"]
-    options = {"use_distributed_sampler": False, "num_sanity_val_steps": 0, **dict.fromkeys(off, False)}
-    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **options)
+    off = [
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "barebones",
+    ]
+    options = {
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+        **dict.fromkeys(off, False),
+    }
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **options
+    )
     model, dataset = Digits(), made.dataset(columns=["digit"])
 
     def load(sampler):
@@ -156,7 +171,9 @@ RANK = """
 def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(cli, made, tmp_path):
     arguments = (made.folder / "features", made.manifest, f"file://{tmp_path}/rendezvous")
     env = {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    running = [start_script(cli, RANK, *arguments, env={**env, "RANK": str(rank)}) for rank in range(2)]
+    running = [
+        start_script(cli, RANK, *arguments, env={**env, "RANK": str(rank)}) for rank in range(2)
+    ]
     results = [rank.wait() for rank in running]
     assert [rank.code for rank in results] == [0, 0], [rank.err for rank in results]
     for kind in ("torch", "featcache"):

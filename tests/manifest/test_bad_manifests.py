@@ -27,17 +27,10 @@ from featcache.version.corpus import Part, put_part
 
 def test_all_faults_are_reported_together_and_in_order(written):
     path = written(
-        b"id,path,start,duration,channel,text\n"
-        b"a,x.wav,-0.5,0,left,fine\n"
+        b"id,path,start,duration,channel,text\na,x.wav,-0.5,0,left,fine\n"
         b'b,x.wav,,,,"a quoted\nnewline"\n'
-        b"b,,1,inf,-1,\n"
-        b"c,sox x.mp3 -t wav - |,soon,nan,1.5,\n"
-        b"d,x.wav\n"
-        b"\n"
-        b"e,x.wav,,,,caf\xe9\n"
-        b"f\x07,x.wav,1e10,,,\n"
-        b"a,x.wav,,,,\n"
-        b",x.wav,,,,\n"
+        b"b,,1,inf,-1,\nc,sox x.mp3 -t wav - |,soon,nan,1.5,\nd,x.wav\n\ne,x.wav,,,,caf\xe9\n"
+        b"f\x07,x.wav,1e10,,,\na,x.wav,,,,\n,x.wav,,,,\n"
         b'g,"x"y.wav,,,,\n'
         b"h,x.wav,,,,zero\0zero\n"
         b'i,x.wav,,,,"never closed\n'
@@ -70,24 +63,23 @@ def test_faults_of_json_lines(written):
     path = written(
         b'{"id": "a", "path": "x.wav"}\n'
         b"\n"
-        b'{"id": "b", "path": "x.wav"\n'
-        b'["c", "x.wav"]\n'
-        b'{"path": "x.wav", "id": null}\n'
+        b'{"id": "b", "path": "x.wav"\n["c", "x.wav"]\n{"path": "x.wav", "id": null}\n'
         b'{"id": "d"}\n'
         b'{"id": "e", "path": {"bytes": ""}, "start": true, "duration": [1], "channel": {}}\n'
         b'{"id": "f", "path": "x.wav", "start": -1, "duration": NaN, "channel": 4294967296}\n'
         b'{"id": "g", "path": "x\\u0000.wav"}\n'
         b'{"id": "half \\ud83d", "path": "x.wav"}\n'
         b'{"id": "whole \\ud83d\\ude00", "path": "x.wav"}\n'
-        b'{"id": "caf\xe9", "path": "x.wav"}\n'
-        b'{"id": "a", "path": "x.wav"}\n'
+        b'{"id": "caf\xe9", "path": "x.wav"}\n{"id": "a", "path": "x.wav"}\n'
         b'{"id": true, "path": "x.wav", "duration": 1' + b"0" * 400 + b"}\n"
         b'{"id": "h", "path": "x.wav", "key": ' + b"[" * 100_000 + b"\n"
         b'{"id": "i", "path": "x.wav", "key": ' + b"1" * 5_000 + b"}\n",
         "train.jsonl",
     )
     faults = faults_of(path)
-    assert [fault for fault in faults if not fault.startswith(("line 10:", "line 15:", "line 16:"))] == [
+    assert [
+        fault for fault in faults if not fault.startswith(("line 10:", "line 15:", "line 16:"))
+    ] == [
         "line 3: not JSON: Expecting ',' delimiter at character 29",
         "line 4: not a JSON object: ['c', 'x.wav']",
         "line 5: id is missing",
@@ -109,9 +101,13 @@ def test_faults_of_json_lines(written):
     assert [fault.split(":")[0] for fault in unreadable] == ["line 10", "line 15", "line 16"]
 
 
-@pytest.mark.parametrize("cell", ["NaN", "-Infinity", "1e400", "123456789012345678901234567890", '"\\ud83d\\ude00"'])
+@pytest.mark.parametrize(
+    "cell", ["NaN", "-Infinity", "1e400", "123456789012345678901234567890", '"\\ud83d\\ude00"']
+)
 def test_json_that_not_every_parser_reads_is_read_as_python_does(written, cell):
-    manifest = read_manifest(written(f'{{"id": "a", "path": "x.wav", "x": [{cell}]}}\n', "train.jsonl"))
+    manifest = read_manifest(
+        written(f'{{"id": "a", "path": "x.wav", "x": [{cell}]}}\n', "train.jsonl")
+    )
     assert manifest.columns["x"][0] == json.dumps([json.loads(cell)], ensure_ascii=False)
 
 
@@ -124,7 +120,9 @@ def test_json_that_not_every_parser_reads_is_read_as_python_does(written, cell):
 )
 def test_a_missing_column_is_one_fault_that_names_what_is_there(written, name, content):
     fault, *others = faults_of(written(content, name))
-    assert fault.startswith("line 2: no path column among 'id', 'wav_name', 'text': rename or add one")
+    assert fault.startswith(
+        "line 2: no path column among 'id', 'wav_name', 'text': rename or add one"
+    )
     assert all(spelling in fault for spelling in SPELLINGS["path"])
     assert others == (["line 3: id is missing"] if name == "train.jsonl" else [])
     (fault,) = faults_of(written("text\nhi\n"), audio=False)
@@ -163,12 +161,15 @@ STOP = "'Stop' is not read: give a duration, Stop - start, instead"
     ],
 )
 def test_columns_that_leave_open_what_is_meant(written, name, content, fault):
-    """Two of one meaning or name; and a stop, which may count samples, does not pass for a duration."""
+    """Two of one meaning or name; and a stop, which may count samples, does not pass for
+    a duration."""
     assert faults_of(written(content, name)) == [f"line 1: {fault}"]
 
 
 def test_ends_that_are_none(written):
-    assert faults_of(written("id,path,start,end\na,x.wav,1,1\nb,x.wav,,0.5\nc,x.wav,0,late\nd,x.wav,late,2\n")) == [
+    assert faults_of(
+        written("id,path,start,end\na,x.wav,1,1\nb,x.wav,,0.5\nc,x.wav,0,late\nd,x.wav,late,2\n")
+    ) == [
         "line 2: end is 1.0, and the row starts at 1.0",
         "line 4: end is not a number: 'late'",
         "line 5: start is not a number: 'late'",
@@ -182,7 +183,11 @@ def test_ends_that_are_none(written):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *((f"train{suffix}", blank) for suffix in (".csv", ".tsv", ".jsonl", "") for blank in ("", "\ufeff", "\n\r\n")),
+        *(
+            (f"train{suffix}", blank)
+            for suffix in (".csv", ".tsv", ".jsonl", "")
+            for blank in ("", "\ufeff", "\n\r\n")
+        ),
         *(("train.csv", header) for header in ("id,path", "\nid,path\n\n")),
         ("train.tsv", "id\tpath\n"),
     ],
@@ -194,17 +199,24 @@ def test_no_rows_is_a_fault(written, name, content):
 def test_a_json_array_is_told_what_is_expected(written):
     for content in ('[{"id": "a", "path": "x.wav"}]', '\n[\n  {"id": "a"}\n]\n'):
         line = 1 + content.startswith("\n")
-        expected = f"line {line}: a JSON array; one object on each line is expected: jq -c '.[]' makes them"
+        expected = (
+            f"line {line}: a JSON array; one object on each line is expected: jq -c '.[]' "
+            "makes them"
+        )
         assert faults_of(written(content, "train.json")) == [expected]
         assert faults_of(written(content, "manifest")) == [expected]
 
 
 def test_line_numbers_after_quoted_newlines(written):
-    path = written('id,path,text\na,x.wav,"one\r\ntwo\n\nthree"\nb,x.wav,"1\n2"\nc,,\n,x.wav,"1\n2"\n')
+    path = written(
+        'id,path,text\na,x.wav,"one\r\ntwo\n\nthree"\nb,x.wav,"1\n2"\nc,,\n,x.wav,"1\n2"\n'
+    )
     assert faults_of(path) == ["line 8: path is missing", "line 9: id is missing"]
 
 
-def test_the_first_faults_by_line_are_shown_all_are_counted_and_those_that_are_alike_are_one_line(written):
+def test_the_first_faults_by_line_are_shown_all_are_counted_and_those_that_are_alike_are_one_line(
+    written,
+):
     def told(rows):
         with pytest.raises(ManifestError) as caught:
             read_manifest(written("\n".join(["id,path,start", *rows])))
@@ -212,7 +224,9 @@ def test_the_first_faults_by_line_are_shown_all_are_counted_and_those_that_are_a
 
     summary, *faults = told(f"u{i % 2000},x.wav,{-1 - i if i >= 10 else 1}" for i in range(3000))
     assert summary.endswith(f"train.csv: {2990 + 1000:,} errors")
-    assert faults[:20] == [f"  line {line}: start is negative: {1 - line:.1f}" for line in range(12, 32)]
+    assert faults[:20] == [
+        f"  line {line}: start is negative: {1 - line:.1f}" for line in range(12, 32)
+    ]
     assert faults[20:] == ["  … and 3,970 more"]
     assert told(f"u{i},x.wav,{('one', -2, 'one', 'one')[i % 4]}" for i in range(3000))[1:] == [
         "  line 2 and 2,249 more: start is not a number: 'one'",
@@ -222,20 +236,26 @@ def test_the_first_faults_by_line_are_shown_all_are_counted_and_those_that_are_a
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert refused(tmp_path / "absent.csv").startswith("cannot be read: No such file")
-    with pytest.raises(ManifestError, match=r"^'a\\x00b.csv': cannot be read: no path has a NUL in it$"):
+    with pytest.raises(
+        ManifestError, match=r"^'a\\x00b.csv': cannot be read: no path has a NUL in it$"
+    ):
         read_manifest("a\0b.csv")
     assert faults_of(tmp_path) == ["there are no audio files below it"]
 
 
 def test_bytes_of_another_encoding_make_no_other_faults(written):
     path = written(b"id,path\n" + b"\n".join(b"u\x80%c,x.wav" % byte for byte in range(0x80, 0x90)))
-    with pytest.raises(ManifestError, match=r": 16 errors\n  line 2 and 15 more: byte 2 is not UTF-8: 0x80$"):
+    with pytest.raises(
+        ManifestError, match=r": 16 errors\n  line 2 and 15 more: byte 2 is not UTF-8: 0x80$"
+    ):
         read_manifest(path)
 
 
 def test_of_many_rows_those_are_compared_whose_hashes_are_equal(written, monkeypatch):
     compared, text = [], Strings.__getitem__
-    monkeypatch.setattr(Strings, "__getitem__", lambda strings, row: compared.append(row) or text(strings, row))
+    monkeypatch.setattr(
+        Strings, "__getitem__", lambda strings, row: compared.append(row) or text(strings, row)
+    )
     ids = [f"speaker-{i % 100:03d}-{i:06d}" for i in range(100_000)]
     ids[99_999] = ids[5]
     path = written("id,path\n" + "".join(f"{id_},x.wav\n" for id_ in ids))
@@ -251,7 +271,10 @@ def test_an_audio_file_is_no_manifest(scratch, kind):
     path = scratch / "a"
     soundfile.write(path, np.sin(np.arange(4000) / 9), 8000, format=kind)
     for options in ({}, {"format": "paths"}):
-        assert refused(path, **options) == "is an audio file, not a manifest: give its folder, or a list of paths"
+        assert (
+            refused(path, **options) == "is an audio file, not a manifest: give its "
+            "folder, or a list of paths"
+        )
 
 
 def test_what_is_packed_is_no_manifest(scratch):
@@ -261,7 +284,9 @@ def test_what_is_packed_is_no_manifest(scratch):
         assert refused(path).startswith("is a tar, not a manifest: ")
     for pack in (bz2.compress, lzma.compress, lambda data: gzip.compress(gzip.compress(data))):
         (scratch / "a.csv").write_bytes(pack(b"id,path\na,x.wav\n"))
-        assert refused(scratch / "a.csv").startswith("is compressed; only gzip, once, is read: unpack it")
+        assert refused(scratch / "a.csv").startswith(
+            "is compressed; only gzip, once, is read: unpack it"
+        )
     (scratch / "a.csv").write_bytes(bytes(99) + os.urandom(99))
     assert refused(scratch / "a.csv").startswith("is neither text nor Parquet")
     _, arrow = write_tables(scratch, [b"a"])
@@ -272,7 +297,10 @@ def test_a_cache_is_no_manifest(scratch):
     version = make_version(scratch / "corpus" / "c", make_features(2))
     put_part(scratch / "corpus", Part("c", "c.csv"))
     for path in (scratch / "corpus", scratch / "corpus" / "c", version.path):
-        assert refused(path) == "is a cache, not a manifest: give the manifest that it was extracted from"
+        assert (
+            refused(path) == "is a cache, not a manifest: give the manifest that it "
+            "was extracted from"
+        )
 
 
 @pytest.mark.parametrize("name", ["nemo", "jsonl", "kaldi", "fairseq", "vits"])
@@ -288,9 +316,26 @@ def test_a_wrong_format_is_one_error(written, name):
 @pytest.mark.parametrize(
     "path",
     [
-        *["https://h/a.wav", "https://h:8080/a@b.wav", "https://[::1]:80/a", "https://h/what%3F.wav"],
-        *["s3://b/a b%23.wav", "file:///x/a#1.wav", "file://localhost/a?.wav", "curl https://h/a.wav |"],
-        *["/corpus/a@b?token=S#1.wav", "a/b:c@d.wav", "C:/a@b.wav", "az:1", "s3:anna:3@home", "100%"],
+        *[
+            "https://h/a.wav",
+            "https://h:8080/a@b.wav",
+            "https://[::1]:80/a",
+            "https://h/what%3F.wav",
+        ],
+        *[
+            "s3://b/a b%23.wav",
+            "file:///x/a#1.wav",
+            "file://localhost/a?.wav",
+            "curl https://h/a.wav |",
+        ],
+        *[
+            "/corpus/a@b?token=S#1.wav",
+            "a/b:c@d.wav",
+            "C:/a@b.wav",
+            "az:1",
+            "s3:anna:3@home",
+            "100%",
+        ],
     ],
 )
 def test_paths_without_secrets_are_not_taken_for_secrets(path):
@@ -302,7 +347,9 @@ SCHEMES = st.sampled_from(
     ["https://", "HTTP://", "ftp://", "s3://", "gs://", "s3a://", "webdav+ssl://", "s3:/", "https:"]
 )
 PASSWORDS = st.text(st.sampled_from("ab3 :%'\"&=+/?#@"), max_size=3).map(lambda text: f"HUSH{text}")
-USERS = st.builds("{}{}{}@".format, st.sampled_from(["user", "", "%75"]), st.sampled_from([":", "%3A"]), PASSWORDS)
+USERS = st.builds(
+    "{}{}{}@".format, st.sampled_from(["user", "", "%75"]), st.sampled_from([":", "%3A"]), PASSWORDS
+)
 QUERIES = st.builds(
     "{}{}HUSH".format,
     st.sampled_from(["?", "#", "?a=b&", "?#", ";sig=", "&sig="]),
@@ -317,14 +364,21 @@ QUERIES = st.builds(
     st.sampled_from([0, 0, 1, 2]),
     st.sampled_from(["", " |"]),
 )
-def test_no_spelling_of_a_secret_is_taken_or_told(tmp_path_factory, before, scheme, secrets, times_encoded, after):
+def test_no_spelling_of_a_secret_is_taken_or_told(
+    tmp_path_factory, before, scheme, secrets, times_encoded, after
+):
     user, query = secrets
     url = f"{scheme}{user}h/a.wav{query}"
     for _ in range(times_encoded):
         url = quote(url, safe="")
     cell = f"{before}{url}{after}"
     manifest = tmp_path_factory.getbasetemp() / "secret.jsonl"
-    for row in ({"id": "a", "path": cell}, {"id": cell, "path": "a.wav"}, {"path": "a.wav", "duration": cell}, cell):
+    for row in (
+        {"id": "a", "path": cell},
+        {"id": cell, "path": "a.wav"},
+        {"path": "a.wav", "duration": cell},
+        cell,
+    ):
         manifest.write_text(json.dumps(row))
         with pytest.raises(ManifestError) as refused:
             read_manifest(manifest, allow_commands=True)

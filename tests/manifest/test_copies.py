@@ -13,9 +13,13 @@ from featcache.manifest.copies import PLAIN, copies_of, expand
 from featcache.manifest.read import manifest_of
 from featcache.strings import Strings
 
-SPEEDS = st.lists(st.sampled_from([0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0]), min_size=1, unique=True)
+SPEEDS = st.lists(
+    st.sampled_from([0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0]), min_size=1, unique=True
+)
 SNRS = st.lists(st.sampled_from([-5.0, 0.0, 2.5, 5.0, 10.0, 15.0, 20.0]), unique=True)
-IDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12), unique=True)
+IDS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12), unique=True
+)
 
 
 def section(speeds, snrs=()):
@@ -27,7 +31,9 @@ def test_every_speed_has_a_clean_copy_and_one_for_each_snr():
     """Numbers in suffixes are written as short as they can be."""
     copies = copies_of(section([0.9, 1.0, 2.0], [-2.5, 15.0]))
     assert copies == pickle.loads(pickle.dumps(copies)) != copies_of(section([0.9, 1.0]))
-    assert copies.suffixes == [speed + snr for speed in ("_sp0.9", "", "_sp2") for snr in ("", "_snr-2.5", "_snr15")]
+    assert copies.suffixes == [
+        speed + snr for speed in ("_sp0.9", "", "_sp2") for snr in ("", "_snr-2.5", "_snr15")
+    ]
     assert copies.speeds.tolist() == [0.9] * 3 + [1.0] * 3 + [2.0] * 3
     np.testing.assert_array_equal(copies.snrs, [np.nan, -2.5, 15] * 3)
 
@@ -61,7 +67,9 @@ def test_ids_that_end_like_copies_are_refused_and_no_others(ids, speeds, snrs, d
         ids = [*ids[:-1], ids[-1] + data.draw(st.sampled_from(suffixes))]
     refused = contextlib.nullcontext()
     if ends := [id_ for id_ in ids if id_.endswith(suffixes)]:
-        refused = pytest.raises(ManifestError, match=rf"train.csv: {len(ends)} of {len(ids)} ids end in")
+        refused = pytest.raises(
+            ManifestError, match=rf"train.csv: {len(ends)} of {len(ids)} ids end in"
+        )
     with refused:
         copies.refuse_suffixed(Strings.of(ids), "train.csv")
 

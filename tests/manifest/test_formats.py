@@ -1,4 +1,5 @@
-"""Manifests of other tools are read as they are: recognised, with the rows that their own readers give."""
+"""Manifests of other tools are read as they are: recognised, with the rows that their own
+readers give."""
 
 import gc
 import json
@@ -24,23 +25,30 @@ def without_commas(clips):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_is_recognised_and_gives_its_rows(top, name):
-    clips = without_commas(CLIPS) if name in ("audiofolder", "speechbrain csv", "semicolons") else CLIPS
+    clips = (
+        without_commas(CLIPS) if name in ("audiofolder", "speechbrain csv", "semicolons") else CLIPS
+    )
     written = WRITERS[name](top, clips)
     manifest = read_manifest(written.manifest, values=written.values)
     assert manifest.format == written.format
     assert list(manifest.ids) == written.ids
     assert list(manifest.paths) == written.paths
-    assert {manifest.resolve(path) for path in manifest.paths} == {top / clip.path for clip in CLIPS}
+    assert {manifest.resolve(path) for path in manifest.paths} == {
+        top / clip.path for clip in CLIPS
+    }
     seconds = [clip.seconds for clip in clips] if written.has_seconds else [np.nan] * len(clips)
     np.testing.assert_array_equal(manifest.duration, seconds)
     for column, expected in zip(written.columns, ("text", "speaker"), strict=False):
         assert list(manifest.columns[column]) == [getattr(clip, expected) for clip in clips]
     for options in ({"format": written.format, "carry": False}, {"audio": False}):
-        assert rows_of(read_manifest(written.manifest, values=written.values, **options)) == rows_of(manifest)
+        assert rows_of(
+            read_manifest(written.manifest, values=written.values, **options)
+        ) == rows_of(manifest)
 
 
 def test_every_format_is_tried():
-    tried = {"tsv", "parquet", "datasets"} | {write.split()[0] for write in WRITERS}  # the first three elsewhere
+    # the first three elsewhere
+    tried = {"tsv", "parquet", "datasets"} | {write.split()[0] for write in WRITERS}
     assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
 
 
@@ -61,11 +69,17 @@ def test_kaldi_as_lhotse_reads_it(top):
     recordings, supervisions, _ = lhotse.load_kaldi_data_dir(written.manifest, sampling_rate=RATE)
     theirs = {one.id: one for one in supervisions}
     assert set(theirs) == set(ours.ids)
-    for row, speaker, text in zip(rows_of(ours), ours.columns["speaker"], ours.columns["text"], strict=True):
+    for row, speaker, text in zip(
+        rows_of(ours), ours.columns["speaker"], ours.columns["text"], strict=True
+    ):
         one = theirs[row.id]
         assert row.path == recordings[one.recording_id].sources[0].source
         assert row.start == one.start
-        assert row.duration is None if row.id == "tail" else row.duration == pytest.approx(one.duration, abs=1e-9)
+        assert (
+            row.duration is None
+            if row.id == "tail"
+            else row.duration == pytest.approx(one.duration, abs=1e-9)
+        )
         assert (speaker, text) == (one.speaker, one.text)
 
 
@@ -84,10 +98,13 @@ def test_cuts_as_lhotse_reads_them(top, tmp_path):
         assert text == one.supervisions[0].text
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Lhotse leaves tars open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Lhotse leaves tars open
 @pytest.mark.parametrize("form", ["flac", "original"])
 def test_shar_as_lhotse_reads_it(tmp_path, form):
-    """By its own writer: in several shards, with a cut of a part, a channel of two, and an id with a slash."""
+    """By its own writer: in several shards, with a cut of a part, a channel of two, and
+    an id with a slash."""
     lhotse = pytest.importorskip("lhotse")
     for number, channels in enumerate((1, 1, 2)):
         samples = np.random.default_rng(number).uniform(-0.5, 0.5, (3000, channels))
@@ -100,10 +117,16 @@ def test_shar_as_lhotse_reads_it(tmp_path, form):
     folder.mkdir()
     lhotse.CutSet.from_cuts(cuts).to_shar(folder, {"recording": form}, shard_size=2, verbose=False)
     (folder / "features.000000.tar").touch()
-    theirs = [*lhotse.CutSet.from_shar({"cuts": sorted(folder.glob("c*")), "recording": sorted(folder.glob("r*"))})]
+    theirs = [
+        *lhotse.CutSet.from_shar(
+            {"cuts": sorted(folder.glob("c*")), "recording": sorted(folder.glob("r*"))}
+        )
+    ]
     ours = read_manifest(folder)
     assert (ours.format, list(ours.ids)) == ("lhotse", ["0", "ann/1", "2", "right"])
-    assert ours.notes[-1].endswith("of Lhotse Shar, cuts and recording are read, and nothing else: features")
+    assert ours.notes[-1].endswith(
+        "of Lhotse Shar, cuts and recording are read, and nothing else: features"
+    )
     for row, cut in zip(rows_of(ours), theirs, strict=True):
         with copy_of(ours.resolve(row.path)).open() as file:
             assert file.read() == cut.recording.sources[0].source
@@ -113,8 +136,18 @@ def test_shar_as_lhotse_reads_it(tmp_path, form):
 
 
 def test_shar_whose_audio_is_elsewhere(tmp_path):
-    shar = {**recording(tmp_path, CLIPS[0]), "sources": [{"type": "shar", "channels": [0], "source": ""}]}
-    cut = {"id": "x", "start": 0, "duration": 1.0, "channel": 0, "type": "MonoCut", "recording": shar}
+    shar = {
+        **recording(tmp_path, CLIPS[0]),
+        "sources": [{"type": "shar", "channels": [0], "source": ""}],
+    }
+    cut = {
+        "id": "x",
+        "start": 0,
+        "duration": 1.0,
+        "channel": 0,
+        "type": "MonoCut",
+        "recording": shar,
+    }
     (tmp_path / "cuts.000007.jsonl").write_text(json.dumps(cut))
     ours = read_manifest(tmp_path, root="s3://bucket/shar")
     assert list(ours.paths) == ["recording.000007.tar/x.flac"]
@@ -129,22 +162,40 @@ def test_tables_as_speechbrain_reads_them(top, name):
     load = dataio.load_data_csv if name.endswith("csv") else dataio.load_data_json
     theirs = load(str(written.manifest), written.values)
     ours = read_manifest(written.manifest, values=written.values)
-    assert dict(zip(ours.ids, ours.paths, strict=True)) == {key: row["wav"] for key, row in theirs.items()}
+    assert dict(zip(ours.ids, ours.paths, strict=True)) == {
+        key: row["wav"] for key, row in theirs.items()
+    }
     assert np.isnan(ours.duration).all()  # its loader reads whole files
     for column, values in ours.columns.items():
-        assert list(values) == [str(row[column.removeprefix("original_")]) for row in theirs.values()]
+        assert list(values) == [
+            str(row[column.removeprefix("original_")]) for row in theirs.values()
+        ]
 
 
 def test_samples_of_speechbrains_tables_are_seconds_by_their_rate(written):
-    table = written("ID,duration,wav,start,stop,path\na,9.5,x.wav,800,48000,y.wav\nb,9.5,x.wav,800,800,y.wav\n")
+    table = written(
+        "ID,duration,wav,start,stop,path\na,9.5,x.wav,800,48000,y.wav\nb,9.5,x.wav,800,800,y.wav\n"
+    )
     manifest = read_manifest(table, values={"sample_rate": "16000"})
     cut = {"start": 0.05, "duration": 2.95}
-    assert rows_of(manifest) == [Utterance(id="a", path="x.wav", **cut), Utterance(id="b", path="x.wav", start=0.05)]
+    assert rows_of(manifest) == [
+        Utterance(id="a", path="x.wav", **cut),
+        Utterance(id="b", path="x.wav", start=0.05),
+    ]
     assert manifest.notes[-1].endswith("audio is read from the column 'wav', and not from 'path'")
-    objects = {"a": {"wav": {"file": "{root}/x.wav", "start": 800, "stop": 48000}}, "b": {"wav": "{root}/x.wav"}}
-    manifest = read_manifest(written(json.dumps(objects), "t.json"), values={"sample_rate": "16000", "root": "/data"})
-    assert rows_of(manifest) == [Utterance(id="a", path="/data/x.wav", **cut), Utterance(id="b", path="/data/x.wav")]
-    seconds = read_manifest(written("ID,duration,start,wav\na,1.5,0.25,x.wav\n"))  # as the recipe of Libriheavy has it
+    objects = {
+        "a": {"wav": {"file": "{root}/x.wav", "start": 800, "stop": 48000}},
+        "b": {"wav": "{root}/x.wav"},
+    }
+    manifest = read_manifest(
+        written(json.dumps(objects), "t.json"), values={"sample_rate": "16000", "root": "/data"}
+    )
+    assert rows_of(manifest) == [
+        Utterance(id="a", path="/data/x.wav", **cut),
+        Utterance(id="b", path="/data/x.wav"),
+    ]
+    # as the recipe of Libriheavy has it
+    seconds = read_manifest(written("ID,duration,start,wav\na,1.5,0.25,x.wav\n"))
     assert rows_of(seconds) == [Utterance(id="a", path="x.wav", start=0.25, duration=1.5)]
 
 
@@ -153,7 +204,9 @@ def test_an_audiofolder_as_datasets_reads_it(top):
     pytest.importorskip("torchcodec")  # which datasets needs for audio
     datasets = pytest.importorskip("datasets")
     written = WRITERS["audiofolder"](top, without_commas(CLIPS))
-    theirs = datasets.load_dataset("audiofolder", data_dir=str(top), split="train", cache_dir=str(top / "cache"))
+    theirs = datasets.load_dataset(
+        "audiofolder", data_dir=str(top), split="train", cache_dir=str(top / "cache")
+    )
     theirs = theirs.cast_column("audio", datasets.Audio(decode=False))
     ours = read_manifest(written.manifest)
     by_path = {row["audio"]["path"]: row for row in theirs}
@@ -169,11 +222,23 @@ def test_speechbrains_objects_may_be_written_in_any_way(written):
         "a": {"wav": "{root}/a.wav", "text": "one}, {two", "tags": {"x": [{"y": 1}, {}]}},
         'b "\\': {"wav": "b.wav", "text": '"}', "tags": {}},
         "c é": {"tags": {"z": 1e400}, "wav": "c.wav", "text": ""},
-        "d": {"wav": "d.wav", "text": "}" * (1 << 20)},  # a line may be as long as what is looked at
+        # a line may be as long as what is looked at
+        "d": {"wav": "d.wav", "text": "}" * (1 << 20)},
     }
-    expected = {name: json.dumps(row["tags"], separators=(",", ":")) for name, row in rows.items() if "tags" in row}
-    for layout in ({}, {"indent": 2}, {"separators": (",", ":")}, {"separators": (" \n,\t", " : ")}):
-        manifest = read_manifest(written(json.dumps(rows, **layout), "t.json"), values={"root": "/data"})
+    expected = {
+        name: json.dumps(row["tags"], separators=(",", ":"))
+        for name, row in rows.items()
+        if "tags" in row
+    }
+    for layout in (
+        {},
+        {"indent": 2},
+        {"separators": (",", ":")},
+        {"separators": (" \n,\t", " : ")},
+    ):
+        manifest = read_manifest(
+            written(json.dumps(rows, **layout), "t.json"), values={"root": "/data"}
+        )
         assert list(manifest.ids) == [*rows]
         assert manifest.paths[0] == "/data/a.wav"
         assert list(manifest.columns["text"]) == [row["text"] for row in rows.values()]
@@ -200,22 +265,30 @@ def test_the_path_and_what_is_cut_stand_for_an_id(written, row, expected):
 
 
 def test_rows_that_would_have_one_id_are_refused(written):
-    lines = '{"audio": "x.wav", "text": "a"}\n{"audio": "x.wav", "text": "b"}\n{"audio": "x\\u0007.wav"}\n'
+    lines = (
+        '{"audio": "x.wav", "text": "a"}\n{"audio": "x.wav", "text": "b"}\n{"audio": '
+        '"x\\u0007.wav"}\n'
+    )
     assert faults_of(written(lines, "t.jsonl")) == [
         "line 2: id 'x.wav' is already on line 1",
-        "line 3: there is no id, and the path, which stands for it, has a control character: 'x\\x07.wav'",
+        "line 3: there is no id, and the path, which stands for it, has a control "
+        "character: 'x\\x07.wav'",
     ]
 
 
 def test_rows_that_nemo_skips_are_left_out_and_counted(written):
-    lines = ['{"audio_filepath": "a.wav", "_skipme": true}', '{"audio_filepath": "b.wav", "_skipme": false}']
+    lines = [
+        '{"audio_filepath": "a.wav", "_skipme": true}',
+        '{"audio_filepath": "b.wav", "_skipme": false}',
+    ]
     manifest = read_manifest(written("\n".join(lines), "nemo.json"))
     assert list(manifest.ids) == ["b.wav"]
     assert any(note.endswith("1 row left out, by _skipme") for note in manifest.notes)
 
 
 def test_rows_of_nemos_tars_name_their_members(tmp_path):
-    """Beside the manifest of all tars or above that of one, elsewhere, or in a tar that is the root; and unpacked."""
+    """Beside the manifest of all tars or above that of one, elsewhere, or in a tar that
+    is the root; and unpacked."""
     rows = [{"audio_filepath": "a.wav", "shard_id": 3, "offset": 0.0, "duration": 1.5}]
     rows += [{"audio_filepath": "a-sub1.wav", "shard_id": 3, "offset": 1.5, "duration": 2.0}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -224,13 +297,19 @@ def test_rows_of_nemos_tars_name_their_members(tmp_path):
         (tmp_path / folder / "m.json").write_text(lines)
     tar = tmp_path / "tarred" / "audio_3.tar"
     tar.touch()
-    for folder, root in (("tarred", None), ("tarred/sharded_manifests", None), ("away", tmp_path / "tarred")):
+    for folder, root in (
+        ("tarred", None),
+        ("tarred/sharded_manifests", None),
+        ("away", tmp_path / "tarred"),
+    ):
         ours = read_manifest(tmp_path / folder / "m.json", root=root)
         assert [*ours.paths] == ["audio_3.tar/a.wav"] * 2
         assert [(row.start, row.duration) for row in rows_of(ours)] == [(0.0, 1.5), (1.5, 2.0)]
         assert ours.resolve(ours.paths[0]).container == tar
     assert list(read_manifest(tmp_path / "away" / "m.json", root=tar).paths) == ["a.wav", "a.wav"]
-    assert read_manifest(tmp_path / "away" / "m.json", root="s3://b/x").paths[1] == "audio_3.tar/a.wav"
+    assert (
+        read_manifest(tmp_path / "away" / "m.json", root="s3://b/x").paths[1] == "audio_3.tar/a.wav"
+    )
     (tmp_path / "away" / "a.wav").touch()
     assert read_manifest(tmp_path / "away" / "m.json").paths[0] == "a.wav"
     said = refused(tmp_path / "manifest__OP_0..3_CL_.json")
@@ -252,8 +331,22 @@ def test_what_fits_two_formats_is_refused_until_one_is_named(written):
 @pytest.mark.parametrize(
     ("lines", "format_name"),
     [
-        (["x.wav|Mary Ann Lee|hello", "y.wav|Mary Ann Lee|good night to all of you", "z.wav|Bob|well then"], "vits"),
-        (["x.wav|hello|Mary Ann Lee", "y.wav|good night to all of you|Mary Ann Lee", "z.wav|so be it|7"], "styletts2"),
+        (
+            [
+                "x.wav|Mary Ann Lee|hello",
+                "y.wav|Mary Ann Lee|good night to all of you",
+                "z.wav|Bob|well then",
+            ],
+            "vits",
+        ),
+        (
+            [
+                "x.wav|hello|Mary Ann Lee",
+                "y.wav|good night to all of you|Mary Ann Lee",
+                "z.wav|so be it|7",
+            ],
+            "styletts2",
+        ),
         (["u1|ann|the ann of old", "u2|bob|hello", "u3|ann|good night", "u4|bob|yes"], "piper"),
         (["u1|0|yes", "u2|0|no", "u3|1|yes"], "piper"),
         (["u1|In 1850|In eighteen fifty", "u2|12|twelve", "u3|Oh, no|oh no"], "ljspeech"),
@@ -267,7 +360,13 @@ def test_lists_of_like_columns_are_told_apart_by_many_lines(written, lines, form
 @pytest.mark.parametrize(
     ("lines", "readings"),
     [
-        (["x.wav|ann|hello"], ["styletts2 (path 'x.wav', text 'ann', speaker 'hello')", "vits (path 'x.wav', speaker"]),
+        (
+            ["x.wav|ann|hello"],
+            [
+                "styletts2 (path 'x.wav', text 'ann', speaker 'hello')",
+                "vits (path 'x.wav', speaker",
+            ],
+        ),
         (["x.wav|Mary Ann|yes", "y.wav|Mary Ann|no"], ["styletts2 (", "vits ("]),
         ([f"{n}.wav|spk{n}|{('yes', 'no')[n % 2]}" for n in range(50)], ["styletts2 (", "vits ("]),
         (
@@ -294,18 +393,23 @@ def test_a_folder_may_fit_two_formats(top):
 
 
 def test_a_format_that_there_is_not(written):
-    with pytest.raises(ArgumentError, match="there is no 'kaldo': choose folder, audiofolder, kaldi"):
+    with pytest.raises(
+        ArgumentError, match="there is no 'kaldo': choose folder, audiofolder, kaldi"
+    ):
         read_manifest(written("id,path\na,x.wav\n"), format="kaldo")
 
 
-@pytest.mark.parametrize("name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets"}))
+@pytest.mark.parametrize(
+    "name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets"})
+)
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
     assert "is a folder, and this format is a file's" in refused(tmp_path, format=name)
 
 
 @pytest.mark.parametrize("name", ["ljspeech", "f5"])
 def test_a_folder_with_a_list_beside_its_wavs(top, name):
-    """As LJSpeech and recipes after it come: the list says what its files are, so it is read, and that is said."""
+    """As LJSpeech and recipes after it come: the list says what its files are, so it is
+    read, and that is said."""
     written = WRITERS[name](top, CLIPS)
     written.manifest.rename(top / "metadata.csv")
     expected = read_manifest(top / "metadata.csv")
@@ -318,7 +422,8 @@ def test_a_folder_with_a_list_beside_its_wavs(top, name):
 
 
 def test_kaldis_fields_are_between_white_space_of_ascii(top):
-    """As Kaldi splits them (`isspace` in the C locale): spaces of other scripts belong to ids, paths and texts."""
+    """As Kaldi splits them (`isspace` in the C locale): spaces of other scripts belong to
+    ids, paths and texts."""
     data = top / "data"
     data.mkdir()
     wide, hard, next_line, unit = "\u3000", "\xa0", "\x85", "\x1f"
@@ -326,7 +431,9 @@ def test_kaldis_fields_are_between_white_space_of_ascii(top):
     (data / "segments").write_text(f"u{hard}1 a{wide}b\t0.5 1.5\n")
     (data / "text").write_text(f"u{hard}1  so{wide}much, {next_line}said{wide}\n")
     manifest = read_manifest(data)
-    assert rows_of(manifest) == [Utterance(id=f"u{hard}1", path=f"/x/c{hard}d{unit}.wav", start=0.5, duration=1.0)]
+    assert rows_of(manifest) == [
+        Utterance(id=f"u{hard}1", path=f"/x/c{hard}d{unit}.wav", start=0.5, duration=1.0)
+    ]
     assert list(manifest.columns["text"]) == [f"so{wide}much, {next_line}said{wide}"]
 
 
@@ -383,13 +490,18 @@ def test_what_datasets_saves_is_read(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_files_that_a_dataset_names_are_read_by_their_paths(top):
-    """As `to_parquet` of files writes them; also some beside others with bytes, where the footer does not say which."""
+    """As `to_parquet` of files writes them; also some beside others with bytes, where the
+    footer does not say which."""
     datasets, pyarrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
     rows = {"audio": [str(top / clip.path) for clip in CLIPS]}
     with_files = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
     with_files.to_parquet(top / "files.parquet")
     assert list(read_manifest(top / "files.parquet").paths) == rows["audio"]
-    parts = [{"bytes": b"x", "path": "0.wav"}, {"bytes": None, "path": "1.wav"}, {"bytes": None, "path": None}]
+    parts = [
+        {"bytes": b"x", "path": "0.wav"},
+        {"bytes": None, "path": "1.wav"},
+        {"bytes": None, "path": None},
+    ]
     datasets.Dataset.from_dict({"audio": parts, "target": parts}).to_parquet(top / "some.parquet")
     some = read_manifest(top / "some.parquet")
     assert list(some.paths) == ["some.parquet/audio/0", "1.wav", "some.parquet/audio/2"]
@@ -399,7 +511,11 @@ def test_files_that_a_dataset_names_are_read_by_their_paths(top):
         writer.write_table(table)
     for name in ('{"filename": "data.arrow"}', '"data.arrow"'):
         (top / "state.json").write_text(f'{{"_data_files": [{name}]}}')
-        assert list(read_manifest(top, carry=False).paths) == ["data.arrow/audio/0", "1.wav", "data.arrow/audio/2"]
+        assert list(read_manifest(top, carry=False).paths) == [
+            "data.arrow/audio/0",
+            "1.wav",
+            "data.arrow/audio/2",
+        ]
     del with_files
     gc.collect()
 
@@ -435,13 +551,17 @@ def documented():
     """The rows of the page's table of formats: format, file, example, id and path."""
     _, _, table = text_of("docs/manifest.md").partition("| format | what it is | file ")
     for line in table.partition("\n\n")[0].splitlines()[2:]:
-        name, _, file, example, first = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+        name, _, file, example, first = (
+            cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]
+        )
         text = example.strip("`").replace("\\|", "|").replace("⏎", "\n").replace("⇥", "\t")
         yield name.strip("`"), file.strip("`"), text, re.findall(r"`([^`]*)`", first)
 
 
 @pytest.mark.parametrize(("name", "file", "text", "first"), [row for row in documented() if row[2]])
-def test_each_example_of_the_page_is_recognised_and_gives_what_the_page_says(tmp_path, name, file, text, first):
+def test_each_example_of_the_page_is_recognised_and_gives_what_the_page_says(
+    tmp_path, name, file, text, first
+):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     if file.endswith("/"):
@@ -449,7 +569,9 @@ def test_each_example_of_the_page_is_recognised_and_gives_what_the_page_says(tmp
         (path / text).touch()
     else:
         path.write_text(text)
-    manifest = read_manifest(tmp_path if name == "audiofolder" else path, values={"data_root": "/corpora"})
+    manifest = read_manifest(
+        tmp_path if name == "audiofolder" else path, values={"data_root": "/corpora"}
+    )
     assert (manifest.format, manifest.ids[0], manifest.paths[0]) == (name, *first)
 
 

@@ -1,4 +1,5 @@
-"""Manifests in memory: what a table holds is the manifest that the same table in a file is."""
+"""Manifests in memory: what a table holds is the manifest that the same table in a file
+is."""
 
 import json
 import math
@@ -42,8 +43,19 @@ def test_is_what_the_same_table_in_json_lines_is(tmp_path, make, table):
 
 def test_cells_are_what_python_and_numpy_have():
     rows = [
-        {"id": np.int64(7), "path": Path("a.wav"), "channel": np.float32(1), "start": math.nan, 3: [1, "b"]},
-        {"id": "b", "score": np.float64(0.1), "words": np.array(["the", "kettle"]), "said": date(2026, 1, 2)},
+        {
+            "id": np.int64(7),
+            "path": Path("a.wav"),
+            "channel": np.float32(1),
+            "start": math.nan,
+            3: [1, "b"],
+        },
+        {
+            "id": "b",
+            "score": np.float64(0.1),
+            "words": np.array(["the", "kettle"]),
+            "said": date(2026, 1, 2),
+        },
     ]
     manifest = manifest_of(rows)
     assert list(manifest.ids) == ["7", "b"]
@@ -72,7 +84,10 @@ def test_cells_are_what_python_and_numpy_have():
             r"row 2: x is not UTF-8: 'utf-8' codec can't .*'\\udcff'",
         ),
         ([{"id": "a", "x": ["\udcff"]}], r"row 1: x is not UTF-8: 'utf-8' codec can't .*'\\udcff'"),
-        ([{"id": "a", "start": -1.0}, {"id": ""}], r"(?s)2 errors\n  row 1: start is negative.*row 2: id is missing"),
+        (
+            [{"id": "a", "start": -1.0}, {"id": ""}],
+            r"(?s)2 errors\n  row 1: start is negative.*row 2: id is missing",
+        ),
     ],
 )
 def test_faults_name_the_row(table, what):
@@ -86,7 +101,9 @@ def test_columns_of_one_name_are_refused():
         manifest_of(frame)
 
 
-@pytest.mark.parametrize("table", [5, {"id": ["a"]}, np.zeros(3), b"train.csv", iter([{"id": "a"}])])
+@pytest.mark.parametrize(
+    "table", [5, {"id": ["a"]}, np.zeros(3), b"train.csv", iter([{"id": "a"}])]
+)
 def test_what_is_no_table_is_refused(table):
     with pytest.raises(ArgumentError, match=r"manifest is a \w+: give a path, a data frame"):
         manifest_of(table)

@@ -71,7 +71,12 @@ def test_an_utterance_travels_by_pickle():
 def test_format_by_suffix_then_by_first_line(written, name, content):
     """Also of a gzip file, which may have any name, and whose own suffix does not count."""
     packed = gzip.compress(content.encode())
-    for file, data in ((name, packed), (f"{name}.gz", packed), (f"{name}.GZ", packed), (f"{name}.gz", content)):
+    for file, data in (
+        (name, packed),
+        (f"{name}.gz", packed),
+        (f"{name}.GZ", packed),
+        (f"{name}.gz", content),
+    ):
         assert read_manifest(written(data, file)).columns == {"text": Strings.of(["hi"])}
     path = written(content, name)
     manifest = read_manifest(path)
@@ -82,7 +87,12 @@ def test_format_by_suffix_then_by_first_line(written, name, content):
 
 @pytest.mark.parametrize(
     "content",
-    ["id,path\na,x.wav\n", "id\tpath\na\tx.wav\n", '\n{"id": "a", "path": "x.wav"}\n', "\ufeffid,path\na,x.wav"],
+    [
+        "id,path\na,x.wav\n",
+        "id\tpath\na\tx.wav\n",
+        '\n{"id": "a", "path": "x.wav"}\n',
+        "\ufeffid,path\na,x.wav",
+    ],
 )
 def test_standard_input(monkeypatch, tmp_path, content):
     monkeypatch.chdir(tmp_path)
@@ -108,30 +118,40 @@ def test_root_is_the_manifests_folder_unless_given(written, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("spelled", [str, str.upper, str.title, " {} ".format])
-@pytest.mark.parametrize(("column", "spelling"), [(c, s) for c, all_ in SPELLINGS.items() for s in all_])
+@pytest.mark.parametrize(
+    ("column", "spelling"), [(c, s) for c, all_ in SPELLINGS.items() for s in all_]
+)
 def test_every_spelling(written, column, spelling, spelled):
     cells = {"id": "a", "path": "x.wav", "start": "1", "duration": "2", "channel": "3"}
     cells = {spelled(spelling) if name == column else name: cell for name, cell in cells.items()}
     table = ",".join(cells) + "\n" + ",".join(cells.values()) + "\n"
     for path in (written(table), written(json.dumps(cells) + "\n", "train.jsonl")):
         manifest = read_manifest(path)
-        assert rows_of(manifest) == [Utterance(id="a", path="x.wav", start=1.0, duration=2.0, channel=3)]
+        assert rows_of(manifest) == [
+            Utterance(id="a", path="x.wav", start=1.0, duration=2.0, channel=3)
+        ]
         assert manifest.columns == {}
 
 
 def test_the_exact_name_wins_and_the_other_is_carried(written):
     """Of paths, it is said."""
     line = '{"ID": "1", "id": "a", "key": "k", "audio": "a.wav", "path": "x.wav"}\n'
-    for path in (written("ID,id,key,audio,path\n1,a,k,a.wav,x.wav\n"), written(line, "train.jsonl")):
+    for path in (
+        written("ID,id,key,audio,path\n1,a,k,a.wav,x.wav\n"),
+        written(line, "train.jsonl"),
+    ):
         manifest = read_manifest(path)
         assert rows_of(manifest) == [Utterance(id="a", path="x.wav")]
         assert manifest.columns == {"ID": ["1"], "key": ["k"], "audio": ["a.wav"]}
-        assert manifest.notes[-1].endswith("audio is read from the column 'path', and not from 'audio'")
+        assert manifest.notes[-1].endswith(
+            "audio is read from the column 'path', and not from 'audio'"
+        )
 
 
 @pytest.mark.parametrize("name", ["ends.csv", "ends.jsonl", "ends.parquet"])
 def test_an_end_stands_for_a_duration(tmp_path, name):
-    """As the tables of AMI and GigaSpeech have it; where there are durations, it is a column as any other."""
+    """As the tables of AMI and GigaSpeech have it; where there are durations, it is a
+    column as any other."""
     rows = [{"id": "a", "path": "x.wav", "begin_time": 0.1, "end_time": 0.3}]
     rows += [{"id": "b", "path": "x.wav", "begin_time": 7.52, "end_time": None}]
     table = pytest.importorskip("pandas").DataFrame(rows)
@@ -162,9 +182,22 @@ def test_an_end_counts_in_rows_without_a_duration_whatever_others_have(written):
 
 def test_json_values_are_carried_as_text(written):
     values = ["007", 7, 1.5, True, None, ["a", 1], {"k": "é"}, "", [None]]
-    lines = [json.dumps({"id": f"u{i}", "path": "x.wav", "extra": value}) for i, value in enumerate(values)]
+    lines = [
+        json.dumps({"id": f"u{i}", "path": "x.wav", "extra": value})
+        for i, value in enumerate(values)
+    ]
     manifest = read_manifest(written("\n".join(lines), "train.jsonl"))
-    assert list(manifest.columns["extra"]) == ["007", "7", "1.5", "true", "", '["a",1]', '{"k":"é"}', "", "[null]"]
+    assert list(manifest.columns["extra"]) == [
+        "007",
+        "7",
+        "1.5",
+        "true",
+        "",
+        '["a",1]',
+        '{"k":"é"}',
+        "",
+        "[null]",
+    ]
 
 
 def test_keys_may_come_and_go_between_json_lines(written):
@@ -203,7 +236,9 @@ def test_byte_order_mark_crlf_and_blank_lines(written):
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
 def test_a_cell_may_be_as_long_as_a_line(written, name, mark):
     cells = "a", "x.wav", "é" * 2_000_000
-    manifest = read_manifest(written(f"{mark.join(('id', 'path', 'words'))}\n{mark.join(cells)}\n", name))
+    manifest = read_manifest(
+        written(f"{mark.join(('id', 'path', 'words'))}\n{mark.join(cells)}\n", name)
+    )
     assert list(manifest.columns["words"]) == [cells[2]]
 
 
@@ -218,7 +253,9 @@ def test_only_ids_are_required_without_audio(written):
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]))
 ODD_CELLS = ["007", " padded ", "1.50", "null", "", "nan", "a,b", 'say "hi"', "two\nlines", "名前"]
-carried = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.sampled_from(ODD_CELLS)
+carried = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.sampled_from(
+    ODD_CELLS
+)
 seconds = st.floats(0, 1e9, allow_nan=False)
 utterances = st.builds(
     Utterance,
@@ -240,7 +277,10 @@ def as_csv(rows) -> str:
 
 
 def as_tsv(rows) -> str:
-    lines = [rows[0], *(["" if cell is None else str(cell) for cell in row.values()] for row in rows)]
+    lines = [
+        rows[0],
+        *(["" if cell is None else str(cell) for cell in row.values()] for row in rows),
+    ]
     return "".join("\t".join(line) + "\r\n" for line in lines)
 
 
@@ -250,7 +290,12 @@ def as_jsonl(rows, ensure_ascii=False) -> str:
 
 @pytest.mark.parametrize(
     ("name", "write"),
-    [("t.csv", as_csv), ("t.tsv", as_tsv), ("t.jsonl", as_jsonl), ("t.jsonl", partial(as_jsonl, ensure_ascii=True))],
+    [
+        ("t.csv", as_csv),
+        ("t.tsv", as_tsv),
+        ("t.jsonl", as_jsonl),
+        ("t.jsonl", partial(as_jsonl, ensure_ascii=True)),
+    ],
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=tables)
@@ -272,12 +317,32 @@ def test_whatever_is_written_is_read(tmp_path, name, write, rows):
     assert list(manifest.columns["speaker"]) == [speaker for _, speaker in rows]
 
 
-ODD = ["a", "x/é.wav", "1.5", 1.5, "", None, "nan", math.nan, "-1", "0", -0.0, "1e9", "1000000001", "5e-324"]
+ODD = [
+    "a",
+    "x/é.wav",
+    "1.5",
+    1.5,
+    "",
+    None,
+    "nan",
+    math.nan,
+    "-1",
+    "0",
+    -0.0,
+    "1e9",
+    "1000000001",
+    "5e-324",
+]
 ODD += [" 3 ", True, [1], "x|", "a\tb", "a\0", "\ud800", "s3://u:p@h/x", "https://h/x?y=1", "\x85"]
 ODD += ["x" * 1001, "é" * 2001]
 
 
-@given(st.sampled_from(COLUMNS), st.sampled_from(ODD), st.lists(st.sampled_from(ODD), max_size=2), st.integers(0, 9))
+@given(
+    st.sampled_from(COLUMNS),
+    st.sampled_from(ODD),
+    st.lists(st.sampled_from(ODD), max_size=2),
+    st.integers(0, 9),
+)
 @example(COLUMNS[2], "\ud800", [], 0)
 def test_cells_that_are_checked_together_are_what_each_is_by_itself(column, usual, odd, count):
     cells = [usual] * count + [*odd, usual]
@@ -304,10 +369,19 @@ OTHER_NAN = struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0]
 
 
 @given(st.lists(st.tuples(text, st.floats(), st.floats(), st.integers(-1, 2**31 - 1)), min_size=1))
-@example([("a", math.nan, OTHER_NAN, -1), ("a", OTHER_NAN, -OTHER_NAN, -1), ("a", -0.0, 0.0, 0), ("", 1.5, 2.5, 1)])
+@example(
+    [
+        ("a", math.nan, OTHER_NAN, -1),
+        ("a", OTHER_NAN, -OTHER_NAN, -1),
+        ("a", -0.0, 0.0, 0),
+        ("", 1.5, 2.5, 1),
+    ]
+)
 def test_row_hashes_equal_the_slow_reference(rows):
     paths, start, duration, channel = zip(*rows, strict=True)
-    columns = SegmentColumns(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32))
+    columns = SegmentColumns(
+        Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32)
+    )
     assert columns.hashes().tolist() == [slow_row_hash(*row) for row in rows]
 
 
@@ -336,9 +410,21 @@ def test_utf_16_is_one_fault(written, encoding):
         ("train.tsv", "a\tx.wav\nb\ty.wav\n", "there is no header, but a file's name"),
         ("train.csv", "a,x.FLAC,1.5\nb,y.flac,2\n", "there is no header, but a file's name"),
         ("train.csv", CSV.replace(",", "\t"), "fields are separated by tabs: name the file .tsv"),
-        ("train.csv", "a b;x.wav\n", "fields are separated by semicolons: name one of them id or path"),
-        ("train.txt", "a|x|y|z|hello\n", "fields are separated by |: name the columns in a line above"),
-        ("segments", "a rec 0.0 1.5\nb rec 1.5 2.5\n", "fields are separated by spaces: of Kaldi's files, give"),
+        (
+            "train.csv",
+            "a b;x.wav\n",
+            "fields are separated by semicolons: name one of them id or path",
+        ),
+        (
+            "train.txt",
+            "a|x|y|z|hello\n",
+            "fields are separated by |: name the columns in a line above",
+        ),
+        (
+            "segments",
+            "a rec 0.0 1.5\nb rec 1.5 2.5\n",
+            "fields are separated by spaces: of Kaldi's files, give",
+        ),
     ],
 )
 def test_a_table_without_a_header_or_commas_is_one_fault(written, name, text, words):
@@ -349,7 +435,8 @@ def test_a_table_without_a_header_or_commas_is_one_fault(written, name, text, wo
 
 
 def test_what_has_a_header_is_not_suspected(written):
-    """A column may be called after a file, and a name hold a space, where the columns that are needed are there."""
+    """A column may be called after a file, and a name hold a space, where the columns
+    that are needed are there."""
     manifest = read_manifest(written("id,path,notes.wav\na,x.wav,long\n"))
     assert list(manifest.columns) == ["notes.wav"]
     assert list(read_manifest(written("id\na b;c\n"), audio=False).ids) == ["a b;c"]

@@ -1,4 +1,5 @@
-"""A manifest in Parquet is the same manifest as in memory, and its faults are named by row."""
+"""A manifest in Parquet is the same manifest as in memory, and its faults are named by
+row."""
 
 import datetime
 import math
@@ -21,7 +22,9 @@ ROWS = {"id": ["a", "b", "c"], "path": ["x.wav", "x.wav", "y.wav"], "start": [0.
 
 
 def parquet(folder, columns, name="train.parquet", **options):
-    pq.write_table(pa.table(columns) if isinstance(columns, dict) else columns, folder / name, **options)
+    pq.write_table(
+        pa.table(columns) if isinstance(columns, dict) else columns, folder / name, **options
+    )
     return folder / name
 
 
@@ -36,7 +39,10 @@ def test_is_what_the_same_table_in_memory_is(tmp_path, table, group):
 def test_types_that_hold_the_same_values_make_the_same_manifest_and_so_does_another_name(tmp_path):
     expected = rows_of(read_manifest(parquet(tmp_path, ROWS)))
     assert rows_of(read_manifest(parquet(tmp_path, ROWS, name="train.bin"))) == expected
-    for strings, numbers in ((pa.large_string(), pa.float32()), (pa.dictionary(pa.int32(), pa.string()), pa.float64())):
+    for strings, numbers in (
+        (pa.large_string(), pa.float32()),
+        (pa.dictionary(pa.int32(), pa.string()), pa.float64()),
+    ):
         types = {"id": strings, "path": strings, "start": numbers}
         columns = {name: pa.array(cells).cast(types[name]) for name, cells in ROWS.items()}
         assert rows_of(read_manifest(parquet(tmp_path, columns))) == expected
@@ -55,13 +61,22 @@ def test_other_columns_are_carried_as_text_and_bytes_are_not(tmp_path):
         "audio_bytes": [{"bytes": b"RIFF", "sampling_rate": 8000}] * 2,
     }
     manifest = read_manifest(parquet(tmp_path, columns))
-    assert manifest.columns == {"age": ["30", ""], "words": ['["the","kettle"]', "[]"], "said": ["2026-01-02", ""]}
+    assert manifest.columns == {
+        "age": ["30", ""],
+        "words": ['["the","kettle"]', "[]"],
+        "said": ["2026-01-02", ""],
+    }
     assert read_manifest(tmp_path / "train.parquet", carry=False).columns == {}
 
 
 def test_columns_of_numbers_and_spellings_mean_the_same(tmp_path):
-    path = parquet(tmp_path, {"utt": ["a"], "audio_filepath": ["x.wav"], "offset": [1], "dur": [2.5], "channel": [0.0]})
-    assert rows_of(read_manifest(path)) == [Utterance(id="a", path="x.wav", start=1.0, duration=2.5, channel=0)]
+    path = parquet(
+        tmp_path,
+        {"utt": ["a"], "audio_filepath": ["x.wav"], "offset": [1], "dur": [2.5], "channel": [0.0]},
+    )
+    assert rows_of(read_manifest(path)) == [
+        Utterance(id="a", path="x.wav", start=1.0, duration=2.5, channel=0)
+    ]
 
 
 def test_nan_is_no_value_as_in_a_table_in_memory(tmp_path):
@@ -75,7 +90,11 @@ def test_nan_is_no_value_as_in_a_table_in_memory(tmp_path):
 
 
 def test_faults_are_named_by_row(tmp_path):
-    columns = {"id": ["a", "b", "a", None], "path": ["x", "y |", "z", "w"], "duration": [0.0, 1.0, math.inf, 1.0]}
+    columns = {
+        "id": ["a", "b", "a", None],
+        "path": ["x", "y |", "z", "w"],
+        "duration": [0.0, 1.0, math.inf, 1.0],
+    }
     assert faults_of(parquet(tmp_path, columns, row_group_size=2)) == [
         "row 1: duration is zero: leave it empty to read to the end of the file",
         "row 2: path is a command, which runs only with --allow-commands: 'y'",
@@ -99,7 +118,13 @@ def test_lists_of_numbers_are_no_bytes_of_audio(tmp_path):
 def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path = parquet(tmp_path, {"id": [f"u{i}" for i in range(999)], "path": ["x.wav"] * 999})
     whole = path.read_bytes()
-    for content in (b"", whole[:-4], whole[: len(whole) // 2], b"PAR1 and more", whole[:100] + bytes(60) + whole[160:]):
+    for content in (
+        b"",
+        whole[:-4],
+        whole[: len(whole) // 2],
+        b"PAR1 and more",
+        whole[:100] + bytes(60) + whole[160:],
+    ):
         path.write_bytes(content)
         assert re.match("not Parquet or Arrow, or damaged: .", refused(path))
 

@@ -21,7 +21,13 @@ CPU = torch.device("cpu")
 
 def squared_distances(features, centroids):
     """Float64 `[N, k]`, one difference after the other."""
-    return np.stack([np.square(features.astype(np.float64) - one).sum(1) for one in centroids.astype(np.float64)], 1)
+    return np.stack(
+        [
+            np.square(features.astype(np.float64) - one).sum(1)
+            for one in centroids.astype(np.float64)
+        ],
+        1,
+    )
 
 
 def lloyd(features, centroids):
@@ -29,14 +35,17 @@ def lloyd(features, centroids):
     while True:
         distances = squared_distances(features, centroids)
         codes = distances.argmin(1)
-        means = np.stack([features[codes == code].mean(0, dtype=np.float64) for code in range(len(centroids))])
+        means = np.stack(
+            [features[codes == code].mean(0, dtype=np.float64) for code in range(len(centroids))]
+        )
         if np.array_equal(means, centroids):
             return means, distances.min(1).mean()
         centroids = means
 
 
 def blobs(k, frames_in_each, dimensions=8, *, apart=20.0, seed=0):
-    """Frames `[N, D]` around `k` centres, which are far from zero and from each other; and which centre each is of."""
+    """Frames `[N, D]` around `k` centres, which are far from zero and from each other;
+    and which centre each is of."""
     rng = default_rng(seed)
     axes = rng.permutation(np.eye(max(k, dimensions)))[:k, :dimensions]
     centres = 100 + apart * axes + rng.normal(size=(k, dimensions))
@@ -54,14 +63,17 @@ def test_the_nearest_centroid(k, dimensions, offset):
     expected = squared_distances(features, centroids)
     codes, distances = Nearest(torch.from_numpy(centroids), CPU)(torch.from_numpy(features))
     chosen = expected[np.arange(len(features)), codes.numpy()]
-    np.testing.assert_allclose(chosen, expected.min(1), rtol=1e-5, atol=1e-5)  # it, or one that is as near
+    # it, or one that is as near
+    np.testing.assert_allclose(chosen, expected.min(1), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(distances, expected.min(1), rtol=1e-4, atol=1e-4)
     assert (codes.numpy() == expected.argmin(1)).mean() > 0.99
 
 
 def test_of_equally_near_centroids_the_lowest():
     centroids = torch.tensor([[4.0, 0], [1, 0], [-1, 0], [1, 0], [4, 0], [-9, 0]])
-    codes, _ = Nearest(centroids, CPU)(torch.tensor([[0.0, 0], [9, 0], [2, 5], [-3, 1], [-5, 0], [-8, 0]]))
+    codes, _ = Nearest(centroids, CPU)(
+        torch.tensor([[0.0, 0], [9, 0], [2, 5], [-3, 1], [-5, 0], [-8, 0]])
+    )
     assert codes.tolist() == [1, 0, 1, 2, 2, 5]
 
 
@@ -73,7 +85,10 @@ def test_a_frame_has_the_same_bits_among_any_others(dimensions):
     codes, distances = nearest(features)
     for number in (0, 1, 2, 3, 639, 640, 1003, 1999):
         alone = nearest(features[number : number + 1])
-        assert (alone[0].item(), alone[1].item()) == (codes[number].item(), distances[number].item())
+        assert (alone[0].item(), alone[1].item()) == (
+            codes[number].item(),
+            distances[number].item(),
+        )
     for first in (1, 7, 333):
         assert torch.equal(nearest(features[first:])[1], distances[first:])
 
@@ -97,7 +112,8 @@ def test_it_ends_where_a_slow_and_obvious_lloyd_does(monkeypatch):
     fit = cluster(features, 20, default_rng(0))
     expected, inertia = lloyd(features.numpy(), first.numpy())
     assert fit.inertia == pytest.approx(inertia, rel=1e-3)
-    assert squared_distances(expected, fit.centroids.numpy()).min(1).max() < 0.05  # rounding may end it a step earlier
+    # rounding may end it a step earlier
+    assert squared_distances(expected, fit.centroids.numpy()).min(1).max() < 0.05
 
 
 def test_threads_and_blocks_change_no_bit_and_little(monkeypatch):
@@ -105,7 +121,9 @@ def test_threads_and_blocks_change_no_bit_and_little(monkeypatch):
     fit = cluster(features, 30, default_rng(0))
     assert torch.equal(cluster(features, 30, default_rng(0), threads=3).centroids, fit.centroids)
     monkeypatch.setattr(kmeans, "_BLOCK_FRAMES", 100)
-    assert cluster(features, 30, default_rng(0), threads=2).inertia == pytest.approx(fit.inertia, rel=1e-3)
+    assert cluster(features, 30, default_rng(0), threads=2).inertia == pytest.approx(
+        fit.inertia, rel=1e-3
+    )
 
 
 def test_fewer_different_frames_than_clusters():
@@ -144,17 +162,26 @@ def test_the_sample_is_of_the_versions_frames(tmp_path):
 
 def test_every_frame_is_as_likely(tmp_path):
     frames = np.split(np.arange(50, dtype=np.float32)[:, None], [1, 3, 43])
-    version = make_version(tmp_path, {f"utt-{number}": array for number, array in enumerate(frames)})
+    version = make_version(
+        tmp_path, {f"utt-{number}": array for number, array in enumerate(frames)}
+    )
     index, rng = open_index(version), default_rng(0)
-    drawn = np.concatenate([draw_frames(version, index, 25, rng) for _ in range(800)]).astype(int).ravel()
+    drawn = (
+        np.concatenate([draw_frames(version, index, 25, rng) for _ in range(800)])
+        .astype(int)
+        .ravel()
+    )
     counts = np.bincount(drawn, minlength=50)
     assert np.abs(counts - 400).max() < 5 * np.sqrt(400 * 0.5)
 
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_shard_is_read_by_stretches(tmp_path, monkeypatch, quantized):
-    """So that the sample alone determines the memory; and what nothing is drawn of is not read."""
-    version = make_version(tmp_path, make_features(60, (4,)), make_features(60, (4,)), quantized=quantized)
+    """So that the sample alone determines the memory; and what nothing is drawn of is not
+    read."""
+    version = make_version(
+        tmp_path, make_features(60, (4,)), make_features(60, (4,)), quantized=quantized
+    )
     index, read, sizes = open_index(version), Frames.read_ranges, []
 
     def watched(self, firsts, counts):
@@ -175,11 +202,16 @@ def test_a_shard_is_read_by_stretches(tmp_path, monkeypatch, quantized):
 def test_shards_and_their_order_change_nothing(tmp_path):
     features = make_features(30, (4,), "float16")
     names = list(features)
-    shards = [{name: features[name] for name in part} for part in (names[20:], names[:7], names[7:20])]
+    shards = [
+        {name: features[name] for name in part} for part in (names[20:], names[:7], names[7:20])
+    ]
     codebook = fit_version(make_version(tmp_path / "a", features), 8)[0]
     other = fit_version(make_version(tmp_path / "b", *shards), 8, threads=2)[0]
     assert codebook.to_bytes() == other.to_bytes()
-    assert fit_version(make_version(tmp_path / "a", features), 8, seed=1)[0].digest() != codebook.digest()
+    assert (
+        fit_version(make_version(tmp_path / "a", features), 8, seed=1)[0].digest()
+        != codebook.digest()
+    )
 
 
 def test_what_it_says_of_its_centroids_is_so_of_all_frames(tmp_path):
@@ -195,18 +227,29 @@ def test_what_it_says_of_its_centroids_is_so_of_all_frames(tmp_path):
 
 
 def test_the_file_holds_all_that_units_need(tmp_path):
-    version = make_version(tmp_path / "cache", make_features(20, (4,), "float16"), params={"name": "ünï"})
+    version = make_version(
+        tmp_path / "cache", make_features(20, (4,), "float16"), params={"name": "ünï"}
+    )
     codebook, fit = fit_version(version, 6, seed=3)
     (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
     read = read_codebook(tmp_path / "units.safetensors")
     assert torch.equal(read.centroids, fit.centroids)
-    assert (read.config, read.fingerprint, read.dtype) == (version.info.config, version.info.fingerprint, "float16")
+    assert (read.config, read.fingerprint, read.dtype) == (
+        version.info.config,
+        version.info.fingerprint,
+        "float16",
+    )
     assert read.digest() == codebook.digest()
     with safetensors.safe_open(tmp_path / "units.safetensors", "np") as file:
         metadata = file.metadata()
         assert list(file.keys()) == ["centroids"]
         assert file.get_tensor("centroids").tobytes() == fit.centroids.numpy().tobytes()
-    assert (metadata["seed"], metadata["k"], metadata["dimensions"], metadata["name"]) == ("3", "6", "4", "fbank80")
+    assert (metadata["seed"], metadata["k"], metadata["dimensions"], metadata["name"]) == (
+        "3",
+        "6",
+        "4",
+        "fbank80",
+    )
     assert float(metadata["inertia"]) == fit.inertia
     assert int(metadata["frames"]) == fit.sizes.sum()
     assert json.loads(metadata["spec"])["frame_rate"] == 100
@@ -215,7 +258,9 @@ def test_the_file_holds_all_that_units_need(tmp_path):
 def test_the_digest_is_of_the_centroids_and_of_what_they_are_of(tmp_path):
     features = make_features(20, (4,), "float16")
     digests = [
-        fit_version(make_version(tmp_path / name, features, name=name, fingerprint=fingerprint), 6)[0].digest()
+        fit_version(make_version(tmp_path / name, features, name=name, fingerprint=fingerprint), 6)[
+            0
+        ].digest()
         for name, fingerprint in (("a", "0" * 64), ("b", "0" * 64), ("c", "1" * 64))
     ]
     assert digests[0] == digests[1] != digests[2]
@@ -227,14 +272,25 @@ def test_the_digest_is_of_the_centroids_and_of_what_they_are_of(tmp_path):
         (lambda data: None, "cannot be read: No such file"),
         (lambda data: b"", "an incomplete file"),
         (lambda data: data[:-1], "an incomplete file"),
-        (lambda data: data.replace(b"featcache units 1", b"featcache units 9"), "not a file written by"),
-        (lambda data: data.replace(b'"config"', b'"gifnoc"'), "an incomplete file of `featcache fit-kmeans`: 'config'"),
-        (lambda data: data.replace(b'"F32"', b'"I32"'), "centroids are torch.int32 .*, not finite float32"),
+        (
+            lambda data: data.replace(b"featcache units 1", b"featcache units 9"),
+            "not a file written by",
+        ),
+        (
+            lambda data: data.replace(b'"config"', b'"gifnoc"'),
+            "an incomplete file of `featcache fit-kmeans`: 'config'",
+        ),
+        (
+            lambda data: data.replace(b'"F32"', b'"I32"'),
+            "centroids are torch.int32 .*, not finite float32",
+        ),
         (lambda data: data[:-4] + b"\xff\xff\xff\xff", "not finite float32"),
     ],
 )
 def test_another_file_is_refused(tmp_path, spoil, message):
-    codebook, _ = fit_version(make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6)
+    codebook, _ = fit_version(
+        make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6
+    )
     path = tmp_path / "units.safetensors"
     if (data := spoil(codebook.to_bytes())) is not None:
         path.write_bytes(data)
@@ -249,10 +305,26 @@ WITH_NAN["utt-7"][0, 2] = np.nan
 @pytest.mark.parametrize(
     ("features", "options", "message"),
     [
-        (make_features(20, (8,), "uint16"), {"k": 5}, "holds uint16, codes; k-means takes float16 or float32"),
-        (make_features(20, (4, 8), "float32"), {"k": 5}, r"holds \[frames, 4, 8\], not .*: extract one layer"),
-        (make_features(2, (4,), "float32", max_frames=3), {"k": 50}, "50 units need at least as many frames; it holds"),
-        (make_features(20, (4,), "float32"), {"k": 50, "frames": 49}, "as many frames; --frames is 49"),
+        (
+            make_features(20, (8,), "uint16"),
+            {"k": 5},
+            "holds uint16, codes; k-means takes float16 or float32",
+        ),
+        (
+            make_features(20, (4, 8), "float32"),
+            {"k": 5},
+            r"holds \[frames, 4, 8\], not .*: extract one layer",
+        ),
+        (
+            make_features(2, (4,), "float32", max_frames=3),
+            {"k": 50},
+            "50 units need at least as many frames; it holds",
+        ),
+        (
+            make_features(20, (4,), "float32"),
+            {"k": 50, "frames": 49},
+            "as many frames; --frames is 49",
+        ),
         (WITH_NAN, {"k": 5}, "holds NaN or infinity: `featcache verify` says where"),
     ],
     ids=["codes", "stacked", "few", "few-asked", "nan"],

@@ -1,4 +1,5 @@
-"""Statistics of versions, held to sums of fractions; the same bits in any order; and the command that prints them."""
+"""Statistics of versions, held to sums of fractions; the same bits in any order; and the
+command that prints them."""
 
 import os
 import zipfile
@@ -13,7 +14,13 @@ from make_cache import add_shard, codes_cache, made_cache, make_features, make_v
 from manifests import manifest_of
 
 import featcache
-from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
+from featcache.errors import (
+    ArgumentError,
+    DamagedError,
+    ManifestError,
+    MissingItemError,
+    StoreError,
+)
 from featcache.loader.cache import Cache
 from featcache.stats import Stats, moments, usage
 from featcache.stats.mean_variance import LOWEST, ExactSums, in_units
@@ -21,16 +28,22 @@ from featcache.stats.pieces import PIECE_FRAMES
 
 
 def exact(frames):
-    """Means and variances of frames `[N, ...]`, each rounded once, from sums of whole numbers."""
+    """Means and variances of frames `[N, ...]`, each rounded once, from sums of whole
+    numbers."""
     columns = np.asarray(frames, np.float64).reshape(len(frames), -1).T
     mean, variance = [], []
     for column in columns.tolist():
         ratios = [value.as_integer_ratio() for value in column]
-        unit = max(denominator for _, denominator in ratios)  # powers of two: a multiple of each
+        # powers of two: a multiple of each
+        unit = max(denominator for _, denominator in ratios)
         values = [numerator * (unit // denominator) for numerator, denominator in ratios]
         count, total = len(values), sum(values)
         mean.append(float(Fraction(total, count * unit)))
-        variance.append(float(Fraction(sum((count * value - total) ** 2 for value in values), count**3 * unit**2)))
+        variance.append(
+            float(
+                Fraction(sum((count * value - total) ** 2 for value in values), count**3 * unit**2)
+            )
+        )
     shape = np.shape(frames)[1:]
     return np.array(mean).reshape(shape), np.array(variance).reshape(shape)
 
@@ -47,20 +60,29 @@ def bytes_of(stats, folder):
     return (folder / "stats.npz").read_bytes()
 
 
-sizes = st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: not x or 2.0**-900 <= abs(x) <= 2.0**900)
+sizes = st.floats(allow_nan=False, allow_infinity=False).filter(
+    lambda x: not x or 2.0**-900 <= abs(x) <= 2.0**900
+)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), sizes, sizes), min_size=1, max_size=30), st.randoms())
 @settings(max_examples=200)
 def test_sums_are_exact_in_any_order(rows, random):
-    expected = [[sum(Fraction(row[at]) for row in rows if row[0] == group) for at in (1, 2)] for group in range(3)]
+    expected = [
+        [sum(Fraction(row[at]) for row in rows if row[0] == group) for at in (1, 2)]
+        for group in range(3)
+    ]
     random.shuffle(rows)
     sums = ExactSums(3, 2)
     cut = random.randint(0, len(rows) - 1)
     for part in (rows[:cut], rows[cut:]):
         if part:
-            sums.add(np.array([row[0] for row in part]), np.array([row[1:] for row in part], np.float64))
-    assert [[Fraction(total, 1 << LOWEST) for total in group] for group in sums.totals()] == expected
+            sums.add(
+                np.array([row[0] for row in part]), np.array([row[1:] for row in part], np.float64)
+            )
+    assert [
+        [Fraction(total, 1 << LOWEST) for total in group] for group in sums.totals()
+    ] == expected
 
 
 @given(sizes)
@@ -87,11 +109,14 @@ def test_moments_are_those_of_fractions(tmp_path, dtype, item_shape):
         (lambda array: array + np.float32(1e3), 1, 1e-13),
         (lambda array: array - np.float32(1e6), 1, 1e-13),
         (lambda array: array + np.float32(3e7), 1, 1e-13),
-        (lambda array: array * np.float32(1e-3) + np.float32(1e3), 2, 1e-12),  # unlike the others
+        # unlike the others
+        (lambda array: array * np.float32(1e-3) + np.float32(1e3), 2, 1e-12),
         (lambda array: np.where(array == array.max(), np.finfo(np.float32).max, array), 20, 1e-12),
     ],
 )
-def test_values_far_from_zero_or_from_each_other_cost_few_digits_or_none(tmp_path, change, step, rtol):
+def test_values_far_from_zero_or_from_each_other_cost_few_digits_or_none(
+    tmp_path, change, step, rtol
+):
     features = make_features(40, (4,), "float32")
     for name in list(features)[::step]:
         features[name] = change(features[name])
@@ -121,8 +146,12 @@ def test_shards_their_order_and_threads_change_no_bit(tmp_path, dtype):
     features = make_features(40, (5,), dtype, max_frames=PIECE_FRAMES * 5 // 2)
     names = list(features)
     manifest = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names])
-    backwards = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names[::-1]], name="backwards.csv")
-    shards = [{name: features[name] for name in part} for part in (names[30:], names[:7], names[7:30])]
+    backwards = manifest_of(
+        tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names[::-1]], name="backwards.csv"
+    )
+    shards = [
+        {name: features[name] for name in part} for part in (names[30:], names[:7], names[7:30])
+    ]
     spread = {"one": [features], "three": shards, "turned": [dict(reversed(features.items()))]}
     caches = [made_cache(tmp_path / folder, *given) for folder, given in spread.items()]
     found = {
@@ -151,7 +180,9 @@ def test_quantised_features_count_as_they_are_read(tmp_path, utterances, item_sh
     check((stats.mean, stats.variance), cache.values())
 
 
-@pytest.mark.parametrize("where", [slice(5, None), slice(None, None, 2)], ids=["beside each other", "apart"])
+@pytest.mark.parametrize(
+    "where", [slice(5, None), slice(None, None, 2)], ids=["beside each other", "apart"]
+)
 def test_groups_are_those_of_the_column(tmp_path, where):
     features = make_features(30, (4,), max_frames=PIECE_FRAMES * 2)
     speakers = {name: ["änne", "bob", "7"][number % 3] for number, name in enumerate(features)}
@@ -159,7 +190,11 @@ def test_groups_are_those_of_the_column(tmp_path, where):
     manifest = manifest_of(tmp_path, [(name, speakers[name]) for name in chosen])
     cache = made_cache(tmp_path / "cache", features)
     stats = moments(cache, manifest, by="speaker", report=frames.append)
-    assert (stats.by, stats.groups, stats.utterances) == ("speaker", ["7", "bob", "änne"], len(chosen))
+    assert (stats.by, stats.groups, stats.utterances) == (
+        "speaker",
+        ["7", "bob", "änne"],
+        len(chosen),
+    )
     check((stats.mean, stats.variance), [features[name] for name in chosen])
     for number, speaker in enumerate(stats.groups):
         of_speaker = [features[name] for name in chosen if speakers[name] == speaker]
@@ -180,8 +215,12 @@ def test_whose_values_are_not_finite_is_named(tmp_path, value):
 
 def test_what_cannot_be_computed(tmp_path):
     cache = made_cache(tmp_path / "cache", make_features(20, (4,)))
-    unknown = manifest_of(tmp_path, [(f"no-{number}", "x") for number in range(30)] + [("utt-1", "x")])
-    with pytest.raises(MissingItemError, match=r"manifest.csv: 30 of 31 utterances are not in .*no-9 … and 20 more"):
+    unknown = manifest_of(
+        tmp_path, [(f"no-{number}", "x") for number in range(30)] + [("utt-1", "x")]
+    )
+    with pytest.raises(
+        MissingItemError, match=r"manifest.csv: 30 of 31 utterances are not in .*no-9 … and 20 more"
+    ):
         moments(cache, unknown)
     known = manifest_of(tmp_path, [("utt-1", "x")])
     with pytest.raises(ManifestError, match="has no column 'Speaker'; it has 'speaker'"):
@@ -239,7 +278,11 @@ def test_a_file_is_not_replaced_unasked_and_one_that_cannot_be_written_leaves_no
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "stats.npz", "taken"]
 
 
-NPY = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (), }".ljust(127) + b"\n" + bytes(8)
+NPY = (
+    b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (), }".ljust(127)
+    + b"\n"
+    + bytes(8)
+)
 """An array, in the format of `np.save`."""
 
 
@@ -274,8 +317,14 @@ NOT_WRITTEN = "not a file written by `featcache stats`"
         (lambda path, arrays: np.savez(path, **{**arrays, "format": np.array([{}])}), NOT_WRITTEN),
         (lambda path, arrays: np.savez(path, format=arrays["format"]), "an incomplete file"),
         (lambda path, arrays: np.savez(path, **arrays, more=1), "an incomplete file"),
-        (lambda path, arrays: np.savez(path, **{**arrays, "mean": [1.0]}), r"variance is float64 \[4\], and must be"),
-        (lambda path, arrays: np.savez(path, **{**arrays, "variance": [np.nan] * 4}), "must be finite"),
+        (
+            lambda path, arrays: np.savez(path, **{**arrays, "mean": [1.0]}),
+            r"variance is float64 \[4\], and must be",
+        ),
+        (
+            lambda path, arrays: np.savez(path, **{**arrays, "variance": [np.nan] * 4}),
+            "must be finite",
+        ),
     ],
 )
 def test_another_file_is_refused(tmp_path, write, message):
@@ -293,13 +342,20 @@ def test_the_command_says_what_there_is_and_keeps_it_or_why_not(cli, scratch):
     for array in features.values():
         array[:, 2] = 1.5
     make_version(scratch / "cache", features)
-    manifest = manifest_of(scratch, [(name, "anna" if name < "utt-2" else "ben") for name in features])
+    manifest = manifest_of(
+        scratch, [(name, "anna" if name < "utt-2" else "ben") for name in features]
+    )
     plain = cli("stats", scratch / "cache").with_code(0, err="")
-    assert f"30 utterances, {sum(map(len, features.values())):,} frames: log mel energy" in plain.out
+    assert (
+        f"30 utterances, {sum(map(len, features.values())):,} frames: log mel energy" in plain.out
+    )
     assert "1 of 4 dimensions hardly vary: 2" in plain.out
     assert "not saved; -o FILE saves them for featcache.Cmvn.load" in plain.out
     options = ("--manifest", manifest, "--by", "speaker", "-o", scratch / "s.npz")
-    assert "2 groups by speaker" in cli("stats", scratch / "cache", *options, "--threads", 2).with_code(0, err="").out
+    assert (
+        "2 groups by speaker"
+        in cli("stats", scratch / "cache", *options, "--threads", 2).with_code(0, err="").out
+    )
     assert Stats.load(scratch / "s.npz").groups == ["anna", "ben"]
     document = cli("stats", scratch / "cache", *options, "--force", "--json").with_code(0).json()
     assert document["still"] == [2]

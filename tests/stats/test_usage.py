@@ -17,7 +17,9 @@ def test_codes_are_counted_all_or_those_of_a_manifest(tmp_path):
     for threads in (1, 3):
         found = usage(cache, threads=threads)
         for number, size in enumerate((16, 300)):
-            np.testing.assert_array_equal(found.counts[number], np.bincount(frames[:, number], minlength=size))
+            np.testing.assert_array_equal(
+                found.counts[number], np.bincount(frames[:, number], minlength=size)
+            )
         assert found.frames == len(frames)
     assert found.used == [16, 200]
     shares = np.bincount(frames[:, 0]) / len(frames)
@@ -46,9 +48,15 @@ def test_a_code_beyond_its_codebook_is_named(tmp_path):
 
 def test_the_command_says_how_codes_are_used(cli, scratch):
     codes_cache(scratch / "cache")
-    assert "codebook 1: 200 of 300 codes are used; entropy 7." in cli("stats", scratch / "cache").with_code(0).out
+    assert (
+        "codebook 1: 200 of 300 codes are used; entropy "
+        "7." in cli("stats", scratch / "cache").with_code(0).out
+    )
     document = cli("stats", scratch / "cache", "--json").json()
     assert [book["size"] for book in document["codebooks"]] == [16, 300]
-    for options in (["-o", scratch / "s.npz"], ["--by", "speaker", "--manifest", scratch / "m.csv"]):
+    for options in (
+        ["-o", scratch / "s.npz"],
+        ["--by", "speaker", "--manifest", scratch / "m.csv"],
+    ):
         said = cli.refused("stats", scratch / "cache", *options)
         assert "holds codes, which have no mean: --by and -o are for features" in said

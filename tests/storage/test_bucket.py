@@ -1,4 +1,5 @@
-"""A store in an object store: requests that are lost, writers that are killed, and listings of very many names."""
+"""A store in an object store: requests that are lost, writers that are killed, and
+listings of very many names."""
 
 import os
 import random
@@ -89,14 +90,21 @@ def test_a_request_that_fails_once_is_made_again(s3, store, fault):
 
 @pytest.mark.parametrize(
     ("bucket", "fault", "what"),
-    [("speech", "503", "cannot be read or written: the server answers 503"), ("nothing", None, "no such bucket")],
+    [
+        ("speech", "503", "cannot be read or written: the server answers 503"),
+        ("nothing", None, "no such bucket"),
+    ],
 )
 def test_what_fails_always_is_one_line(s3, monkeypatch, bucket, fault, what):
     s3.fault = lambda method, path: fault
     monkeypatch.setattr(clients, "_RETRIES", 1)
     monkeypatch.setattr(clients, "_PAUSES", ())
     store = Bucket(parse_location("root", f"s3://{bucket}/x"))
-    uses = [lambda: store.put("a", b""), lambda: store.names("shards"), lambda: store.publish(FILES, "shards/ab")]
+    uses = [
+        lambda: store.put("a", b""),
+        lambda: store.names("shards"),
+        lambda: store.publish(FILES, "shards/ab"),
+    ]
     for use in (*uses, lambda: store.read("a", 1)):
         with pytest.raises(StoreError, match=what) as caught:
             use()
@@ -120,16 +128,21 @@ def test_a_full_disk_below_a_copy_is_named(remembered, monkeypatch):
 
 
 def test_a_temporary_folder_that_is_none_is_named(remembered, tmp_path, monkeypatch):
-    """That it is gone is not that an object is: whoever looks for marks would take it for that."""
+    """That it is gone is not that an object is: whoever looks for marks would take it for
+    that."""
     remembered.put("a", bytes(9_000_000))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
-        with pytest.raises(StoreError, match=r"gone.*: cannot be written: No such file or directory: set TMPDIR"):
+        with pytest.raises(
+            StoreError, match=r"gone.*: cannot be written: No such file or directory: set TMPDIR"
+        ):
             use()
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
     for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
-        with pytest.raises(StoreError, match=r"cannot be written: No usable temporary .*gone.*: set TMPDIR"):
+        with pytest.raises(
+            StoreError, match=r"cannot be written: No usable temporary .*gone.*: set TMPDIR"
+        ):
             use()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     (tmp_path / "gone").write_text("a file")
@@ -137,7 +150,9 @@ def test_a_temporary_folder_that_is_none_is_named(remembered, tmp_path, monkeypa
         remembered.map("a", 9_000_000)
 
 
-def test_a_forked_process_that_cannot_copy_the_library_says_so_and_its_children_try_again(s3, store, monkeypatch):
+def test_a_forked_process_that_cannot_copy_the_library_says_so_and_its_children_try_again(
+    s3, store, monkeypatch
+):
     """It is never used as the parent has left it: its requests would wait for ever."""
     store.put("a", b"data")
 
@@ -159,7 +174,9 @@ def test_a_forked_process_that_cannot_copy_the_library_says_so_and_its_children_
 # Listings
 
 
-def make_folders(store: Bucket, folder: str, names: list[str], files: tuple[str, ...] = ("a/0", "b/0", MARK)) -> None:
+def make_folders(
+    store: Bucket, folder: str, names: list[str], files: tuple[str, ...] = ("a/0", "b/0", MARK)
+) -> None:
     connection = client(store.location.root)
     for name in names:
         for path in files:
@@ -172,7 +189,8 @@ def test_very_many_shards_are_listed_side_by_side(remembered, monkeypatch):
     chance = random.Random(1)
     names = sorted({f"{chance.getrandbits(64):016x}" for _ in range(700)})
     make_folders(remembered, "shards", names)
-    make_folders(remembered, "shards", ["0123456789abcdef", "zz"], ("a/0",))  # which have not been published
+    # which have not been published
+    make_folders(remembered, "shards", ["0123456789abcdef", "zz"], ("a/0",))
     remembered.put(f"shards/{MARK}", b"{}")
     listed, in_one = Bucket._listed, []
 
@@ -186,7 +204,9 @@ def test_very_many_shards_are_listed_side_by_side(remembered, monkeypatch):
     assert max(in_one) <= 20 * 2 * bucket._PAGES
     assert len(in_one) > 15
     assert len([*remembered.walk("shards")]) == 3 * 700 + 3
-    assert {key for key, _ in remembered.walk("shards")} > {f"shards/{name}/{MARK}" for name in names}
+    assert {key for key, _ in remembered.walk("shards")} > {
+        f"shards/{name}/{MARK}" for name in names
+    }
 
 
 def test_names_that_are_not_spread_evenly_are_listed_all_the_same(remembered, monkeypatch):
@@ -203,14 +223,20 @@ def test_names_that_are_not_spread_evenly_are_listed_all_the_same(remembered, mo
     assert remembered.names("") == [versions[0], versions[3]]
     assert remembered.names(versions[2]) == [f"{number:016x}" for number in range(7)]
     assert len([*remembered.walk()]) == 35 + 5 * 7 * 3 + 2
-    make_folders(remembered, "index", ["ffffffffffffffff", *(f"{number:016x}" for number in range(30))])
+    make_folders(
+        remembered, "index", ["ffffffffffffffff", *(f"{number:016x}" for number in range(30))]
+    )
     assert len(remembered.names("index")) == 31
 
 
 def test_names_of_folders_take_one_request_for_each_and_are_of_no_marker(s3, store):
     """A console makes a folder by an object whose name ends with a slash."""
     for key in ("", "made/"):
-        urlopen(Request(f"http://127.0.0.1:{s3.port}/speech/{store.location.key}/{key}", b"", method="PUT")).close()
+        urlopen(
+            Request(
+                f"http://127.0.0.1:{s3.port}/speech/{store.location.key}/{key}", b"", method="PUT"
+            )
+        ).close()
     store.put("a/b/c", b"")
     store.publish(FILES, "version")
     s3.reset()
@@ -242,7 +268,8 @@ def contents(store: Bucket) -> set[str]:
 
 
 def test_what_a_killed_writer_has_left_is_unseen_and_goes(s3, store, monkeypatch):
-    """A kill at each request; whoever publishes the same completes it, and else it goes after a day."""
+    """A kill at each request; whoever publishes the same completes it, and else it goes
+    after a day."""
     chance, seen = random.Random(1), Counter()
     for at in (0, 1, 2, 4, 7, 8, 9, 10):
         folder = f"shards/{at:02}"
@@ -278,7 +305,8 @@ def test_what_a_killed_writer_has_left_is_unseen_and_goes(s3, store, monkeypatch
 
 
 def test_what_somebody_removes_while_it_is_written_is_written_again(s3, store):
-    """A prune, or a sweep of another machine: whoever has published a folder has seen it whole."""
+    """A prune, or a sweep of another machine: whoever has published a folder has seen it
+    whole."""
     once = [True]
 
     def remove(method, path):
@@ -301,7 +329,9 @@ def test_what_is_removed_again_and_again_is_an_error(remembered, monkeypatch):
             self._delete([key])
 
     monkeypatch.setattr(Bucket, "put", remove)
-    with pytest.raises(StoreError, match="shards/ab: somebody removes what is written of it: run the same"):
+    with pytest.raises(
+        StoreError, match="shards/ab: somebody removes what is written of it: run the same"
+    ):
         remembered.publish(FILES, "shards/ab")
 
 

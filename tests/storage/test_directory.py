@@ -1,4 +1,5 @@
-"""A store in a folder: kills, failing calls and power cuts, locks, links, and whatever else lies where files should."""
+"""A store in a folder: kills, failing calls and power cuts, locks, links, and whatever
+else lies where files should."""
 
 import errno
 import fcntl
@@ -36,9 +37,12 @@ def library(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("trial", TRIALS)
 def test_each_promise_holds_whatever_happens_at_any_call(library, scratch, trial):
-    """Kills, failing and short calls, lost flushes, power cuts: each promise is in `store_trials.py`."""
+    """Kills, failing and short calls, lost flushes, power cuts: each promise is in
+    `store_trials.py`."""
     command = [sys.executable, store_trials.__file__, scratch, trial]
-    ended = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, text=True)
+    ended = subprocess.run(
+        command, env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) > 4
 
@@ -47,7 +51,8 @@ def test_each_promise_holds_whatever_happens_at_any_call(library, scratch, trial
 
 
 def swept(store: Directory, name: str, age: float = 0) -> bool:
-    """Whether what has this name in `work/` is a leftover; everything in it was last changed so many seconds ago."""
+    """Whether what has this name in `work/` is a leftover; everything in it was last
+    changed so many seconds ago."""
     folder = store.location / "work" / name
     (folder / "shard").mkdir(parents=True, exist_ok=True)
     (folder / "shard" / "0").write_text("features")
@@ -67,7 +72,8 @@ SWEPT = "removed-0123456789abcdef"
 
 
 def test_what_is_swept_is_of_the_dead(store, monkeypatch):
-    """By its lock if it is of this boot, by age if it is not; and nothing of names that are not given here."""
+    """By its lock if it is of this boot, by age if it is not; and nothing of names that
+    are not given here."""
     assert swept(store, OURS)
     assert swept(store, SWEPT)
     assert swept(store, THEIRS, DAY + 60)
@@ -79,7 +85,8 @@ def test_what_is_swept_is_of_the_dead(store, monkeypatch):
     (other / "0").write_text("more")
     os.utime(other, (time.time() - 3 * DAY,) * 2)
     assert store.sweep() == []  # the youngest file in it decides how old it is
-    monkeypatch.setattr(time, "time", lambda: time.monotonic() + 10**10)  # it is the file system's clock that counts
+    # it is the file system's clock that counts
+    monkeypatch.setattr(time, "time", lambda: time.monotonic() + 10**10)
     store.put("a", b"")
     assert store.sweep() == []
 
@@ -118,7 +125,9 @@ def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_i
     os.kill(int(child[:-1]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("path", [path for path, data in FILES.items() if data])  # an empty file says nothing
+@pytest.mark.parametrize(
+    "path", [path for path, data in FILES.items() if data]
+)  # an empty file says nothing
 @pytest.mark.parametrize(
     ("spoil", "left"),
     [
@@ -128,11 +137,18 @@ def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_i
     ],
     ids=["removed", "cut off", "swept"],
 )
-def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch, path, spoil, left):
-    """A writer that has slept for a day fails; the one that swept removes nothing that has been published."""
+def test_a_folder_of_which_something_is_gone_is_not_published(
+    store, monkeypatch, path, spoil, left
+):
+    """A writer that has slept for a day fails; the one that swept removes nothing that
+    has been published."""
     write_folder = directory._write_folder
-    monkeypatch.setattr(directory, "_write_folder", lambda *given: (write_folder(*given), spoil(given[0], path)))
-    with pytest.raises(StoreError, match=r"shards/ab/.*: has [01] of the \d+ bytes that were written"):
+    monkeypatch.setattr(
+        directory, "_write_folder", lambda *given: (write_folder(*given), spoil(given[0], path))
+    )
+    with pytest.raises(
+        StoreError, match=r"shards/ab/.*: has [01] of the \d+ bytes that were written"
+    ):
         store.publish(FILES, "shards/ab")
     assert store.names("shards") == []
     assert store.names("work") == left
@@ -140,7 +156,8 @@ def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch
 
 
 def test_what_a_killed_removal_of_a_store_has_left_beside_it_is_swept(store):
-    """By the store itself, which is gone, or by another one there; and nothing of another name."""
+    """By the store itself, which is gone, or by another one there; and nothing of another
+    name."""
     other = Directory(store.location.with_name("other"))
     for each in (store, other):
         each.publish(FILES, "shards/ab")
@@ -188,7 +205,10 @@ def test_a_second_run_is_told_who_has_the_lock_until_that_is_killed(store):
 
     holder = fork(hold)
     wait_for_word(begun[0])
-    with pytest.raises(LockedError, match=r"version: is in use by run 7of\[31m node1$"), store.lock("other"):
+    with (
+        pytest.raises(LockedError, match=r"version: is in use by run 7of\[31m node1$"),
+        store.lock("other"),
+    ):
         pass
     os.kill(holder, signal.SIGKILL)
     assert join(holder) == -signal.SIGKILL
@@ -223,7 +243,11 @@ def test_nothing_is_written_or_removed_behind_a_link(store, victim, name):
     link.symlink_to(victim / name if name == "lock" else victim)
     before = tree(victim)
     uses = {
-        "shards": [lambda: store.publish(FILES, "shards/cd"), lambda: store.remove("shards/shards"), None],
+        "shards": [
+            lambda: store.publish(FILES, "shards/cd"),
+            lambda: store.remove("shards/shards"),
+            None,
+        ],
         "tags": [lambda: store.put("tags/a/b", b""), lambda: store.remove("tags/desk"), None],
         "work": [lambda: store.put("a", b""), store.sweep, lambda: store.desk],
         "lock": [lambda: store.lock("me").__enter__()],
@@ -289,7 +313,12 @@ def test_what_is_no_regular_file_is_damaged(store):
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [(errno.EIO, DamagedError), (errno.EACCES, StoreError), (errno.EMFILE, StoreError), (errno.ESTALE, StoreError)],
+    [
+        (errno.EIO, DamagedError),
+        (errno.EACCES, StoreError),
+        (errno.EMFILE, StoreError),
+        (errno.ESTALE, StoreError),
+    ],
 )
 def test_what_cannot_be_read_now_is_not_damage(store, monkeypatch, number, kind):
     store.put("a", b"data")
@@ -304,7 +333,9 @@ def test_what_cannot_be_read_now_is_not_damage(store, monkeypatch, number, kind)
             lambda: store.exists("a"),
             lambda: list(store.walk()),
         ):
-            with pytest.raises(StoreError, match=f"cannot be read: {os.strerror(number)}") as caught:
+            with pytest.raises(
+                StoreError, match=f"cannot be read: {os.strerror(number)}"
+            ) as caught:
                 read()
             assert type(caught.value) is kind
     assert store.read("a", 4) == b"data"
@@ -333,7 +364,10 @@ def test_a_folder_in_the_place_of_the_lock_goes_if_it_is_empty(store):
         assert place.is_file()
     place.unlink()
     (place / "kept").mkdir(parents=True)
-    with pytest.raises(StoreError, match="lock: cannot be written: Directory not empty"), store.lock("me"):
+    with (
+        pytest.raises(StoreError, match="lock: cannot be written: Directory not empty"),
+        store.lock("me"),
+    ):
         pass
     assert (place / "kept").is_dir()
 

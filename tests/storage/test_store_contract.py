@@ -1,5 +1,5 @@
-"""What every store promises: one suite for a folder, the memory of a process, S3 as moto has it, and as benchmarks do;
-see `featcache.storage.base`."""
+"""What every store promises: one suite for a folder, the memory of a process, S3 as moto
+has it, and as benchmarks do; see `featcache.storage.base`."""
 
 import os
 import pickle
@@ -22,7 +22,13 @@ from featcache.storage.location import parse_location
 def shard(name: str) -> dict[str, bytes]:
     """The files of a folder, whose name stands for their content."""
     data = name.encode() * 100
-    return {MARK: b"{}" + data[:5], "features/c/0/0": data, "features/zarr.json": b"{}", "text/c/0": b"", "items": data}
+    return {
+        MARK: b"{}" + data[:5],
+        "features/c/0/0": data,
+        "features/zarr.json": b"{}",
+        "text/c/0": b"",
+        "items": data,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,9 @@ class TestReading:
         store.put("empty", b"")
         assert store.read("tags/a", 10) == b"0123456789"
         assert store.read("empty", 0) == b""
-        with pytest.raises(DamagedError, match="tags/a: damaged: 10 bytes, and at most 9 are expected"):
+        with pytest.raises(
+            DamagedError, match="tags/a: damaged: 10 bytes, and at most 9 are expected"
+        ):
             store.read("tags/a", 9)
 
     def test_ranges(self, store):
@@ -67,7 +75,9 @@ class TestReading:
             starts = [399_990, 0, 5, 300_000, 7, 399_996, 400_000, 150_000, 300_001]
             sizes = [10, 10, 100, 50_000, 0, 4, 0, 100_000, 3]
             ranges = opened.read_ranges(starts, sizes)
-            assert [bytes(one) for one in ranges] == [data[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+            assert [bytes(one) for one in ranges] == [
+                data[a : a + n] for a, n in zip(starts, sizes, strict=True)
+            ]
             assert opened.read_ranges([], []) == []
             out = bytearray(1000)
             opened.read_into(memoryview(out), 399_000)
@@ -95,7 +105,9 @@ class TestReading:
                 lambda: store.map("a", 100),
                 lambda: store.map("a", 9_000_000),
                 lambda size=size: store.open("a", None).read_ranges([0, size - 1], [1, 2]),
-                lambda size=size: store.open("a", size).read_into(memoryview(bytearray(10)), max(0, size - 9)),
+                lambda size=size: store.open("a", size).read_into(
+                    memoryview(bytearray(10)), max(0, size - 9)
+                ),
                 lambda: store.open("a", None).read_ranges([1 << 50], [1 << 50]),
             ):
                 with pytest.raises(DamagedError, match="/a: damaged: "):
@@ -108,7 +120,8 @@ class TestReading:
             os.truncate(path / "a", 1000)
         else:
             store.put("a", bytes(1000))
-        # ranges that are near are asked for together, of which obstore's own joining ends the process
+        # ranges that are near are asked for together, of which obstore's own joining ends
+        # the process
         for starts in ([0, 500_000], [900], [500_000, 100_000], [200, 850, 1500], [1500]):
             with pytest.raises(DamagedError, match="damaged: it ends before"):
                 opened.read_ranges(starts, [200] * len(starts))
@@ -146,7 +159,9 @@ class TestReading:
         below = open_store(store.location / "f")
         assert below.names("") == ["0b", "a"]
         assert below.read("a", 3) == b"f/a"
-        assert dict(below.walk("0b")) == {f"0b/{path}": len(data) for path, data in shard("0b").items()}
+        assert dict(below.walk("0b")) == {
+            f"0b/{path}": len(data) for path, data in shard("0b").items()
+        }
         assert below.location.resolve().name == "f"
 
     def test_a_store_is_pickled_as_its_place(self, store):
@@ -162,7 +177,9 @@ class TestWriting:
         store.publish(shard("0c"), "shards/0c")
         assert store.names("shards") == ["0c", "ab"]
         assert contents(store) == {
-            f"shards/{name}/{path}": data for name in ("ab", "0c") for path, data in shard(name).items()
+            f"shards/{name}/{path}": data
+            for name in ("ab", "0c")
+            for path, data in shard(name).items()
         }
 
     def test_two_writers_of_a_folder_meet(self, store):
@@ -187,7 +204,9 @@ class TestWriting:
         for key in ("shards/ab", "shards/ab", "tags/a", "tags/a", "nothing", "shards/abc/items/x"):
             store.remove(key)
         assert store.names("shards") == ["abc"]
-        assert contents(store) == {f"shards/abc/{path}": data for path, data in shard("abc").items()}
+        assert contents(store) == {
+            f"shards/abc/{path}": data for path, data in shard("abc").items()
+        }
         store.remove("shards")
         assert contents(store) == {}
 
@@ -238,7 +257,9 @@ STEPS = st.one_of(
 def test_a_store_is_like_a_dict(store, request):
     few = "s3" in request.node.name
 
-    @settings(max_examples=3 if few else 60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=3 if few else 60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
     @given(st.lists(STEPS, max_size=12))
     def run(steps):
         tried, model = open_store(store.location / f"example-{uuid.uuid4()}"), {}
@@ -248,10 +269,16 @@ def test_a_store_is_like_a_dict(store, request):
                 model[arguments[0]] = arguments[1]
             elif what == "publish":
                 tried.publish(shard(arguments[0]), arguments[0])
-                model |= {f"{arguments[0]}/{path}": data for path, data in shard(arguments[0]).items()}
+                model |= {
+                    f"{arguments[0]}/{path}": data for path, data in shard(arguments[0]).items()
+                }
             elif what == "remove":
                 tried.remove(arguments[0])
-                model = {key: data for key, data in model.items() if not f"{key}/".startswith(f"{arguments[0]}/")}
+                model = {
+                    key: data
+                    for key, data in model.items()
+                    if not f"{key}/".startswith(f"{arguments[0]}/")
+                }
             else:
                 assert tried.sweep(remove=False) == tried.sweep() == []
         assert contents(tried) == model

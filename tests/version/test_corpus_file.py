@@ -1,4 +1,5 @@
-"""What a corpus says of its parts is a stranger's like everything else: it is checked before it is used."""
+"""What a corpus says of its parts is a stranger's like everything else: it is checked
+before it is used."""
 
 import os
 
@@ -51,8 +52,13 @@ def corpus(tmp_path):
 )
 def test_what_is_no_part_is_refused(corpus, name, value):
     (part,) = read_parts(corpus)
-    (corpus / PARTS / "p0.json").write_bytes(encode_line({**msgspec.to_builtins(part), name: value}))
-    with pytest.raises(DamagedError, match=r"p0\.json: damaged: .*; remove it, and run `featcache extract` with all"):
+    (corpus / PARTS / "p0.json").write_bytes(
+        encode_line({**msgspec.to_builtins(part), name: value})
+    )
+    with pytest.raises(
+        DamagedError,
+        match=r"p0\.json: damaged: .*; remove it, and run `featcache extract` with all",
+    ):
         read_parts(corpus)
 
 
@@ -66,11 +72,15 @@ def test_a_manifest_may_be_older_than_1970(corpus):
 def test_a_corpus_is_listed_only_if_a_part_is_gone(corpus, monkeypatch):
     """In a bucket that takes a request for each part."""
     names, listed = Directory.names, []
-    monkeypatch.setattr(Directory, "names", lambda store, folder: listed.append(folder) or names(store, folder))
+    monkeypatch.setattr(
+        Directory, "names", lambda store, folder: listed.append(folder) or names(store, folder)
+    )
     assert gone_parts(corpus, read_parts(corpus)) == {}
     assert listed == [PARTS]
     (corpus / "p0").rename(corpus / "p9")
-    assert "; if it was renamed to p9, rename it back" in gone_parts(corpus, read_parts(corpus))["p0"]
+    assert (
+        "; if it was renamed to p9, rename it back" in gone_parts(corpus, read_parts(corpus))["p0"]
+    )
 
 
 def test_every_flipped_bit_is_noticed_and_nothing_is_written_over_it(corpus):
@@ -95,7 +105,8 @@ def test_what_is_known_of_a_part_holds_until_its_shards_are_others(corpus):
     assert not known.is_of(version)
     record_version(version, PartVersion.of(version, open_index(version)))
     (known,) = read_parts(corpus)[0].versions.values()
-    assert (known.utterances, known.manifest) == (3, "0" * 16)  # what it was made of is as before
+    # what it was made of is as before
+    assert (known.utterances, known.manifest) == (3, "0" * 16)
 
 
 def test_parts_are_listed_by_name_and_can_be_forgotten(corpus):

@@ -1,4 +1,5 @@
-"""Formats are kept: the cache in format2/, made when format 2 was new, opens, verifies and is repaired."""
+"""Formats are kept: the cache in format2/, made when format 2 was new, opens, verifies
+and is repaired."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +15,8 @@ from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.selection import select_version
 
-KEPT = Path(__file__).parent / "format2"  # of the clips in examples/: one was extracted again, and one is missing
+# of the clips in examples/: one was extracted again, and one is missing
+KEPT = Path(__file__).parent / "format2"
 IDS = ["anna-1", "anna-2", "anna-3", "ben-1", "ben-2", "ben-3", "ben-4", "anna-4"]
 
 
@@ -56,4 +58,5 @@ def test_it_is_repaired(cli, kept, name):
     cache = featcache.open(kept, strict=True)
     assert {id_: cache[id_].tobytes() for id_ in cache.ids} == expected
     (verified,) = cli("verify", kept, *manifest, "--json").json()["versions"]
-    assert {problem["kind"] for problem in verified["problems"]} <= {"tag"}  # whose shard may be another now
+    # whose shard may be another now
+    assert {problem["kind"] for problem in verified["problems"]} <= {"tag"}

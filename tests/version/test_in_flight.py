@@ -1,4 +1,5 @@
-"""What was in flight in runs that died is suspect; marks go once it is known what became of it."""
+"""What was in flight in runs that died is suspect; marks go once it is known what became
+of it."""
 
 import errno
 import os
@@ -12,7 +13,13 @@ from featcache.errors import StoreError
 from featcache.manifest.segments import SegmentColumns
 from featcache.storage.files import Lock, is_held
 from featcache.strings import Strings
-from featcache.version.in_flight import InFlight, Suspects, find_suspects, forget_suspects, remove_marks
+from featcache.version.in_flight import (
+    InFlight,
+    Suspects,
+    find_suspects,
+    forget_suspects,
+    remove_marks,
+)
 from featcache.version.index import open_index
 from featcache.version.ledger import Failure
 from featcache.version.wanted import Wanted
@@ -61,13 +68,17 @@ def test_marks_stay_while_what_they_name_is_missing(version, monkeypatch):
     write(version, rows[:1])
     forget_suspects(version, open_index(version))
     assert not (version.store.desk / NAMES[0]).exists()
-    monkeypatch.delattr("featcache.version.in_flight.read_all_wanted")  # nothing is read where there are no marks
+    # nothing is read where there are no marks
+    monkeypatch.delattr("featcache.version.in_flight.read_all_wanted")
     forget_suspects(version, open_index(version))
 
 
 def test_a_run_that_lives_is_left_alone(version, scratch):
     other = create(scratch / "other")
-    with InFlight([(version, NAMES[0]), (other, NAMES[1])], 2) as in_flight, in_flight.working_on(1, ["a"]):
+    with (
+        InFlight([(version, NAMES[0]), (other, NAMES[1])], 2) as in_flight,
+        in_flight.working_on(1, ["a"]),
+    ):
         for one, run in ((version, NAMES[0]), (other, NAMES[1])):
             forget_suspects(one, open_index(one))
             assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')
@@ -110,6 +121,9 @@ def test_a_run_that_can_mark_nothing_leaves_nothing(version, scratch, monkeypatc
         return Lock(path, *flags)
 
     monkeypatch.setattr("featcache.storage.files.Lock", lock)
-    with pytest.raises(StoreError, match="cannot be written: Too many open files"), InFlight(runs, 1):
+    with (
+        pytest.raises(StoreError, match="cannot be written: Too many open files"),
+        InFlight(runs, 1),
+    ):
         pass
     assert [path for one, _ in runs for path in one.store.desk.iterdir()] == []

@@ -1,4 +1,5 @@
-"""The index knows every item that counts, and is the one that the shards give, whatever is wrong with one on disk."""
+"""The index knows every item that counts, and is the one that the shards give, whatever
+is wrong with one on disk."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -19,14 +20,23 @@ from featcache.errors import DamagedError, MissingDependencyError, StoreError
 from featcache.format.group import Group
 from featcache.format.shard import Shard
 from featcache.strings import Strings
-from featcache.version.index import Index, Maker, build_index, index_name, keep_index, load_index, open_index
+from featcache.version.index import (
+    Index,
+    Maker,
+    build_index,
+    index_name,
+    keep_index,
+    load_index,
+    open_index,
+)
 from featcache.version.version import ShardGoneError, Version
 
 
 def same(index: Index, other: Index) -> bool:
     """Whether two indexes are equal, down to every column."""
     return (
-        (index.summaries, list(index.makers), index.ids) == (other.summaries, list(other.makers), other.ids)
+        (index.summaries, list(index.makers), index.ids)
+        == (other.summaries, list(other.makers), other.ids)
         and np.array_equal(index.table.matrix, other.table.matrix)
         and np.array_equal(index.table.text, other.table.text)
     )
@@ -37,7 +47,8 @@ def same(index: Index, other: Index) -> bool:
 
 @dataclass(frozen=True)
 class Made:
-    """A shard of a history: the generations and numbers of frames of its items, by id, and its row."""
+    """A shard of a history: the generations and numbers of frames of its items, by id,
+    and its row."""
 
     items: dict[str, tuple[int, int]]
     row: int
@@ -46,7 +57,11 @@ class Made:
 SHARDS = st.lists(
     st.builds(
         Made,
-        st.dictionaries(st.sampled_from("abcdef\u00fc"), st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1),
+        st.dictionaries(
+            st.sampled_from("abcdef\u00fc"),
+            st.tuples(st.integers(1, 3), st.integers(1, 4)),
+            min_size=1,
+        ),
         st.integers(0, 3),
     ),
     max_size=8,
@@ -54,12 +69,15 @@ SHARDS = st.lists(
 
 
 def publish(version: Version, made: Made) -> str:
-    items = [item(id_, frames, generation=generation) for id_, (generation, frames) in made.items.items()]
+    items = [
+        item(id_, frames, generation=generation) for id_, (generation, frames) in made.items.items()
+    ]
     return write(version, items, row=made.row).name
 
 
 def reference(shards: dict[str, Made]) -> list[tuple[str, int, int, str, int]]:
-    """What counts, in the slow and obvious way: id, generation, frames, shard and number in it; in order."""
+    """What counts, in the slow and obvious way: id, generation, frames, shard and number
+    in it; in order."""
     order = [
         (id_, *values, name, number)
         for name, made in sorted(shards.items(), key=lambda one: (one[1].row, one[0]))
@@ -77,14 +95,16 @@ def reference(shards: dict[str, Made]) -> list[tuple[str, int, int, str, int]]:
 @given(SHARDS, st.lists(st.integers(0, 8), max_size=3))
 @example([], [])
 def test_whatever_the_history_the_index_is_what_the_reference_says(history, stops):
-    """Built at once; and extended, step by step, by a few shards or many: the same, byte for byte."""
+    """Built at once; and extended, step by step, by a few shards or many: the same, byte
+    for byte."""
     with scratch_folder() as folder:
         version, shards = create(folder), {}
         for number, made in enumerate(history):
             if number in stops:
                 open_index(version)
             name = publish(version, made)
-            shards.setdefault(name, made)  # equal items of another row are the same shard, which stays
+            # equal items of another row are the same shard, which stays
+            shards.setdefault(name, made)
         expected = reference(shards)
         extended = open_index(version)
         found = zip(
@@ -108,7 +128,9 @@ def test_whatever_the_history_the_index_is_what_the_reference_says(history, stop
         shutil.rmtree(version.path / "index", ignore_errors=True)
         assert same(build_index(version), extended)
         some = {name: shard for name, shard in shards.items() if shard.row}
-        assert [*build_index(replace(version, shards=[*some])).ids] == [one[0] for one in reference(some)]
+        assert [*build_index(replace(version, shards=[*some])).ids] == [
+            one[0] for one in reference(some)
+        ]
 
 
 def test_an_index_is_extended_by_what_is_new(version, monkeypatch):
@@ -123,7 +145,8 @@ def test_an_index_is_extended_by_what_is_new(version, monkeypatch):
 
 
 def test_of_the_indexes_that_are_kept_the_largest_alone_is_read(version, monkeypatch):
-    """By the documents. If it is damaged, the next one is; and one of a shard that is gone goes first."""
+    """By the documents. If it is damaged, the next one is; and one of a shard that is
+    gone goes first."""
     shards = []
     for number in range(4):
         shards.append(write(version, [item(f"a{number}")], row=number))
@@ -132,12 +155,18 @@ def test_of_the_indexes_that_are_kept_the_largest_alone_is_read(version, monkeyp
     indexes = [index_name(version, [shard.name for shard in shards[:count]]) for count in (2, 3, 4)]
     write(version, [item("c")], row=9)
     read, table = [], Group.map
-    monkeypatch.setattr(Group, "map", lambda self, *given, **how: read.append(self.key) or table(self, *given, **how))
+    monkeypatch.setattr(
+        Group,
+        "map",
+        lambda self, *given, **how: read.append(self.key) or table(self, *given, **how),
+    )
 
     def tables_read() -> list[str]:
         read.clear()
         assert len(build_index(version)) == len(version.shard_names())
-        return [*dict.fromkeys(key.removeprefix("index/") for key in read if key.startswith("index/"))]
+        return [
+            *dict.fromkeys(key.removeprefix("index/") for key in read if key.startswith("index/"))
+        ]
 
     assert tables_read() == indexes[2:]
     flip(version.path / "index" / indexes[2] / "text/c/0", 0)
@@ -152,7 +181,8 @@ def test_of_the_indexes_that_are_kept_the_largest_alone_is_read(version, monkeyp
 
 
 def test_the_index_on_disk_is_the_one_that_is_built(version):
-    """Kept once, found again, and another one when there is another shard; the latest few stay."""
+    """Kept once, found again, and another one when there is another shard; the latest few
+    stay."""
     write(version, [item("a")])
     built, was_built = keep_index(version)
     age = index_folder(version).stat().st_mtime_ns
@@ -174,7 +204,9 @@ def test_two_ids_of_one_hash_are_refused(version, monkeypatch):
     monkeypatch.setattr(Strings, "hashes", lambda self: np.full(len(self), 7, np.uint64))
     write(version, [item("a")])
     write(version, [item("b")], row=1)
-    with pytest.raises(StoreError, match=r"'[ab]' and '[ab]' have the same hash: rename one of them"):
+    with pytest.raises(
+        StoreError, match=r"'[ab]' and '[ab]' have the same hash: rename one of them"
+    ):
         open_index(version)
 
 
@@ -187,12 +219,17 @@ def test_a_shard_that_is_gone_and_one_that_is_damaged_are_told_apart(version):
     assert [*open_index(version).ids] == ["b"]
     flip(second.folder / "text/c/0", 0)
     shutil.rmtree(version.path / "index")
-    with pytest.raises(DamagedError, match=f"{second.name}/text/c/0: damaged: its checksum does not match"):
+    with pytest.raises(
+        DamagedError, match=f"{second.name}/text/c/0: damaged: its checksum does not match"
+    ):
         open_index(version)
 
 
-def test_a_shard_that_is_taken_away_while_it_is_read_is_looked_for_again_and_a_damaged_one_is_not(version, monkeypatch):
-    """A repair comes between its document and its table: what counts of it is in another one by then."""
+def test_a_shard_that_is_taken_away_while_it_is_read_is_looked_for_again_and_a_damaged_one_is_not(
+    version, monkeypatch
+):
+    """A repair comes between its document and its table: what counts of it is in another
+    one by then."""
     first = write(version, [item("a"), item("b")])
     check_table, looks = Shard.check_table, []
 
@@ -208,7 +245,9 @@ def test_a_shard_that_is_taken_away_while_it_is_read_is_looked_for_again_and_a_d
     second = looks[1]
     assert looks == [first.name, second]
     flip(version.shard(second).folder / "text/c/0", 0)
-    with pytest.raises(DamagedError, match=f"{second}/text/c/0: damaged: its checksum does not match"):
+    with pytest.raises(
+        DamagedError, match=f"{second}/text/c/0: damaged: its checksum does not match"
+    ):
         open_index(version)
     assert looks[2:] == [second]
 
@@ -226,7 +265,8 @@ def small(version) -> Version:
 
 
 def test_no_flipped_bit_of_an_index_is_believed(small):
-    """A third of the bytes of each of its files; but for what only Zarr libraries read, the metadata of arrays."""
+    """A third of the bytes of each of its files; but for what only Zarr libraries read,
+    the metadata of arrays."""
     names, believed = small.shard_names(), []
     sound = load_index(small, names)
     for path in sorted(path for path in index_folder(small).rglob("*") if path.is_file()):
@@ -239,7 +279,8 @@ def test_no_flipped_bit_of_an_index_is_believed(small):
 
 @pytest.mark.parametrize("file", ["zarr.json", "items/c/0/0", "text/c/0"])
 def test_a_damaged_index_is_built_anew(small, file):
-    """Opening gives what the shards say, verify finds no damage, and the next one is sound."""
+    """Opening gives what the shards say, verify finds no damage, and the next one is
+    sound."""
     expected = build_index(small)
     path = index_folder(small) / file
     for spoil in (lambda: flip(path, 2), path.unlink, lambda: path.write_bytes(b"")):
@@ -247,7 +288,8 @@ def test_a_damaged_index_is_built_anew(small, file):
         report = verify(small)
         assert report.problems == []
         assert report.notes[-1] == (
-            f"{index_folder(small)}: damaged: this index is built anew when the version is opened next"
+            f"{index_folder(small)}: damaged: this index is built anew when the version "
+            "is opened next"
         )
         assert same(open_index(small), expected)
         assert load_index(small, small.shard_names()) is not None
@@ -303,7 +345,11 @@ def test_an_index_of_other_shards_or_of_another_version_is_not_believed(small):
 def test_a_cache_that_cannot_be_written_is_read_all_the_same(small, monkeypatch):
     expected = build_index(small)
     shutil.rmtree(small.path / "index")
-    for error in (StoreError("full"), OSError("read-only"), MissingDependencyError("zarr", "writing a cache")):
+    for error in (
+        StoreError("full"),
+        OSError("read-only"),
+        MissingDependencyError("zarr", "writing a cache"),
+    ):
         monkeypatch.setattr("featcache.format.writing.group_files", Mock(side_effect=error))
         assert same(open_index(small), expected)
         with pytest.raises(type(error)):

@@ -1,4 +1,5 @@
-"""What runs and probes leave in a version, for people: nothing follows from it, and what is damaged is passed over."""
+"""What runs and probes leave in a version, for people: nothing follows from it, and what
+is damaged is passed over."""
 
 from itertools import chain
 
@@ -28,7 +29,11 @@ PROBE = {"device": "cpu", "measured": [TRIAL], "fastest": TRIAL}
 def test_a_run_says_what_was_asked_and_what_came_of_it(version, clock):
     run = Run(version, {"threads": 2, "root": "/audio"})
     first = read_run(version.store, run.id)
-    assert (first.asked, first.finished, first.outcome) == ({"threads": 2, "root": "/audio"}, None, {})
+    assert (first.asked, first.finished, first.outcome) == (
+        {"threads": 2, "root": "/audio"},
+        None,
+        {},
+    )
     run.finish({"extracted": 5})
     record = read_run(version.store, run.id)
     assert (record.name, record.asked, record.outcome) == (run.id, first.asked, {"extracted": 5})
@@ -66,15 +71,22 @@ def test_what_probes_found_comes_back_in_the_order_of_time(version, clock):
 
 
 def test_a_probe_that_is_damaged_is_left_out(version):
-    """A flipped bit in any byte of it, half a file, another file, a folder: the others count."""
+    """A flipped bit in any byte of it, half a file, another file, a folder: the others
+    count."""
     write_probe(version, PROBE)
     (path,) = (version.path / "probes").iterdir()
     for _ in chain(each_flip(path), each_cut(path)):
         assert read_probes(version) == []
-    for odd in ({"mismatch": 2}, {"disturbed": None}, {"error": 1}):  # none of which a batching can be chosen by
+    # none of which a batching can be chosen by
+    for odd in ({"mismatch": 2}, {"disturbed": None}, {"error": 1}):
         write_probe(version, {"measured": [TRIAL | odd]})
     write_probe(version, {"measured": [{"policy": "padded", "precision": "fp32"}]})
-    for name, text in (("a.json", "[]"), ("b.json", '{"checksum": 1}'), (".c.json.12345678", "{}"), ("notes.txt", "")):
+    for name, text in (
+        ("a.json", "[]"),
+        ("b.json", '{"checksum": 1}'),
+        (".c.json.12345678", "{}"),
+        ("notes.txt", ""),
+    ):
         (path.parent / name).write_text(text)
     (path.parent / "d.json").mkdir()
     assert read_probes(version) == [PROBE]

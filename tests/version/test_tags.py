@@ -1,4 +1,5 @@
-"""Tags: what is read by one is what was there when it was made, whatever happens to the version since."""
+"""Tags: what is read by one is what was there when it was made, whatever happens to the
+version since."""
 
 import os
 import pickle
@@ -32,7 +33,8 @@ def place(request, tmp_path):
 
 @pytest.fixture
 def tagged(place):
-    """A version of twelve utterances in two shards, tagged `paper`; then one is replaced, and one added."""
+    """A version of twelve utterances in two shards, tagged `paper`; then one is replaced,
+    and one added."""
     version = make_version(place)
     items = list(make_features(12).items())
     add_shard(version, dict(items[:6]))
@@ -76,7 +78,9 @@ def test_shards_that_are_not_looked_at_are_no_fault_of_a_tag(tagged):
 
 def test_a_tag_never_changes_and_can_be_removed(tagged):
     version = tagged[0]
-    with pytest.raises(ArgumentError, match="has a tag paper already, of what was there then: choose another name"):
+    with pytest.raises(
+        ArgumentError, match="has a tag paper already, of what was there then: choose another name"
+    ):
         make_tag(version, "paper", open_index(version))
     make_tag(version, "v2", open_index(version))
     assert tag_names(version) == ["paper", "v2"]
@@ -101,11 +105,15 @@ def test_an_empty_version_is_not_tagged(tmp_path):
         make_tag(version, "paper", open_index(version))
 
 
-def test_a_shard_of_a_tag_that_is_gone_is_named_with_the_tag_and_one_that_comes_back_mends_it(small, tmp_path):
+def test_a_shard_of_a_tag_that_is_gone_is_named_with_the_tag_and_one_that_comes_back_mends_it(
+    small, tmp_path
+):
     version, (name,) = small, read_tag(small, "paper").shards
     add_shard(version, make_features(2, prefix="more"), row=3)
     (version.path / "shards" / name).rename(tmp_path / name)
-    with pytest.raises(StoreError, match=f"the tag paper names shards that are gone or damaged: {name}"):
+    with pytest.raises(
+        StoreError, match=f"the tag paper names shards that are gone or damaged: {name}"
+    ):
         featcache.open(version.path, tag="paper")
     assert [problem.kind for problem in verify(version).problems] == ["tag"]
     assert name in tags_to_show(version)[0]["fault"]
@@ -124,7 +132,9 @@ def test_a_copy_has_the_tags_and_keeps_its_own(tagged, tmp_path):
     assert len(open_index(at_tag(copy, "paper"))) == 12
     remove_tag(copy, "paper")
     make_tag(copy, "paper", open_index(copy))
-    assert [problem.kind for problem in copy_version(version, tmp_path / "copy").problems] == ["tag"]
+    assert [problem.kind for problem in copy_version(version, tmp_path / "copy").problems] == [
+        "tag"
+    ]
     assert len(open_index(at_tag(copy, "paper"))) == 13
     remove_tag(version, "paper")
     assert copy_version(version, tmp_path / "copy").problems == []
@@ -133,7 +143,9 @@ def test_a_copy_has_the_tags_and_keeps_its_own(tagged, tmp_path):
 def test_the_index_of_a_tag_stays_and_does_not_displace_the_versions(small):
     version, of_tag = small, index_name(small, small.shard_names())
     for number in range(5):
-        add_shard(version, make_features(2, seed=number, prefix=f"more{number}"), row=3 + 2 * number)
+        add_shard(
+            version, make_features(2, seed=number, prefix=f"more{number}"), row=3 + 2 * number
+        )
         open_index(version)
     names = version.store.names("index")
     assert {of_tag, index_name(version, version.shard_names())} <= {*names}
@@ -144,7 +156,15 @@ def test_the_index_of_a_tag_stays_and_does_not_displace_the_versions(small):
 
 @pytest.mark.parametrize(
     "change",
-    [{"shards": ["../../other"]}, {"shards": "all"}, {"items": -1}, {"name": "other"}, "a pipe", "huge", "flipped"],
+    [
+        {"shards": ["../../other"]},
+        {"shards": "all"},
+        {"items": -1},
+        {"name": "other"},
+        "a pipe",
+        "huge",
+        "flipped",
+    ],
     ids=str,
 )
 def test_odd_tags_are_refused_in_one_line(small, change):
@@ -169,17 +189,28 @@ def test_odd_tags_are_refused_in_one_line(small, change):
 
 
 def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
-    old, new = (make_version(tmp_path, make_features(3), params={"low_freq": hertz}) for hertz in (20.0, 0.0))
+    old, new = (
+        make_version(tmp_path, make_features(3), params={"low_freq": hertz})
+        for hertz in (20.0, 0.0)
+    )
     make_tag(old, "paper", open_index(old))
     assert featcache.open(tmp_path, "fbank80", tag="paper").version.path == old.path
     assert featcache.open(f"{tmp_path}@paper").version.path == old.path
     assert featcache.open(f"{tmp_path}/fbank80@paper").version.path == old.path
-    for given in ((tmp_path, "fbank80", "other"), (f"{tmp_path}/fbank80@other",), (f"{tmp_path}@other",)):
-        with pytest.raises(StoreError, match=f"none of its 2 versions has a tag other: .*{old.path.name}"):
+    for given in (
+        (tmp_path, "fbank80", "other"),
+        (f"{tmp_path}/fbank80@other",),
+        (f"{tmp_path}@other",),
+    ):
+        with pytest.raises(
+            StoreError, match=f"none of its 2 versions has a tag other: .*{old.path.name}"
+        ):
             featcache.open(given[0], *given[1:2], tag=given[2] if given[2:] else None)
     make_tag(new, "paper", open_index(new))
     for given in (f"{tmp_path}@paper", f"{tmp_path}/fbank80@paper"):
-        with pytest.raises(StoreError, match=r"holds 2 versions with a tag paper: fbank80-.*@paper.*low_freq"):
+        with pytest.raises(
+            StoreError, match=r"holds 2 versions with a tag paper: fbank80-.*@paper.*low_freq"
+        ):
             featcache.open(given)
     with pytest.raises(StoreError, match="holds 2 versions: "):
         featcache.open(f"{tmp_path}/fbank80")

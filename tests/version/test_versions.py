@@ -31,7 +31,12 @@ def test_a_version_is_found_again(scratch, info):
 
 def test_several_versions_of_a_name_are_told_apart(scratch):
     create(scratch, structs.replace(INFO, config={"params": {"low_freq": 20.0, "bins": 80}}))
-    create(scratch, structs.replace(INFO, fingerprint="f" * 64, config={"params": {"low_freq": 0.0, "bins": 80}}))
+    create(
+        scratch,
+        structs.replace(
+            INFO, fingerprint="f" * 64, config={"params": {"low_freq": 0.0, "bins": 80}}
+        ),
+    )
     with pytest.raises(StoreError, match=r"2 versions.*params.low_freq: 20.0 -> 0.0"):
         select_version(scratch, "mine")
     assert select_version(scratch, "mine-ffffffffffff").info.fingerprint == "f" * 64
@@ -40,7 +45,8 @@ def test_several_versions_of_a_name_are_told_apart(scratch):
 
 
 @pytest.mark.parametrize(
-    ("document", "error"), [(b"{}", DamagedError), (seal_group({"format": 3, "spec": {}}, ""), StoreError)]
+    ("document", "error"),
+    [(b"{}", DamagedError), (seal_group({"format": 3, "spec": {}}, ""), StoreError)],
 )
 def test_a_version_that_cannot_be_read_does_not_hide_another(scratch, document, error):
     """Because it is damaged, or of another format."""
@@ -68,10 +74,12 @@ def test_what_is_no_cache_is_said_to_be_none(scratch):
 
 
 def test_a_path_may_name_a_version_by_its_config(scratch):
-    """Where the cache holds one of that name, else it says which there are; its metadata may be damaged. A folder of
-    that name comes first."""
+    """Where the cache holds one of that name, else it says which there are; its metadata
+    may be damaged. A folder of that name comes first."""
     made = create(scratch)
-    with pytest.raises(StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"):
+    with pytest.raises(
+        StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"
+    ):
         version_folders(scratch / "mien")
     create(scratch, structs.replace(INFO, name="other"))
     assert version_folders(scratch / "mine") == [made.path]
@@ -81,7 +89,10 @@ def test_a_path_may_name_a_version_by_its_config(scratch):
     assert version_folders(scratch / "mine") == [made.path]
     again = create(scratch, structs.replace(INFO, fingerprint="f" * 64))
     for ask in (version_folders, select_version):
-        with pytest.raises(StoreError, match=f"{scratch}: holds 2 versions: {made.path.name}, {again.path.name}; name"):
+        with pytest.raises(
+            StoreError,
+            match=f"{scratch}: holds 2 versions: {made.path.name}, {again.path.name}; name",
+        ):
             ask(scratch / "mine")
     (scratch / "mine" / "mine").mkdir(parents=True)
     with pytest.raises(StoreError, match="mine: holds no version"):
@@ -109,7 +120,8 @@ def test_every_flipped_bit_of_a_versions_document_is_noticed(scratch, dtype):
 
 
 def test_several_processes_create_one_version(scratch):
-    """At the same instant, in a cache that is not there yet: all get it, and nothing else is left."""
+    """At the same instant, in a cache that is not there yet: all get it, and nothing else
+    is left."""
     starting_signal = os.pipe()
 
     def create_it():

@@ -1,4 +1,5 @@
-"""What a version lacks is what manifests want, without what is there and what has failed: whatever the history."""
+"""What a version lacks is what manifests want, without what is there and what has failed:
+whatever the history."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ from featcache.version.wanted import (
 )
 
 Rows = dict[str, float]
-"""A manifest: where each row's segment begins, by id; a row that has changed begins elsewhere."""
+"""A manifest: where each row's segment begins, by id; a row that has changed begins
+elsewhere."""
 
 
 def utterance(id_: str, start: float) -> Utterance:
@@ -47,7 +49,9 @@ def keys(rows: Rows) -> np.ndarray:
 
 
 def failure(id_: str, start: float = 0.0, generation: int = 1, reason: str = "empty") -> Failure:
-    return Failure(id=id_, path=f"{id_}.wav", start=start, reason=reason, message="seen", generation=generation)
+    return Failure(
+        id=id_, path=f"{id_}.wav", start=start, reason=reason, message="seen", generation=generation
+    )
 
 
 def plan(version: Version, manifest: str, rows: Rows, again=()) -> Wanted:
@@ -57,25 +61,34 @@ def plan(version: Version, manifest: str, rows: Rows, again=()) -> Wanted:
     return wanted
 
 
-def run(version: Version, manifest: str, rows: Rows, failing=(), stop: int | None = None) -> str | None:
-    """A run over a manifest, which extracts what is missing, but for what fails, and ends after so many rows. Returns
-    the name of its shard, if it makes one."""
+def run(
+    version: Version, manifest: str, rows: Rows, failing=(), stop: int | None = None
+) -> str | None:
+    """A run over a manifest, which extracts what is missing, but for what fails, and ends
+    after so many rows. Returns the name of its shard, if it makes one."""
     wanted = plan(version, manifest, rows)
     ((_, numbers, _),) = find_missing([wanted], open_index(version), read_failures(version))
     ids, generations = list(rows), wanted.rows[2].tolist()
     todo = [(ids[number], generations[number]) for number in numbers.tolist()[:stop]]
     failed = [failure(id_, rows[id_], generation) for id_, generation in todo if id_ in failing]
     put_failures(version, f"run {len(version.store.names('failures')):06}", failed)
-    items = [item(id_, start=rows[id_], generation=generation) for id_, generation in todo if id_ not in failing]
+    items = [
+        item(id_, start=rows[id_], generation=generation)
+        for id_, generation in todo
+        if id_ not in failing
+    ]
     return write(version, items, manifest=wanted.name).name if items else None
 
 
 def missing(version: Version) -> dict[str, set[str]]:
-    """The ids that are missing, by manifest, as far as there are some; here they are single letters."""
+    """The ids that are missing, by manifest, as far as there are some; here they are
+    single letters."""
     by_hash = dict(zip(Strings.of(IDS).hashes().tolist(), IDS, strict=True))
     return {
         one.manifest: {by_hash[id_hash] for id_hash in one.rows[0, numbers].tolist()}
-        for one, numbers, _ in find_missing(read_all_wanted(version), open_index(version), read_failures(version))
+        for one, numbers, _ in find_missing(
+            read_all_wanted(version), open_index(version), read_failures(version)
+        )
         if len(numbers)
     }
 
@@ -108,7 +121,8 @@ class Model:
     failed: set[tuple[str, float, int]] = field(default_factory=set)
 
     def counting(self) -> dict[str, tuple[float, int]]:
-        """The item of each id that counts: of the highest generation, and of several the first by name of its shard."""
+        """The item of each id that counts: of the highest generation, and of several the
+        first by name of its shard."""
         items: dict[str, tuple[float, int]] = {}
         for name in sorted(self.shards):
             for id_, (start, generation) in self.shards[name].items():
@@ -120,17 +134,21 @@ class Model:
         """The rows that have neither an item that is as good, nor a failure."""
         items, lacking = self.counting(), []
         for id_, (start, generation) in self.wanted[manifest].items():
-            is_there = id_ in items and (items[id_] == (start, generation) or items[id_][1] > generation)
+            is_there = id_ in items and (
+                items[id_] == (start, generation) or items[id_][1] > generation
+            )
             if not is_there and (id_, start, generation) not in self.failed:
                 lacking.append(id_)
         return lacking
 
     def want(self, manifest: str, rows: Rows) -> None:
-        """A row has the generation of what is known of its id, and the next one if that is another row."""
+        """A row has the generation of what is known of its id, and the next one if that
+        is another row."""
         contained = [
             other
             for other, theirs in self.wanted.items()
-            if other == manifest or all(rows.get(id_) == start for id_, (start, _) in theirs.items())
+            if other == manifest
+            or all(rows.get(id_) == start for id_, (start, _) in theirs.items())
         ]
         known = [self.counting(), *(self.wanted[other] for other in contained)]
         mine = {}
@@ -147,7 +165,8 @@ class Model:
 @settings(max_examples=settings.default.max_examples // 3)
 @given(STEPS)
 def test_whatever_the_history_what_is_missing_is_what_the_model_says(steps):
-    """Runs over manifests that grow, shrink, move and change; with failures, kills and lost shards between them."""
+    """Runs over manifests that grow, shrink, move and change; with failures, kills and
+    lost shards between them."""
     with scratch_folder() as folder:
         version, model = create(folder), Model()
         version.store.remove(f"wanted/{name_of('made up')}")
@@ -168,16 +187,24 @@ def test_whatever_the_history_what_is_missing_is_what_the_model_says(steps):
                 assert (name is not None) == bool(made)
                 if name is not None:
                     model.shards[name] = made
-            lacking = {manifest: {*ids} for manifest in model.wanted if (ids := model.lacks(manifest))}
+            lacking = {
+                manifest: {*ids} for manifest in model.wanted if (ids := model.lacks(manifest))
+            }
             assert missing(version) == lacking
             index = open_index(version)
             found = [one for one in find_lacking(version, index) if isinstance(one, Unfinished)]
-            assert {one.manifest: one.missing for one in found} == {name: len(ids) for name, ids in lacking.items()}
-            counting = zip(index.ids, index.row_hash.tolist(), index.generation.tolist(), strict=True)
-            assert {id_: what for id_, *what in counting} == {
-                id_: [keys({id_: start})[1].item(), generation] for id_, (start, generation) in model.counting().items()
+            assert {one.manifest: one.missing for one in found} == {
+                name: len(ids) for name, ids in lacking.items()
             }
-        for manifest, wanted in [*model.wanted.items()]:  # and what is lacking is there once it is extracted
+            counting = zip(
+                index.ids, index.row_hash.tolist(), index.generation.tolist(), strict=True
+            )
+            assert {id_: what for id_, *what in counting} == {
+                id_: [keys({id_: start})[1].item(), generation]
+                for id_, (start, generation) in model.counting().items()
+            }
+        # and what is lacking is there once it is extracted
+        for manifest, wanted in [*model.wanted.items()]:
             rows = {id_: start for id_, (start, _) in wanted.items()}
             run(version, manifest, rows)
             assert manifest not in missing(version)
@@ -200,14 +227,17 @@ A, B = {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0, "c": 0.0}
 
 
 def test_a_manifest_that_has_moved_or_grown_leaves_nothing_behind(version):
-    """What it wants takes the place of what it wanted elsewhere; its shards are known to be of it."""
+    """What it wants takes the place of what it wanted elsewhere; its shards are known to
+    be of it."""
     run(version, "old/m.csv", A, stop=1)
     assert "1 of the 2 utterances of old/m.csv are missing" in says(version)[0]
     run(version, "new/m.csv", A)
     assert says(version) == []
     run(version, "larger.csv", B)
     (wanted,) = read_all_wanted(version)
-    assert wanted.names == {name_of(manifest) for manifest in ("old/m.csv", "new/m.csv", "larger.csv")}
+    assert wanted.names == {
+        name_of(manifest) for manifest in ("old/m.csv", "new/m.csv", "larger.csv")
+    }
     assert says(version) == []
 
 
@@ -216,12 +246,18 @@ def test_a_manifest_of_other_or_of_fewer_rows_takes_no_others_place(version):
     run(version, "fewer", A)
     run(version, "changed", {**B, "b": 1.5})
     run(version, "others", {"d": 0.0})
-    assert {wanted.manifest for wanted in read_all_wanted(version)} == {"m", "fewer", "changed", "others"}
+    assert {wanted.manifest for wanted in read_all_wanted(version)} == {
+        "m",
+        "fewer",
+        "changed",
+        "others",
+    }
     assert missing(version) == {}  # a later generation of a row is as good
 
 
 def test_rows_that_are_extracted_again_get_the_next_generation(version):
-    """Because their audio has changed, for example; also if the run dies, and is run again without a word of them."""
+    """Because their audio has changed, for example; also if the run dies, and is run
+    again without a word of them."""
     run(version, "m", A)
     plan(version, "m", A, again=[1])
     assert missing(version) == {"m": {"b"}}
@@ -232,7 +268,9 @@ def test_rows_that_are_extracted_again_get_the_next_generation(version):
 
 def test_two_ids_of_one_hash_are_refused(version):
     rows = np.array([[7, 7], [1, 2]], np.uint64)
-    with pytest.raises(ManifestError, match=r"m\.csv: two ids have the same hash: rename one of them"):
+    with pytest.raises(
+        ManifestError, match=r"m\.csv: two ids have the same hash: rename one of them"
+    ):
         want("m.csv", rows, open_index(version), [])
 
 
@@ -242,7 +280,10 @@ def test_a_wanted_set_that_is_lost_is_noticed(version):
     (path,) = (version.path / "wanted").iterdir()
     path.unlink()
     (finding,) = says(version)
-    assert f"{name_of('m')} is gone, of which 1 shard was made: what else the manifest wants is not known" in finding
+    assert (
+        f"{name_of('m')} is gone, of which 1 shard was made: what else the manifest wants "
+        "is not known" in finding
+    )
     run(version, "m", A)
     assert says(version) == []
 
@@ -264,13 +305,18 @@ def test_no_flipped_bit_of_a_wanted_set_is_believed(version):
             read_wanted(version, path.name)
     shutil.copy(path, path.with_name(name_of("n")))
     assert missing(version) == {"m": {"a", "b"}}
-    (damaged,) = [finding for finding in says(version) if name_of("n") in finding and "damaged" in finding]
+    (damaged,) = [
+        finding for finding in says(version) if name_of("n") in finding and "damaged" in finding
+    ]
     assert "not what was written" in damaged
 
 
 def test_a_wanted_set_that_claims_more_rows_than_it_has_takes_no_memory_for_them(version):
     name = name_of("m")
-    version.store.put(f"wanted/{name}", encode_line({"manifest": "m", "rows": 1 << 47, "crc32c": 0, "instead_of": []}))
+    version.store.put(
+        f"wanted/{name}",
+        encode_line({"manifest": "m", "rows": 1 << 47, "crc32c": 0, "instead_of": []}),
+    )
     with pytest.raises(DamagedError, match=f"wanted/{name}: damaged: it is not what was written"):
         read_wanted(version, name)
     assert damaged_wanted(version) == [name]
@@ -278,7 +324,8 @@ def test_a_wanted_set_that_claims_more_rows_than_it_has_takes_no_memory_for_them
 
 @pytest.mark.parametrize("times", [0, 1, 2])
 def test_a_wanted_set_is_damaged_that_cannot_be_read_twice(version, monkeypatch, times):
-    """A disk may refuse once: what is damaged is removed by repair, and a run over the manifest has to make it anew."""
+    """A disk may refuse once: what is damaged is removed by repair, and a run over the
+    manifest has to make it anew."""
     run(version, "m", A)
     refusals, looks = iter([DamagedError("Input/output error")] * times), []
 
@@ -294,7 +341,8 @@ def test_a_wanted_set_is_damaged_that_cannot_be_read_twice(version, monkeypatch,
 
 
 def test_rows_that_an_index_is_known_to_have_are_not_read_again(version):
-    """So opening takes no longer for a long manifest. Whoever looks at everything reads them."""
+    """So opening takes no longer for a long manifest. Whoever looks at everything reads
+    them."""
     run(version, "m", A)
     assert says(version) == []
     path = version.path / "wanted" / name_of("m")
@@ -313,13 +361,19 @@ def test_rows_that_nobody_wants_any_more_are_forgotten(version):
 
 
 @pytest.mark.parametrize(("larger", "smaller"), ["mn", "nm"])
-def test_rows_are_forgotten_of_a_manifest_whose_others_are_all_that_another_wants(version, larger, smaller):
+def test_rows_are_forgotten_of_a_manifest_whose_others_are_all_that_another_wants(
+    version, larger, smaller
+):
     """It takes that one's place, whichever of the two is read first."""
     plan(version, larger, B)
     plan(version, smaller, A)
     forget_rows(version, Strings.of(A).hashes())
     (wanted,) = read_all_wanted(version)
-    assert (wanted.manifest, wanted.names, len(wanted)) == (larger, {name_of("m"), name_of("n")}, len(A))
+    assert (wanted.manifest, wanted.names, len(wanted)) == (
+        larger,
+        {name_of("m"), name_of("n")},
+        len(A),
+    )
 
 
 def test_of_a_tag_nothing_is_lacking(version):
@@ -355,7 +409,14 @@ def test_of_several_failures_the_last_of_the_highest_generation_is_told(version)
     assert len(read_failures(version, run="run 1")) == 2
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True, min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+        unique=True,
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_the_ledger_keeps_any_text(names):
     """Ids, paths and messages of whatever characters, one record a line."""
     failures = [Failure(id=name, path=name, reason="empty", message=name) for name in names]

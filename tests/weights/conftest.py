@@ -1,4 +1,5 @@
-"""Models of the real classes, saved, for tests of what is found, refused and loaded of them."""
+"""Models of the real classes, saved, for tests of what is found, refused and loaded of
+them."""
 
 import shutil
 

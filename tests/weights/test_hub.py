@@ -1,4 +1,5 @@
-"""Weights from a hub: downloaded, kept, and used without network; every fault in one line. The hub is on loopback."""
+"""Weights from a hub: downloaded, kept, and used without network; every fault in one
+line. The hub is on loopback."""
 
 import json
 import re
@@ -23,7 +24,8 @@ from featcache.weights.hub import HubModel, errors_in_one_line, locate, require_
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A folder with a model's files, and with others that are not wanted. The weights are only bytes."""
+    """A folder with a model's files, and with others that are not wanted. The weights are
+    only bytes."""
     folder = tmp_path_factory.mktemp("repository")
     (folder / "config.json").write_text("{}")
     (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
@@ -62,22 +64,28 @@ def config(scratch, hub):
 
 @pytest.fixture
 def fetch(cli, config, home, hub):
-    """Runs `featcache extract`, which looks for the weights first, with a manifest that does not exist."""
+    """Runs `featcache extract`, which looks for the weights first, with a manifest that
+    does not exist."""
 
     def fetch(env=(), **options):
-        return cli("extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options)
+        return cli(
+            "extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options
+        )
 
     return fetch
 
 
 def require_fetched(done):
-    """The weights are there, and stderr says what was downloaded, if anything, and that the manifest is missing."""
+    """The weights are there, and stderr says what was downloaded, if anything, and that
+    the manifest is missing."""
     assert done.code == 2, done.err
     *downloads, line = done.err.splitlines()
     assert "gone.csv" in line
     assert len(downloads) <= 1
     for told in downloads:
-        assert re.fullmatch(r"downloading \S+ at \w{12} from http\S+ to \S+: \d+ files?, \d+\.\d MB", told)
+        assert re.fullmatch(
+            r"downloading \S+ at \w{12} from http\S+ to \S+: \d+ files?, \d+\.\d MB", told
+        )
 
 
 def refused(done, code):
@@ -107,7 +115,9 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
         first = shell(*job, scratch / "hub", env=environment(hub, home)).with_code(0)
         asked = [*hub.requests]
         again = shell(*job, scratch / "again", env=environment(hub, home, HF_HUB_OFFLINE="1"))
-    size = sum(path.stat().st_size for path in model.iterdir() if path.suffix in (".json", ".safetensors"))
+    size = sum(
+        path.stat().st_size for path in model.iterdir() if path.suffix in (".json", ".safetensors")
+    )
     what = rf"{hub.name} at {hub.commit[:12]} from \S+ to {home}\S+: 3 files, {size / 1e6:.1f} MB"
     assert re.fullmatch(f"downloading {what}\n", first.err)
     assert len(hub.asked_for("GET /large/")) == 1
@@ -151,8 +161,11 @@ def test_a_download_that_breaks_off_again_and_again_leaves_whole_files(fetch, hu
     assert len(hub.asked_for("GET .*/config.json")) == 1
 
 
-def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(fetch, hub, home, snapshot, repository):
-    """`from_pretrained` does not download preprocessor_config.json, which decides values, so it is downloaded now."""
+def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(
+    fetch, hub, home, snapshot, repository
+):
+    """`from_pretrained` does not download preprocessor_config.json, which decides values,
+    so it is downloaded now."""
     snapshot.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(repository / name, snapshot)
@@ -172,8 +185,11 @@ def test_a_whole_copy_of_the_repository_is_whole(fetch, snapshot, repository):
 
 
 def test_a_terminal_has_a_bar_of_each_file(cli, config, scratch, home, hub):
-    _, shown = on_terminal(cli, 120, "extract", "gone.csv", "-c", config, env=environment(hub, home), cwd=scratch)
-    for name, size in (("/config.json", "2.00"), ("[0-9a-f]", r"1\.02M")):  # this hub names no large files
+    _, shown = on_terminal(
+        cli, 120, "extract", "gone.csv", "-c", config, env=environment(hub, home), cwd=scratch
+    )
+    # this hub names no large files
+    for name, size in (("/config.json", "2.00"), ("[0-9a-f]", r"1\.02M")):
         assert re.search(rf"{name}: 100%\|.*/{size} \[.*B/s\]", shown)
     assert re.search(r"\nloading encodec: ", shown)
 
@@ -205,7 +221,8 @@ def test_a_download_can_be_interrupted(cli, config, hub, home):
     ],
 )  # fmt: skip
 def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code, words):
-    """The line says what to do. The code is 2 if the config or the environment is wrong, 1 if it may work later."""
+    """The line says what to do. The code is 2 if the config or the environment is wrong,
+    1 if it may work later."""
     hub.answers = answers
     line = refused(fetch(), code)
     for word in (hub.address, *words):
@@ -214,20 +231,32 @@ def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code,
 
 
 def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
-    """While files are listed, the same error means that the hub's answer was no list of files."""
+    """While files are listed, the same error means that the hub's answer was no list of
+    files."""
     model, error = HubModel("org/name", hub.commit, hub.address, home), TypeError("not a mapping")
     words = r"does not answer as a hub does \(not a mapping\)"
     with pytest.raises(ConfigError, match=words), errors_in_one_line(model, is_listing=True):
         raise error
-    with pytest.raises(TypeError, match=r"^not a mapping$"), errors_in_one_line(model, is_listing=False):
+    with (
+        pytest.raises(TypeError, match=r"^not a mapping$"),
+        errors_in_one_line(model, is_listing=False),
+    ):
         raise error
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
     login = "if it is private, run `hf auth login`, or set HF_TOKEN"
     for name, revision, words in (
-        ("org/name", hub.commit[::-1], f"params.revision: {hub.address}/org/name has no commit {hub.commit[::-1]}"),
-        ("org/other", hub.commit, f"org/other: {hub.address} has no public model of this name; {login}"),
+        (
+            "org/name",
+            hub.commit[::-1],
+            f"params.revision: {hub.address}/org/name has no commit {hub.commit[::-1]}",
+        ),
+        (
+            "org/other",
+            hub.commit,
+            f"org/other: {hub.address} has no public model of this name; {login}",
+        ),
     ):
         config.write_text(CONFIG.format(weights=name, revision=revision))
         assert words in refused(fetch(), 2)
@@ -235,17 +264,22 @@ def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
 
 def test_a_commit_without_any_file_of_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=[]))
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=[])
+    )
     with pytest.raises(ConfigError, match=r"org/name at 0{40} holds no weights that torch reads"):
         locate("org/name", "0" * 40)
 
 
 @pytest.mark.parametrize("name", ["org/a--b", "org/" + "a" * 300])
 def test_what_is_no_models_id_is_not_looked_for(scratch, monkeypatch, name):
-    """Not even in the hub's cache, where a folder can have no name that is so long; and no command to download it is
-    shown."""
+    """Not even in the hub's cache, where a folder can have no name that is so long; and
+    no command to download it is shown."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(scratch))
-    with pytest.raises(ConfigError, match=f"{name}: neither a folder nor a model id"), without_downloads():
+    with (
+        pytest.raises(ConfigError, match=f"{name}: neither a folder nor a model id"),
+        without_downloads(),
+    ):
         locate(name, "0" * 40)
 
 
@@ -262,7 +296,10 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
         assert remedy in line
         line = refused(fetch(env={"HF_ENDPOINT": "hub.example.org"}), 2)
         assert "HF_ENDPOINT is 'hub.example.org', and has to begin with https://" in line
-        proxy = {"no_proxy": "", "http_proxy": f"http://user:secret@{nobody.removeprefix('http://')}"}
+        proxy = {
+            "no_proxy": "",
+            "http_proxy": f"http://user:secret@{nobody.removeprefix('http://')}",
+        }
         line = refused(fetch(env=proxy), 1)
         assert f"{hub.address}, through the proxy of HTTP_PROXY, cannot be reached (" in line
         assert "secret" not in line
@@ -275,22 +312,32 @@ def test_a_disk_that_is_full_or_will_be(fetch, hub, home, scratch):
     line = refused(fetch(limits={"FSIZE": len(hub.files["model.safetensors"]) // 2}), 1)
     assert f"{kept}: File too large; {remedy}" in line
     assert not left_over(home)
-    model, free = HubModel("org/name", hub.commit, hub.address, home), shutil.disk_usage(home.parent).free
+    model, free = (
+        HubModel("org/name", hub.commit, hub.address, home),
+        shutil.disk_usage(home.parent).free,
+    )
     require_space(model, free // 2)
-    with pytest.raises(ExtractorError, match=r"kept in .*: [\d,]+ bytes are to come, and [\d,]+ are free; set another"):
+    with pytest.raises(
+        ExtractorError,
+        match=r"kept in .*: [\d,]+ bytes are to come, and [\d,]+ are free; set another",
+    ):
         require_space(model, 2 * free)
 
 
 def test_a_cache_that_may_not_be_written(fetch, home):
     """It may be another user's."""
     home.mkdir(mode=0o555)
-    assert f"cannot be kept in {home}/hub: Permission denied; set another HF_HOME" in refused(fetch(powerless=True), 1)
+    assert f"cannot be kept in {home}/hub: Permission denied; set another HF_HOME" in refused(
+        fetch(powerless=True), 1
+    )
 
 
 def test_weights_that_arrive_damaged_are_not_kept(fetch, hub, home):
     """Their size is right, so huggingface_hub accepts them."""
     hub.corrupt = True
-    assert f"model.safetensors arrived damaged from {hub.address} and was removed" in refused(fetch(), 1)
+    assert f"model.safetensors arrived damaged from {hub.address} and was removed" in refused(
+        fetch(), 1
+    )
     assert not list(home.rglob("model.safetensors"))
     hub.corrupt = False
     require_fetched(fetch())

@@ -1,4 +1,5 @@
-"""Weights that are refused: incomplete, damaged, another class's, with code in them, or beside odd JSON."""
+"""Weights that are refused: incomplete, damaged, another class's, with code in them, or
+beside odd JSON."""
 
 import json
 import os
@@ -20,7 +21,9 @@ def test_a_model_that_is_not_whole_is_refused(hubert):
     """transformers would only warn, and draw the missing weights at random."""
     edit_tensors(hubert, lambda tensors: tensors.pop("encoder.layer_norm.bias"))
     assert "lacks encoder.layer_norm.bias" in load_fault(HubertModel, hubert)
-    edit_tensors(hubert, lambda tensors: tensors.update({"encoder.layer_norm.bias": torch.zeros(5)}))
+    edit_tensors(
+        hubert, lambda tensors: tensors.update({"encoder.layer_norm.bias": torch.zeros(5)})
+    )
     assert "encoder.layer_norm.bias (5,) for (16,)" in load_fault(HubertModel, hubert)
 
 
@@ -31,7 +34,9 @@ def test_what_only_training_needs_may_be_missing(hubert):
 
 
 def test_a_model_of_another_class_is_refused(saved, hubert):
-    assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
+    assert "holds a model of type 'hubert', not 'encodec'" in load_fault(
+        EncodecModel, saved / "hubert"
+    )
     edit_json(hubert / "config.json", model_type="")
     assert "config.json names no model_type, not 'hubert'" in load_fault(HubertModel, hubert)
     edit_json(hubert / "config.json", model_type="fancy")
@@ -53,7 +58,9 @@ def test_a_damaged_file_is_refused(hubert, name, damage):
         torch.save(load_file(hubert / "model.safetensors"), hubert / name)
         (hubert / "model.safetensors").unlink()
     whole = (hubert / name).read_bytes()
-    (hubert / name).write_bytes({"truncated": whole[:-100], "garbage": b"garbage" * 100, "empty": b""}[damage])
+    (hubert / name).write_bytes(
+        {"truncated": whole[:-100], "garbage": b"garbage" * 100, "empty": b""}[damage]
+    )
     assert f"{name}: damaged" in load_fault(HubertModel, hubert)
     assert f"{name}: damaged" in fault(digest, hubert)
 
@@ -63,7 +70,9 @@ def test_a_missing_shard_is_named(saved, tmp_path):
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
     assert f"lacks {shard.name}" in load_fault(HubertModel, tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"bias": ["one"], "weight": 2}}')
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"bias": ["one"], "weight": 2}}'
+    )
     assert "lacks 2, ['one'], which its index lists" in load_fault(HubertModel, tmp_path)
 
 
@@ -77,7 +86,9 @@ class Malicious:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize("pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize(
+    "pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
+)
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
 def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
     trace = tmp_path / "it ran"
@@ -122,7 +133,9 @@ def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeyp
         assert "--trust-remote-code" in load_fault(model_class, hubert)
     assert not trace.exists()
 
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(trust, "_remote_code_is_allowed", False)
     trust.allow_remote_code()
@@ -145,7 +158,10 @@ DEEP = "[" * 200_000
         (lambda path: path.write_text("[1]"), "expected a mapping"),
         (lambda path: os.mkfifo(path), "cannot be read: not a file"),
         (lambda path: path.symlink_to("/dev/zero"), "cannot be read: not a file"),
-        (lambda path: path.touch() or os.truncate(path, 7 << 40), "cannot be read: more than 33,554,432 bytes"),
+        (
+            lambda path: path.touch() or os.truncate(path, 7 << 40),
+            "cannot be read: more than 33,554,432 bytes",
+        ),
     ],
     ids=["deep", "long number", "list", "pipe", "device", "sparse"],
 )
@@ -156,7 +172,12 @@ def test_odd_json_of_a_model_is_refused(tmp_path, make, words):
 
 
 def codebook(path, config: str, shape: list[int], num_bytes: int) -> None:
-    metadata = {"format": "featcache units 1", "config": config, "fingerprint": "0", "dtype": "float32"}
+    metadata = {
+        "format": "featcache units 1",
+        "config": config,
+        "fingerprint": "0",
+        "dtype": "float32",
+    }
     centroids = {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}
     header = json.dumps({"__metadata__": metadata, "centroids": centroids}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(num_bytes))

@@ -1,8 +1,9 @@
-"""Folders of audio, and datasets of Hugging Face: AudioFolder, with metadata in tables; Parquet with audio inside;
-and folders that `save_to_disk` has written.
+"""Folders of audio, and datasets of Hugging Face: AudioFolder, with metadata in tables;
+Parquet with audio inside; and folders that `save_to_disk` has written.
 
-A row's path, with audio inside, is its place in the table, as in `train-00000.parquet/audio/123` (see
-`manifest.audio_locations`), or without bytes, the path that the table has, as `to_parquet` of files writes it."""
+A row's path, with audio inside, is its place in the table, as in
+`train-00000.parquet/audio/123` (see `manifest.audio_locations`), or without bytes, the
+path that the table has, as `to_parquet` of files writes it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from contextlib import suppress
 from functools import partial
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, opened
+from featcache.manifest.formats.source import (
+    AUDIO_SUFFIXES,
+    HEAD_BYTES,
+    Batch,
+    Source,
+    batched,
+    opened,
+)
 from featcache.manifest.formats.tables import (
     Table,
     arrow_table,
@@ -31,8 +39,8 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def read_folder(source: Source) -> Iterator[Batch]:
-    """Every audio file below a folder, sorted by path; its id is its path without the suffix. Links to folders are
-    followed, each folder once; hidden files are left out."""
+    """Every audio file below a folder, sorted by path; its id is its path without the
+    suffix. Links to folders are followed, each folder once; hidden files are left out."""
     rows = enumerate(_audio_files(source), source.faults.file("", "file") + 1)
     return batched(rows, ("id", "path"), tuple, source.faults)
 
@@ -49,7 +57,11 @@ def _audio_files(source: Source) -> Iterator[tuple[str, str]]:
         if taken.setdefault(id_, path) == path:
             yield id_, path
         else:
-            source.faults.add(0, f"{taken[id_]!r} and {path!r} would have the same id: list the files that are meant")
+            source.faults.add(
+                0,
+                f"{taken[id_]!r} and {path!r} would have the same id: list the files that "
+                "are meant",
+            )
 
 
 def _walk(top: os.PathLike[str]) -> Iterator[str]:
@@ -72,19 +84,27 @@ def _not_listed(error: OSError) -> None:
 
 def has_metadata(source: Source) -> bool:
     """Whether it is a folder with metadata that name files, in it or in its folders."""
-    return any(_names_files(source, path) for path in _here_or_below(source, _METADATA.__contains__))
+    return any(
+        _names_files(source, path) for path in _here_or_below(source, _METADATA.__contains__)
+    )
 
 
 def read_audiofolder(source: Source) -> Iterator[Batch]:
-    """The rows of all metadata, whose `file_name` is relative to their folder; a ManifestError for none, or two."""
+    """The rows of all metadata, whose `file_name` is relative to their folder; a
+    ManifestError for none, or two."""
     found = _here_or_below(source, _METADATA.__contains__)
     folders = [os.path.dirname(path) for path in found]
     if not found or len(set(folders)) < len(folders):
-        raise ManifestError(f"a folder needs one of {listing(_METADATA)}, and has {listing(found) or 'none'}")
+        raise ManifestError(
+            f"a folder needs one of {listing(_METADATA)}, and has {listing(found) or 'none'}"
+        )
     source.renamed = partial(names_of_whole_files, "file_name")
     for path, folder in zip(found, folders, strict=True):
         for places, cells in _read_metadata(source, path):
-            paths = [posixpath.join(folder, name) if isinstance(name, str) and name else name for name in cells["path"]]
+            paths = [
+                posixpath.join(folder, name) if isinstance(name, str) and name else name
+                for name in cells["path"]
+            ]
             yield places, {**cells, "path": paths}
 
 
@@ -108,7 +128,8 @@ def _names_files(source: Source, path: str) -> bool:
 
 
 def is_dataset(source: Source) -> bool:
-    """Whether it is a folder by `save_to_disk`, or Parquet with a column of audio, a file or below a folder."""
+    """Whether it is a folder by `save_to_disk`, or Parquet with a column of audio, a file
+    or below a folder."""
     if not source.is_folder:
         return source.is_parquet and bool(parquet_table(source.stream).audio)
     if _is_saved(source):
@@ -120,13 +141,19 @@ def is_dataset(source: Source) -> bool:
 
 
 def read_dataset(source: Source) -> Iterator[Batch]:
-    """The rows of all tables of a dataset, with every column without bytes. Raises ManifestError if there are none, or
-    one has no column of audio, is damaged, or is not called `.parquet`."""
+    """The rows of all tables of a dataset, with every column without bytes. Raises
+    ManifestError if there are none, or one has no column of audio, is damaged, or is not
+    called `.parquet`."""
     source.renamed = partial(names_of_whole_files, _PLACE)
     if not source.is_folder:
-        if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
-            raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
-        yield from parquet_batches(_with_places(parquet_table(source.stream), source.path.name, source), source)
+        # its audio is read from it later, by a path that says what it is
+        if source.path.suffix != ".parquet":
+            raise ManifestError(
+                "is Parquet with audio inside: name it with .parquet at its end, as a file"
+            )
+        yield from parquet_batches(
+            _with_places(parquet_table(source.stream), source.path.name, source), source
+        )
         return
     files = _saved(source) if _is_saved(source) else _parquet_below(source)
     if not files:
@@ -143,17 +170,26 @@ def _is_saved(folder: Source) -> bool:
 
 
 def _with_places(table: Table, file: str, source: Source) -> Table:
-    """A table with the places of its audio, in `file`, relative to the manifest's folder, as a column."""
+    """A table with the places of its audio, in `file`, relative to the manifest's folder,
+    as a column."""
     if not table.audio:
         raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
     audio, *others = table.audio
     if others:
-        source.note(f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}")
+        source.note(
+            f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}"
+        )
     outside = table.paths_outside(audio)
 
     def batches(columns: Collection[str]) -> Iterator[Batch]:
         for rows, cells in table.batches([name for name in columns if name != _PLACE]):
-            yield rows, {_PLACE: [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows], **cells}
+            yield (
+                rows,
+                {
+                    _PLACE: [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows],
+                    **cells,
+                },
+            )
 
     return Table([_PLACE, *table.names], batches)
 
@@ -166,26 +202,46 @@ def _parquet_below(source: Source) -> list[str]:
 
 
 def _here_or_below(source: Source, is_meant: Callable[[str], bool]) -> list[str]:
-    """The files in a folder that are meant by their names; if there are none, those in its folders."""
+    """The files in a folder that are meant by their names; if there are none, those in
+    its folders."""
     here = sorted(filter(is_meant, source.names))
-    below = ((folder, name) for folder in source.folders for name in sorted(os.listdir(source.path / folder)))
+    below = (
+        (folder, name)
+        for folder in source.folders
+        for name in sorted(os.listdir(source.path / folder))
+    )
     return here or [f"{folder}/{name}" for folder, name in below if is_meant(name)]
 
 
 def _saved(source: Source) -> list[str]:
-    """The Arrow files of a folder that `save_to_disk` has written: of each split, in order."""
+    """The Arrow files of a folder that `save_to_disk` has written: of each split, in
+    order."""
     has_splits = "dataset_dict.json" in source.names
-    splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")] if has_splits else [""]
-    return [f"{split}{name}" for split in splits for name in _listed(source, f"{split}state.json", "_data_files")]
+    splits = (
+        [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
+        if has_splits
+        else [""]
+    )
+    return [
+        f"{split}{name}"
+        for split in splits
+        for name in _listed(source, f"{split}state.json", "_data_files")
+    ]
 
 
 def _listed(source: Source, file: str, key: str) -> list[str]:
     """The names in the list that a small JSON file has under a key."""
     with opened(source.path / file) as stream:
         data = stream.read(_STATE_BYTES)
-    with suppress(ValueError, KeyError, TypeError, RecursionError):  # it is not as written: as if no name were good
-        names = [item["filename"] if isinstance(item, dict) else item for item in json.loads(data)[key]]
-        if all(isinstance(name, str) and os.path.basename(name) == name and name.isprintable() for name in names):
+    # it is not as written: as if no name were good
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        names = [
+            item["filename"] if isinstance(item, dict) else item for item in json.loads(data)[key]
+        ]
+        if all(
+            isinstance(name, str) and os.path.basename(name) == name and name.isprintable()
+            for name in names
+        ):
             return names
     raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")
 

@@ -1,4 +1,5 @@
-"""Data directories of Kaldi, ESPnet and CosyVoice: `wav.scp`, `segments`, `text`, `utt2spk` and the like."""
+"""Data directories of Kaldi, ESPnet and CosyVoice: `wav.scp`, `segments`, `text`,
+`utt2spk` and the like."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from featcache.manifest.utterances import refused_command
 from featcache.strings import GrowingStrings
 
 _FILES = ("text", "utt2spk", "utt2lang", "utt2gender", "utt2category", "instruct")
-_COLUMNS = dict(zip(_FILES, ("text", "speaker", "language", "gender", "category", "instruct"), strict=True))
+_COLUMNS = dict(
+    zip(_FILES, ("text", "speaker", "language", "gender", "category", "instruct"), strict=True)
+)
 """The files with a value for each utterance, and the columns that they become."""
 
 
@@ -37,7 +40,9 @@ def is_data_folder(source: Source) -> bool:
         return "wav.scp" in source.names
     _, _, path = source.first_fields.strip().partition(" ")
     are_pairs = all(" " in line.strip() for line in source.first_lines)
-    is_list = names_audio(path) and are_pairs and not re.search(r"[,;|\t]", source.first_fields[:-1])
+    is_list = (
+        names_audio(path) and are_pairs and not re.search(r"[,;|\t]", source.first_fields[:-1])
+    )
     return is_list or source.suffix == ".scp"
 
 
@@ -46,13 +51,23 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
     if not source.is_folder:
         yield from _recordings(source, source.stream, 0)
         return
-    lookups = {_COLUMNS[name]: _lookup(source, name) for name in _COLUMNS if source.carry and name in source.names}
+    lookups = {
+        _COLUMNS[name]: _lookup(source, name)
+        for name in _COLUMNS
+        if source.carry and name in source.names
+    }
     with opened(source.path / "wav.scp") as stream:
         found = _recordings(source, stream, source.faults.file("wav.scp"))
         if "segments" in source.names:
             found = _segments(source, _by_id(found, source.faults))
         for places, cells in found:
-            yield places, {**cells, **{column: values_of(cells["id"]) for column, values_of in lookups.items()}}
+            yield (
+                places,
+                {
+                    **cells,
+                    **{column: values_of(cells["id"]) for column, values_of in lookups.items()},
+                },
+            )
 
 
 def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
@@ -95,11 +110,16 @@ def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
                 yield places, plain
                 continue
             names = ("id", "path", "start", "duration", "channel")
-            yield from batched(zip(places, lines, strict=True), names, partial(_segment, recordings), faults)
+            yield from batched(
+                zip(places, lines, strict=True), names, partial(_segment, recordings), faults
+            )
 
 
-def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> dict[str, Sequence[Any]] | None:
-    """The cells of lines of `segments`, at once: as `_segment` gives them; None if one needs a look by itself."""
+def _plain_segments(
+    lines: Sequence[list[str]], recordings: dict[str, str]
+) -> dict[str, Sequence[Any]] | None:
+    """The cells of lines of `segments`, at once: as `_segment` gives them; None if one
+    needs a look by itself."""
     if set(map(len, lines)) != {4}:
         return None
     ids, names, *texts = zip(*lines, strict=True)
@@ -111,13 +131,23 @@ def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> d
     seconds = np.subtract(end, start)
     if not (seconds.min() > 0 and seconds.max() < math.inf):
         return None
-    return {"id": ids, "path": paths, "start": start, "duration": [round(value, 9) for value in seconds.tolist()]}
+    return {
+        "id": ids,
+        "path": paths,
+        "start": start,
+        "duration": [round(value, 9) for value in seconds.tolist()],
+    }
 
 
-def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, float, float | None, str | None]:
-    """The cells of a line of `segments`, or a ValueError. A segment without an end goes on to its recording's."""
+def _segment(
+    recordings: dict[str, str], fields: list[str]
+) -> tuple[str, str, float, float | None, str | None]:
+    """The cells of a line of `segments`, or a ValueError. A segment without an end goes
+    on to its recording's."""
     if not 4 <= len(fields) <= 5:
-        raise ValueError(f"{len(fields)} fields, but utterance, recording, start and end are expected")
+        raise ValueError(
+            f"{len(fields)} fields, but utterance, recording, start and end are expected"
+        )
     id_, name, start_text, end_text, *rest = fields
     if name not in recordings:
         raise ValueError(f"recording {name!r} is not in wav.scp")
@@ -126,13 +156,17 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, f
     if end == -1:
         return id_, recordings[name], start, None, channel
     if not -math.inf < start < end < math.inf:
-        raise ValueError(f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording")
-    return id_, recordings[name], start, round(end - start, 9), channel  # without the rounding of binary fractions
+        raise ValueError(
+            f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording"
+        )
+    # without the rounding of binary fractions
+    return id_, recordings[name], start, round(end - start, 9), channel
 
 
 def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
-    """Finds utterances' values in a file of ids and values, read on only until they are found: files are in one order.
-    Of an id that is twice in it, the first value counts."""
+    """Finds utterances' values in a file of ids and values, read on only until they are
+    found: files are in one order. Of an id that is twice in it, the first value
+    counts."""
     ahead: dict[str, str] = {}
     base = source.faults.file(name)
 
@@ -154,18 +188,26 @@ def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
     return values_of
 
 
-def _fields(stream: BinaryIO, faults: Faults, base: int, most: int = -1) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """The fields, between white space of ASCII alone, of lines that are not blank, and their places, some at a time."""
+def _fields(
+    stream: BinaryIO, faults: Faults, base: int, most: int = -1
+) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """The fields, between white space of ASCII alone, of lines that are not blank, and
+    their places, some at a time."""
     first = base + 1
     for text in texts_of(stream, faults, base):
         # If so, all white space in it are line ends and spaces between fields.
-        is_plain = text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"
+        is_plain = (
+            text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"
+        )
         lines = text.split("\n")
         for begin in range(0, len(lines), ROWS_PER_BATCH):
             batch = lines[begin : begin + ROWS_PER_BATCH]
             if is_plain:
                 rows = [line.split(None, most) for line in batch]
             else:
-                rows = [[field.decode() for field in line.encode().strip().split(None, most)] for line in batch]
+                rows = [
+                    [field.decode() for field in line.encode().strip().split(None, most)]
+                    for line in batch
+                ]
             yield [*compress(count(first + begin), rows)], [*filter(None, rows)]
         first += len(lines) - 1

@@ -1,8 +1,9 @@
 """Lhotse's recordings, supervisions and cuts, as JSON lines; and Lhotse Shar.
 
-Shar is a folder of cuts, `cuts.000000.jsonl.gz`, each beside a tar with their audio, `recording.000000.tar`: of each
-cut in a member called by its id, with a suffix that is the same for all, and a JSON file that says nothing else than
-the cut. See https://github.com/lhotse-speech/lhotse/tree/master/lhotse/shar."""
+Shar is a folder of cuts, `cuts.000000.jsonl.gz`, each beside a tar with their audio,
+`recording.000000.tar`: of each cut in a member called by its id, with a suffix that is
+the same for all, and a JSON file that says nothing else than the cut. See
+https://github.com/lhotse-speech/lhotse/tree/master/lhotse/shar."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from featcache.manifest.formats.source import Batch, Source, batched, opened
 from featcache.manifest.formats.tables import json_rows
 from featcache.manifest.utterances import meaning_of
 
-SAID = ("text", "speaker", "language", "gender")  # what supervisions have fields for; other columns are their `custom`
+# what supervisions have fields for; other columns are their `custom`
+SAID = ("text", "speaker", "language", "gender")
 
 _CUTS_OF_SHAR = re.compile(r"cuts\.\d+\.jsonl(?:\.gz)?")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
@@ -29,16 +31,22 @@ _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 
-_COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")  # the cells of a row
+# the cells of a row
+_COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")
 
-_INSTEAD = {"Speed": "augment.speed in the config makes copies", "Resample": "audio is resampled to the config's rate"}
+_INSTEAD = {
+    "Speed": "augment.speed in the config makes copies",
+    "Resample": "audio is resampled to the config's rate",
+}
 """What there is in place of a transform."""
 
 Audio = tuple[Any, tuple[int, ...]]
-"""A recording's path, None if Shar's, and its channels' numbers: tuples, which the garbage collector can forget."""
+"""A recording's path, None if Shar's, and its channels' numbers: tuples, which the
+garbage collector can forget."""
 
 
-# Lhotse's objects; what they have besides is skipped. Values of type Any become cells, which are checked as others are.
+# Lhotse's objects; what they have besides is skipped. Values of type Any become cells,
+# which are checked as others are.
 
 
 class _AudioSource(msgspec.Struct, gc=False):
@@ -84,12 +92,15 @@ class _Cut(msgspec.Struct, gc=False):
 
 
 def kind_of(found: dict[str, Any]) -> str | None:
-    """Whether an object is a recording, a supervision or a cut of Lhotse's; None if it is none of them."""
+    """Whether an object is a recording, a supervision or a cut of Lhotse's; None if it is
+    none of them."""
     if found.get("type") in _CUTS or {"recording", "start", "duration"} <= found.keys():
         return "cut"
     if {"sources", "sampling_rate"} <= found.keys():
         return "recording"
-    if {"recording_id", "start", "duration"} <= found.keys() and not any(meaning_of(key) == "path" for key in found):
+    if {"recording_id", "start", "duration"} <= found.keys() and not any(
+        meaning_of(key) == "path" for key in found
+    ):
         return "supervision"
     return None
 
@@ -100,20 +111,29 @@ def is_shar(source: Source) -> bool:
 
 
 def is_lhotse(source: Source) -> bool:
-    """Whether a source is a folder of Lhotse Shar, or a file of recordings, supervisions or cuts."""
+    """Whether a source is a folder of Lhotse Shar, or a file of recordings, supervisions
+    or cuts."""
     return is_shar(source) or kind_of(source.first_object) is not None
 
 
 def read_lhotse(source: Source) -> Iterator[Batch]:
-    """Recordings, supervisions (a ManifestError if their recordings are not beside them), or cuts, also a folder's."""
+    """Recordings, supervisions (a ManifestError if their recordings are not beside them),
+    or cuts, also a folder's."""
     for places, cells in _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source):
-        there = {name: values for name, values in cells.items() if name == "id" or values.count(None) < len(values)}
+        there = {
+            name: values
+            for name, values in cells.items()
+            if name == "id" or values.count(None) < len(values)
+        }
         yield places, {"path": cells["path"], **there}
 
 
 def _rows_of_file(source: Source) -> Iterator[Batch]:
     stream, kind = source.stream, kind_of(source.first_object)
-    reader: tuple[type, Callable[[Any], Sequence[Any]]] = _Cut, partial(_of_cut, _SharTar(source, source.path.name))
+    reader: tuple[type, Callable[[Any], Sequence[Any]]] = (
+        _Cut,
+        partial(_of_cut, _SharTar(source, source.path.name)),
+    )
     if kind == "recording":
         reader = _Recording, _of_recording
     elif kind == "supervision":
@@ -126,11 +146,16 @@ def _rows_of_file(source: Source) -> Iterator[Batch]:
 
 def _cuts_of_folder(source: Source) -> Iterator[Batch]:
     if others := {name.partition(".")[0] for name in source.names} - {"cuts", "recording"}:
-        source.notes.append(f"of Lhotse Shar, cuts and recording are read, and nothing else: {listing(sorted(others))}")
+        source.notes.append(
+            "of Lhotse Shar, cuts and recording are read, and nothing else: "
+            f"{listing(sorted(others))}"
+        )
     for name in sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names)):
         base, cells_of = source.faults.file(name), partial(_of_cut, _SharTar(source, name))
         with opened(source.path / name) as stream:
-            yield from batched(json_rows(stream, source.faults, base, _Cut), _COLUMNS, cells_of, source.faults)
+            yield from batched(
+                json_rows(stream, source.faults, base, _Cut), _COLUMNS, cells_of, source.faults
+            )
 
 
 class _SharTar:
@@ -138,34 +163,54 @@ class _SharTar:
 
     def __init__(self, source: Source, cuts: str) -> None:
         self._source = source
-        self._name = f"{cuts.removesuffix('.gz').removesuffix('.jsonl').replace('cuts', 'recording', 1)}.tar"
+        self._name = (
+            f"{cuts.removesuffix('.gz').removesuffix('.jsonl').replace('cuts', 'recording', 1)}.tar"
+        )
 
     def path_of(self, cut: str) -> str:
         return f"{self._name}/{cut}{self._suffix}"
 
     @cached_property
     def _suffix(self) -> str:
-        """How the names of audio end in it; the suffix of the first, for looking at all takes as long as a tar does."""
+        """How the names of audio end in it; the suffix of the first, for looking at all
+        takes as long as a tar does."""
         try:
-            with opened(self._source.folder / self._name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            with (
+                opened(self._source.folder / self._name) as file,
+                tarfile.open(fileobj=file, mode="r:") as tar,
+            ):
                 suffixes = (os.path.splitext(member.name)[1] for member in tar)
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
         except (OSError, tarfile.TarError, StopIteration):
-            # It may be elsewhere, below --root, and whatever else is wrong with it is said when it is read.
-            self._source.note("not each tar can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it")
+            # It may be elsewhere, below --root, and whatever else is wrong with it is
+            # said when it is read.
+            self._source.note(
+                "not each tar can be read beside its cuts: it is taken to hold FLAC, as "
+                "Lhotse writes it"
+            )
             return ".flac"
 
 
 def _audio_beside(source: Source) -> dict[str, Audio]:
-    """The recordings' audio beside supervisions, in a file of a like name, by id; a ManifestError if there is none."""
+    """The recordings' audio beside supervisions, in a file of a like name, by id; a
+    ManifestError if there is none."""
     beside = source.path.with_name(source.path.name.replace("supervisions", "recordings"))
     if beside == source.path or not beside.is_file():
         there = "" if beside == source.path else f", and there is no {beside.name} beside them"
-        raise ManifestError(f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and recordings")
+        raise ManifestError(
+            f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and "
+            "recordings"
+        )
     with opened(beside) as stream:
         objects = json_rows(stream, source.faults, source.faults.file(beside.name), _Recording)
-        batches = batched(objects, ("id", "audio"), lambda one: (str(one.id), _audio(one)), source.faults)
-        return {id_: audio for _, cells in batches for id_, audio in zip(cells["id"], cells["audio"], strict=True)}
+        batches = batched(
+            objects, ("id", "audio"), lambda one: (str(one.id), _audio(one)), source.faults
+        )
+        return {
+            id_: audio
+            for _, cells in batches
+            for id_, audio in zip(cells["id"], cells["audio"], strict=True)
+        }
 
 
 def _of_recording(recording: _Recording) -> tuple[Any, ...]:
@@ -177,7 +222,15 @@ def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[An
     if (audio := recordings.get(str(one.recording_id))) is None:
         raise ValueError(f"recording {one.recording_id!r} is not among the recordings")
     path, channels = audio
-    return one.id, path, one.start, one.duration, _channel(one.channel, channels), *_said_by(one), one.custom or None
+    return (
+        one.id,
+        path,
+        one.start,
+        one.duration,
+        _channel(one.channel, channels),
+        *_said_by(one),
+        one.custom or None,
+    )
 
 
 def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
@@ -188,7 +241,15 @@ def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
     path, channels = _audio(cut.recording, is_shar=True)
     path = tar.path_of(cut.id) if path is None else path
     said = _all_said(cut.supervisions or ())
-    return cut.id, path, cut.start, cut.duration, _channel(cut.channel, channels), *said, cut.custom or None
+    return (
+        cut.id,
+        path,
+        cut.start,
+        cut.duration,
+        _channel(cut.channel, channels),
+        *said,
+        cut.custom or None,
+    )
 
 
 _said_by: Callable[[_Said], tuple[Any, ...]] = attrgetter(*SAID)
@@ -196,7 +257,8 @@ _said_by: Callable[[_Said], tuple[Any, ...]] = attrgetter(*SAID)
 
 
 def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
-    """The columns of what supervisions say: of several, the texts one after the other, and each speaker once."""
+    """The columns of what supervisions say: of several, the texts one after the other,
+    and each speaker once."""
     if len(supervisions) == 1:
         return _said_by(supervisions[0])
     said = []
@@ -207,12 +269,15 @@ def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
 
 
 def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
-    """The number of a part's channel among those of its file; None if they are all there are."""
+    """The number of a part's channel among those of its file; None if they are all there
+    are."""
     if (wanted,) == channels or wanted == [*channels]:
         return None
     if isinstance(wanted, list):
         if len(wanted) != 1:
-            raise ValueError(f"channels {wanted} of {[*channels]}: an utterance has one channel, or all")
+            raise ValueError(
+                f"channels {wanted} of {[*channels]}: an utterance has one channel, or all"
+            )
         (wanted,) = wanted
     if wanted not in channels:
         raise ValueError(f"channel {wanted!r} is not among the recording's: {[*channels]}")
@@ -222,17 +287,29 @@ def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
 def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
     """The audio of a recording; only that of a cut may be Shar's."""
     if transforms := recording.transforms:
-        names = dict.fromkeys(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
+        names = dict.fromkeys(
+            str(one.get("name") if isinstance(one, dict) else one) for one in transforms
+        )
         instead = "; ".join(_INSTEAD[name] for name in names if name in _INSTEAD)
-        way_out = f"give the cuts without: {instead}" if names.keys() <= _INSTEAD.keys() else "save its audio first"
-        raise ValueError(f"the recording has transforms, which are not applied: {listing(names)}: {way_out}")
+        way_out = (
+            f"give the cuts without: {instead}"
+            if names.keys() <= _INSTEAD.keys()
+            else "save its audio first"
+        )
+        raise ValueError(
+            f"the recording has transforms, which are not applied: {listing(names)}: {way_out}"
+        )
     if (count := len(recording.sources)) != 1:
-        raise ValueError(f"the recording has {count} sources, and one is read: make a recording of each")
+        raise ValueError(
+            f"the recording has {count} sources, and one is read: make a recording of each"
+        )
     (one,) = recording.sources
     if one.type == "command":
         return f"{one.source} |", one.channels
     if one.type == "shar" and is_shar:
         return None, one.channels
     if one.type not in ("file", "url"):
-        raise ValueError(f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'")
+        raise ValueError(
+            f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'"
+        )
     return one.source, one.channels

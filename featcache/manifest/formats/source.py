@@ -1,4 +1,5 @@
-"""What a manifest is read from: a file, a folder or standard input, opened once; its beginning; and its faults."""
+"""What a manifest is read from: a file, a folder or standard input, opened once; its
+beginning; and its faults."""
 
 from __future__ import annotations
 
@@ -27,33 +28,43 @@ import numpy as np
 from featcache.errors import ManifestError, counted
 from featcache.strings import Strings
 
-_KINDS = "wav flac mp3 ogg oga opus sph aif aiff au caf w64 m4a aac amr webm wma mp4 ac3 eac3 avi ts"
+_KINDS = (
+    "wav flac mp3 ogg oga opus sph aif aiff au caf w64 m4a aac amr webm wma mp4 ac3 eac3 avi ts"
+)
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
 """How the names of audio files end: a folder's files with these are its utterances."""
 
 ROWS_PER_BATCH = 256
-"""So few that they stay in the caches of a core: rows of JSON take a quarter less time than with 1,024."""
+"""So few that they stay in the caches of a core: rows of JSON take a quarter less time
+than with 1,024."""
 
 HEAD_BYTES = 1 << 20  # the most bytes of a file by which its format is recognised
 _HEAD_LINES = 200  # the most lines
 
 _AUDIO = "is an audio file, not a manifest: give its folder, or a list of paths"
 _NO_MANIFESTS = {
-    rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > list.txt`), for --root FILE.tar",
-    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]": _AUDIO,
+    rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > "
+    "list.txt`), for --root FILE.tar",
+    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n": _AUDIO,
+    rb"caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]": _AUDIO,
     rb"\0...ftyp|\x1a\x45\xdf\xa3": _AUDIO,
-    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": "is compressed; only gzip, once, is read: unpack it",
-    rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk of datasets wrote, or Parquet",
+    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": "is compressed; only "
+    "gzip, once, is read: unpack it",
+    rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk "
+    "of datasets wrote, or Parquet",
 }
 """What begins like this is plainly no table or list."""
 
 _FAULTS_SHOWN = 20
-_ALIKE_SHOWN = 3  # of more faults that are the same but for their place, the first is shown, with their number
+# of more faults that are the same but for their place, the first is shown, with their
+# number
+_ALIKE_SHOWN = 3
 _LINE_BYTES = 4 << 20
 _COPY_IN_MEMORY = 16 << 20  # the most bytes of a copy that needs no disk
 _BLOCK_BYTES = 256 << 10
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_FILE_SHIFT = 40  # the bits of a place that tell the line: more than there are lines in a file
+# the bits of a place that tell the line: more than there are lines in a file
+_FILE_SHIFT = 40
 
 Cells = dict[str, Sequence[Any]]
 """The cells of some rows, by column."""
@@ -66,19 +77,23 @@ Rows = Iterator[tuple[int, Any]]
 
 
 class Faults:
-    """Counts the faults of a manifest, and keeps those that are shown: the first by place, like ones together.
+    """Counts the faults of a manifest, and keeps those that are shown: the first by
+    place, like ones together.
 
-    A place is a line of a file, as one number: the line's, and what `file` gave for the file. Line 0 is all of it."""
+    A place is a line of a file, as one number: the line's, and what `file` gave for the
+    file. Line 0 is all of it."""
 
     def __init__(self, source: str) -> None:
         self.count = 0
         self._source = source
-        self._first: dict[str, tuple[int, list[int]]] = {}  # what is wrong -> how often, and the first places
+        # what is wrong -> how often, and the first places
+        self._first: dict[str, tuple[int, list[int]]] = {}
         self._files = [("", "line")]
 
     def file(self, name: str, unit: str = "line") -> int:
-        """Begin one of several files that a manifest is in, or the only one, without a name, if other units than lines
-        are counted in it; gives the place of its line 0."""
+        """Begin one of several files that a manifest is in, or the only one, without a
+        name, if other units than lines are counted in it; gives the place of its line
+        0."""
         self._files.append((name, unit))
         return (len(self._files) - 1) << _FILE_SHIFT
 
@@ -92,10 +107,15 @@ class Faults:
             del self._first[max(self._first, key=lambda what: self._first[what][1][0])]
 
     def parsed(
-        self, places: Iterable[int], what: str, parse: Callable[..., Any], *cells: Sequence[Any], default: Any = None
+        self,
+        places: Iterable[int],
+        what: str,
+        parse: Callable[..., Any],
+        *cells: Sequence[Any],
+        default: Any = None,
     ) -> list[Any]:
-        """What a function makes of the cells at each place. A ValueError of it is a fault, whose message `what` begins,
-        and leaves the default."""
+        """What a function makes of the cells at each place. A ValueError of it is a
+        fault, whose message `what` begins, and leaves the default."""
         with suppress(ValueError):  # all at once, which takes half the time
             return [*map(parse, *cells)]
         values = []
@@ -125,13 +145,15 @@ class Faults:
         return ", ".join([*([name] if name else []), *([f"{unit} {line}"] if line else [])])
 
     def raise_first(self, why: str) -> None:
-        """Raise a ManifestError of one line if there are several faults: all have one reason, and one is an example."""
+        """Raise a ManifestError of one line if there are several faults: all have one
+        reason, and one is an example."""
         if self.count > 1:
             ((_, _, first), *_) = self._shown()
             raise ManifestError(f"{why}: {first}")
 
     def _shown(self) -> list[tuple[int, int, str]]:
-        """The first place of each line of a message, how many faults it stands for, and what it says."""
+        """The first place of each line of a message, how many faults it stands for, and
+        what it says."""
         shown = []
         for what, (times, places) in self._first.items():
             lines = [(place, 1, "") for place in places]
@@ -143,11 +165,15 @@ class Faults:
         return sorted(shown, key=itemgetter(0))[:_FAULTS_SHOWN]
 
     def raise_if_any(self) -> None:
-        """Raise a ManifestError that says how many faults there are, and lists the first by place."""
+        """Raise a ManifestError that says how many faults there are, and lists the first
+        by place."""
         if not self.count:
             return
         shown = self._shown()
-        message = [f"{self._source}: {counted(self.count, 'error')}", *(f"  {line}" for _, _, line in shown)]
+        message = [
+            f"{self._source}: {counted(self.count, 'error')}",
+            *(f"  {line}" for _, _, line in shown),
+        ]
         if left := self.count - sum(stands_for for _, stands_for, _ in shown):
             message.append(f"  … and {left:,} more")
         raise ManifestError("\n".join(message))
@@ -155,8 +181,9 @@ class Faults:
 
 @dataclass(eq=False)
 class Source:
-    """A manifest that is being read: from a file, a folder or standard input, as `open_source` has opened it; or from
-    memory, where it has neither a file nor a path."""
+    """A manifest that is being read: from a file, a folder or standard input, as
+    `open_source` has opened it; or from memory, where it has neither a file nor a
+    path."""
 
     name: str
     """The manifest, for messages."""
@@ -165,27 +192,33 @@ class Source:
     audio: bool = True
     """Whether paths are required."""
     carry: bool = True
-    """Whether columns that an `Utterance` does not have are wanted; they may be there even if not."""
+    """Whether columns that an `Utterance` does not have are wanted; they may be there
+    even if not."""
     allow_commands: bool = False
     """Whether a path may be a command whose output is the audio."""
     allow_queries: bool = False
     """Whether URLs may have a query or a fragment, which then are stored."""
     given_root: str | Path | None = None
-    """What relative paths are relative to if the user says so: a folder, a container or a URL."""
+    """What relative paths are relative to if the user says so: a folder, a container or a
+    URL."""
     values: Mapping[str, str] = field(default_factory=dict)
     """What stands for placeholders in paths, by name."""
     root: str | Path | None = field(default=None, init=False)
-    """What relative paths are relative to if the manifest says so; set by the format's reader."""
+    """What relative paths are relative to if the manifest says so; set by the format's
+    reader."""
     notes: list[str] = field(default_factory=list, init=False)
-    """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
+    """What the user is to be told about what was read, in the order it was found; added
+    to by the format's reader."""
     placeholders: set[str] = field(default_factory=set, init=False)
     """The names of the placeholders that were found; added to by the format's reader."""
     renamed: Callable[[Sequence[str]], Sequence[str]] = field(default=list, init=False)
-    """Gives the names that columns are to have, for those that they have; set by the format's reader."""
+    """Gives the names that columns are to have, for those that they have; set by the
+    format's reader."""
     has_ids: bool = field(default=True, init=False)
     """Whether rows have ids of their own, or their paths stand for them."""
     file: BinaryIO | None = field(default=None, init=False)
-    """The file's bytes, from its beginning, unpacked if gzip has compressed it; None if it is a folder."""
+    """The file's bytes, from its beginning, unpacked if gzip has compressed it; None if
+    it is a folder."""
     head: bytes = field(default=b"", init=False)
     """The beginning of the file, by which its format is recognised."""
 
@@ -207,7 +240,8 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """The folder that relative paths are relative to: the manifest's, or the manifest itself if it is one."""
+        """The folder that relative paths are relative to: the manifest's, or the manifest
+        itself if it is one."""
         return self.path if self.is_folder else self.path.parent
 
     @property
@@ -224,7 +258,8 @@ class Source:
 
     @cached_property
     def names(self) -> Mapping[str, bool]:
-        """The names in the folder, without hidden files, and whether each is a folder; none if it is a file."""
+        """The names in the folder, without hidden files, and whether each is a folder;
+        none if it is a file."""
         if not self.is_folder:
             return {}
         with os.scandir(self.path) as entries:
@@ -237,33 +272,53 @@ class Source:
 
     @property
     def no_manifest(self) -> str | None:
-        """What the file is if it is plainly no table or list, as the end of a message with what to do."""
+        """What the file is if it is plainly no table or list, as the end of a message
+        with what to do."""
         head = self.head
         if self.is_folder or self.is_parquet or head.startswith(_UTF_16):
             return None
-        found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
+        found = next(
+            (
+                what
+                for beginning, what in _NO_MANIFESTS.items()
+                if re.match(beginning, head, re.DOTALL)
+            ),
+            None,
+        )
         is_binary = any(b"\0" in line for line in head.split(b"\n", 2)[:2])
-        other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if is_binary else None
+        other = (
+            "is neither text nor Parquet: give a table, a list, or a folder of audio"
+            if is_binary
+            else None
+        )
         return found or other
 
     @cached_property
     def first_lines(self) -> list[str]:
-        """The first 200 lines that are not blank, of at most 1 MiB, without their ends; none if it is not UTF-8."""
+        """The first 200 lines that are not blank, of at most 1 MiB, without their ends;
+        none if it is not UTF-8."""
         if self.is_parquet or self.head.startswith(_UTF_16):
             return []
         text = self.head.decode("utf-8-sig", errors="replace")
-        return [*islice((line.rstrip("\r") for line in text.split("\n") if line.strip()), _HEAD_LINES)]
+        return [
+            *islice((line.rstrip("\r") for line in text.split("\n") if line.strip()), _HEAD_LINES)
+        ]
 
     @property
     def first_fields(self) -> str:
         """The first line of what may be a list or a table of fields; empty if it is JSON."""
         first = self.first_lines[0] if self.first_lines else ""
-        return "" if self.suffix in (".json", ".jsonl") or first.lstrip().startswith(("{", "[")) else first
+        return (
+            ""
+            if self.suffix in (".json", ".jsonl") or first.lstrip().startswith(("{", "["))
+            else first
+        )
 
     @cached_property
     def first_object(self) -> dict[str, Any]:
         """The JSON object on the first line; empty if there is none."""
-        with suppress(IndexError, ValueError, RecursionError):  # there is no line, or no JSON on it
+        # there is no line, or no JSON on it
+        with suppress(IndexError, ValueError, RecursionError):
             if isinstance(found := json.loads(self.first_lines[0]), dict):
                 return found
         return {}
@@ -271,20 +326,27 @@ class Source:
 
 @contextmanager
 def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
-    """Open a file, a folder, or `-` for standard input; a file once, since it may be a pipe, of which a copy is read.
-    `options` are other fields of a `Source`."""
+    """Open a file, a folder, or `-` for standard input; a file once, since it may be a
+    pipe, of which a copy is read. `options` are other fields of a `Source`."""
     is_stdin, path = str(source) == "-", Path(source)
     if is_stdin and sys.stdin is None:
-        raise ManifestError("standard input is closed: give a manifest's path, or pipe a manifest in")
+        raise ManifestError(
+            "standard input is closed: give a manifest's path, or pipe a manifest in"
+        )
     reading = Source("<stdin>" if is_stdin else str(source), path=path, **options)
     with ExitStack() as stack:
         if is_stdin or not path.is_dir():
-            reading.file = file = sys.stdin.buffer if is_stdin else stack.enter_context(opened(path, True))
+            reading.file = file = (
+                sys.stdin.buffer if is_stdin else stack.enter_context(opened(path, True))
+            )
             reading.head = file.read(HEAD_BYTES)
-            if file.seekable() and (is_stdin or path.is_file()):  # of a pipe, gzip says that it is, too
+            # of a pipe, gzip says that it is, too
+            if file.seekable() and (is_stdin or path.is_file()):
                 file.seek(0)
             elif reading.no_manifest is None:  # which a device without an end is not
-                reading.file = copied = cast(BinaryIO, stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY)))
+                reading.file = copied = cast(
+                    BinaryIO, stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY))
+                )
                 copied.write(reading.head)
                 copyfileobj(file, copied)
                 copied.seek(0)
@@ -298,28 +360,36 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked if gzip has compressed it. A pipe, whose writer would be waited for, or a device is
-    a ManifestError: only what the user names may be one."""
+    """The bytes of a file, unpacked if gzip has compressed it. A pipe, whose writer would
+    be waited for, or a device is a ManifestError: only what the user names may be one."""
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if file.peek(2).startswith(b"\x1f\x8b") else file
+        yield (
+            cast(BinaryIO, gzip.GzipFile(fileobj=file))
+            if file.peek(2).startswith(b"\x1f\x8b")
+            else file
+        )
 
 
 def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
     """The lines of `texts_of`, one at a time."""
-    return chain.from_iterable(io.StringIO(text, newline="\n") for text in texts_of(stream, faults, base))
+    return chain.from_iterable(
+        io.StringIO(text, newline="\n") for text in texts_of(stream, faults, base)
+    )
 
 
 def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
-    """Some whole lines at a time as text; a faulty line as some other text, so that the rest is checked too. `base` is
-    the place of the file's line 0."""
+    """Some whole lines at a time as text; a faulty line as some other text, so that the
+    rest is checked too. `base` is the place of the file's line 0."""
     done = base
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline(_LINE_BYTES + 1)
         if done == base:
             if data.startswith(_UTF_16):
-                faults.add(base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
+                faults.add(
+                    base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it"
+                )
                 return
             data = data.removeprefix(codecs.BOM_UTF8)
         try:
@@ -332,7 +402,8 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
             continue
         for raw in io.BytesIO(data):
             done += 1
-            if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
+            # a device, or no table: the rest of it may have no end
+            if len(raw) > _LINE_BYTES:
                 faults.add(done, f"longer than {_LINE_BYTES:,} bytes")
                 return
             yield _line(raw, done, faults)
@@ -351,9 +422,11 @@ def _line(raw: bytes, place: int, faults: Faults) -> str:
     return line
 
 
-def batched(rows: Rows, names: Sequence[str], parse: Callable[[Any], Sequence[Any]], faults: Faults) -> Iterator[Batch]:
-    """Batches of these columns: the cells that a function makes of rows, each with its place; a ValueError of it is a
-    fault, and leaves the row out."""
+def batched(
+    rows: Rows, names: Sequence[str], parse: Callable[[Any], Sequence[Any]], faults: Faults
+) -> Iterator[Batch]:
+    """Batches of these columns: the cells that a function makes of rows, each with its
+    place; a ValueError of it is a fault, and leaves the row out."""
     while batch := list(islice(rows, ROWS_PER_BATCH)):
         places, given = zip(*batch, strict=True)
         cells = faults.parsed(places, "", parse, given)

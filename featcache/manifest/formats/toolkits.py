@@ -1,11 +1,14 @@
-"""NeMo's manifests, SpeechBrain's and fairseq's, lists with bars of recipes of TTS, and plain lists of paths.
+"""NeMo's manifests, SpeechBrain's and fairseq's, lists with bars of recipes of TTS, and
+plain lists of paths.
 
 NeMo's are JSON lines with `audio_filepath`, of files, or of members of tars. Its script
-`convert_to_tarred_audio_dataset.py` puts the audio of rows with `"shard_id": 3` into `audio_3.tar`, beside
-`tarred_audio_manifest.json` and above `sharded_manifests/manifest_3.json`. Of a file with several rows, there is one
-member, `a.wav`, and the rows name `a.wav`, `a-sub1.wav`, `a-sub2.wav` and so on.
+`convert_to_tarred_audio_dataset.py` puts the audio of rows with `"shard_id": 3` into
+`audio_3.tar`, beside `tarred_audio_manifest.json` and above
+`sharded_manifests/manifest_3.json`. Of a file with several rows, there is one member,
+`a.wav`, and the rows name `a.wav`, `a-sub1.wav`, `a-sub2.wav` and so on.
 
-SpeechBrain's are CSV with `$name` in its paths, and JSON that has an object for each id, with `{name}`."""
+SpeechBrain's are CSV with `$name` in its paths, and JSON that has an object for each id,
+with `{name}`."""
 
 from __future__ import annotations
 
@@ -21,15 +24,30 @@ from typing import Any, cast
 
 from featcache.errors import ManifestError, counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
-from featcache.manifest.formats.source import Batch, Cells, Rows, Source, batched, lines_of, names_audio
-from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows, split_rows, table_batches
+from featcache.manifest.formats.source import (
+    Batch,
+    Cells,
+    Rows,
+    Source,
+    batched,
+    lines_of,
+    names_audio,
+)
+from featcache.manifest.formats.tables import (
+    csv_rows,
+    json_batches,
+    json_rows,
+    split_rows,
+    table_batches,
+)
 from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
 
 
 def read_nemo(source: Source) -> Iterator[Batch]:
-    """JSON lines as NeMo has them: without the rows that are to be skipped, and with the tars of members."""
+    """JSON lines as NeMo has them: without the rows that are to be skipped, and with the
+    tars of members."""
     skipped = 0
 
     def kept() -> Rows:
@@ -54,7 +72,8 @@ def read_nemo(source: Source) -> Iterator[Batch]:
 
 
 def _is_tarred(source: Source, row: dict[str, Any]) -> bool:
-    """Whether the rows' audio is in tars, and not unpacked. Sets the root if the tars are above the manifest."""
+    """Whether the rows' audio is in tars, and not unpacked. Sets the root if the tars are
+    above the manifest."""
     root = source.given_root
     if is_audio_url(str(root)):
         return True
@@ -79,14 +98,17 @@ _MOST_BYTES = 2 << 30  # the largest JSON file that is read: all of it is in mem
 
 _BLOCK_BYTES = 1 << 20
 
-_MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in ("{", ":", ",", "")}
+_MARKS = {
+    mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in ("{", ":", ",", "")
+}
 _NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
 
 
 def is_speechbrain(source: Source) -> bool:
-    """Whether a file is CSV with the columns `ID` and `wav` (or `wav_path`), or JSON whose first value is an object."""
+    """Whether a file is CSV with the columns `ID` and `wav` (or `wav_path`), or JSON
+    whose first value is an object."""
     if source.suffix == ".jsonl" or not source.first_lines:
         return False
     if source.first_lines[0].lstrip().startswith("{"):
@@ -97,7 +119,8 @@ def is_speechbrain(source: Source) -> bool:
 
 
 def read_speechbrain(source: Source) -> Iterator[Batch]:
-    """The rows, with the values of `--set` for placeholders. Those of other columns stay if they have no value."""
+    """The rows, with the values of `--set` for placeholders. Those of other columns stay
+    if they have no value."""
     source.renamed = _renamed
     if source.first_lines and source.first_lines[0].lstrip().startswith("{"):
         pattern, batches = _BY_BRACES, json_batches(_entries(source), source)
@@ -110,8 +133,9 @@ def read_speechbrain(source: Source) -> Iterator[Batch]:
 
 
 def _renamed(names: Sequence[str]) -> list[str]:
-    """Columns as SpeechBrain's recipes use them: `wav` is read, from `start` to `stop` in samples, or for `duration`
-    seconds from `start` on. A duration without a start is the file's, by which batches are made."""
+    """Columns as SpeechBrain's recipes use them: `wav` is read, from `start` to `stop` in
+    samples, or for `duration` seconds from `start` on. A duration without a start is the
+    file's, by which batches are made."""
     own = {"ID": "id", "stop": "original_stop"}
     if "wav" in names:
         own |= {"wav": "path", "path": "original_path"}
@@ -121,7 +145,8 @@ def _renamed(names: Sequence[str]) -> list[str]:
 
 
 def _unpacked(cells: Cells) -> Cells:
-    """The cells with those paths unpacked that are objects, as `read_audio` takes them: `{"file": …, "start": …}`."""
+    """The cells with those paths unpacked that are objects, as `read_audio` takes them:
+    `{"file": …, "start": …}`."""
     paths = cells.get("path", ())
     if not any(type(path) is dict for path in paths):
         return cells
@@ -131,20 +156,26 @@ def _unpacked(cells: Cells) -> Cells:
 
 
 def _in_seconds(source: Source, places: Sequence[int], cells: Cells) -> Cells:
-    """The cells with start and duration in place of the samples from `start` to `stop`; a ManifestError if nothing says
-    how many of them are a second."""
+    """The cells with start and duration in place of the samples from `start` to `stop`; a
+    ManifestError if nothing says how many of them are a second."""
     if "original_stop" not in cells:
         return cells
     source.placeholders.add("sample_rate")
     if not (rate := source.values.get("sample_rate", "")).isdecimal() or int(rate) == 0:
-        raise ManifestError("start and stop are numbers of samples: say the files' rate, as --set sample_rate=16000")
+        raise ManifestError(
+            "start and stop are numbers of samples: say the files' rate, as --set sample_rate=16000"
+        )
     firsts, stops = cells.get("start", [None] * len(places)), cells["original_stop"]
-    parts = source.faults.parsed(places, "", partial(_part_in_seconds, int(rate)), firsts, stops, default=(None, None))
+    parts = source.faults.parsed(
+        places, "", partial(_part_in_seconds, int(rate)), firsts, stops, default=(None, None)
+    )
     start, duration = zip(*parts, strict=True)
     return {**cells, "start": start, "duration": duration}
 
 
-def _part_in_seconds(rate: int, first_cell: Any, stop_cell: Any) -> tuple[float | None, float | None]:
+def _part_in_seconds(
+    rate: int, first_cell: Any, stop_cell: Any
+) -> tuple[float | None, float | None]:
     """The start and the duration of a part, or a ValueError."""
     try:
         first, stop = map(float, (first_cell or 0, stop_cell or first_cell or 0))
@@ -154,10 +185,13 @@ def _part_in_seconds(rate: int, first_cell: Any, stop_cell: Any) -> tuple[float 
         what = "start and stop are no whole numbers of samples: give start and duration in seconds"
         raise ValueError(f"{what}: {shown(first_cell)}, {shown(stop_cell)}")
     start = None if first_cell is None or first_cell == "" else first / rate
-    return start, (stop - first) / rate if stop != first else None  # as `read_audio` has it: to the end
+    # as `read_audio` has it: to the end
+    return start, (stop - first) / rate if stop != first else None
 
 
-def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any) -> Sequence[Any]:
+def _filled(
+    source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any
+) -> Sequence[Any]:
     """A column's cells with values for placeholders."""
     mark = pattern.pattern.replace("\\", "")[0]
     marked = [row for row, cell in enumerate(cells) if type(cell) is str and mark in cell]
@@ -174,14 +208,18 @@ def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, ce
         filled[row] = cell = pattern.sub(value_of, cells[row])
         if name == "path" and mark in cell and (left := pattern.search(cell)):
             variable = left[left.lastindex or 1]
-            source.faults.add(places[row], f"path has {left[0]}, which has no value: give --set {variable}=FOLDER")
+            source.faults.add(
+                places[row], f"path has {left[0]}, which has no value: give --set {variable}=FOLDER"
+            )
     return filled
 
 
 def _entries(source: Source) -> Rows:
-    """The objects of one JSON object, each with its key as the id; one at a time is made of the text."""
+    """The objects of one JSON object, each with its key as the id; one at a time is made
+    of the text."""
     data = bytearray()
-    while len(data) <= _MOST_BYTES and (block := source.stream.read(_BLOCK_BYTES)):  # memory for so much is taken
+    # memory for so much is taken
+    while len(data) <= _MOST_BYTES and (block := source.stream.read(_BLOCK_BYTES)):
         data += block
     faults, line = source.faults, 1
     if len(data) > _MOST_BYTES:
@@ -222,7 +260,8 @@ def _entries(source: Source) -> Rows:
 
 
 def _after(text: str, at: int, mark: str) -> int:
-    """Where what follows a mark begins, or without one, white space; there may be white space around the mark."""
+    """Where what follows a mark begins, or without one, white space; there may be white
+    space around the mark."""
     if found := _MARKS[mark].match(text, at):
         return found.end()
     raise json.JSONDecodeError(f"Expecting {mark!r}", text, _after(text, at, ""))
@@ -248,7 +287,9 @@ def bars_reading(name: str, source: Source) -> str:
     """How the first line of a list is read in this format."""
     cells = source.first_fields.split("|")
     columns = _columns(name, len(cells)) or BARS[name][0]
-    return ", ".join(f"{column} {shown(cell)}" for column, cell in zip(columns, cells, strict=False))
+    return ", ".join(
+        f"{column} {shown(cell)}" for column, cell in zip(columns, cells, strict=False)
+    )
 
 
 def _columns(name: str, width: int) -> tuple[str, ...] | None:
@@ -257,7 +298,8 @@ def _columns(name: str, width: int) -> tuple[str, ...] | None:
 
 
 def _fitting(source: Source) -> list[str]:
-    """The formats that a list with bars may have: several, if their columns look alike and its lines do not tell."""
+    """The formats that a list with bars may have: several, if their columns look alike
+    and its lines do not tell."""
     cells = source.first_fields.split("|")
     if len(cells) == 1:
         return []
@@ -267,7 +309,9 @@ def _fitting(source: Source) -> list[str]:
     if not has_paths and re.search(r"[\s,;]", cells[0].strip()):
         return []
     first = "path" if has_paths else "id"
-    alike = [name for name in BARS if (columns := _columns(name, len(cells))) and columns[0] == first]
+    alike = [
+        name for name in BARS if (columns := _columns(name, len(cells))) and columns[0] == first
+    ]
     if len(alike) < 2:
         return alike
     lines = [line.split("|") for line in source.first_lines]
@@ -277,7 +321,8 @@ def _fitting(source: Source) -> list[str]:
 
 
 def _with_speakers(second: Sequence[str], third: Sequence[str]) -> str | None:
-    """Whether lists of paths have speakers before texts or behind: speakers' names have fewer words, and come again."""
+    """Whether lists of paths have speakers before texts or behind: speakers' names have
+    fewer words, and come again."""
     words = [sum(len(cell.split()) for cell in cells) for cells in (second, third)]
     values = [len(set(cells)) for cells in (second, third)]
     if words[0] < words[1] and values[0] <= values[1]:
@@ -286,8 +331,8 @@ def _with_speakers(second: Sequence[str], third: Sequence[str]) -> str | None:
 
 
 def _with_ids(second: Sequence[str], third: Sequence[str]) -> str | None:
-    """Whether lists of ids have texts twice, the second time normalised, which leaves words as they are; or speakers,
-    who say different things."""
+    """Whether lists of ids have texts twice, the second time normalised, which leaves
+    words as they are; or speakers, who say different things."""
     pairs = [*zip(second, third, strict=True)]
     alike = sum(bool(_words(before) & _words(after)) for before, after in pairs)
     if alike * 2 >= len(pairs):
@@ -304,7 +349,8 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def read_bars(name: str, source: Source) -> Iterator[Batch]:
-    """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if it names the columns."""
+    """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if
+    it names the columns."""
     rows = split_rows(source.stream, source.faults, "|")
     cells = source.first_fields.split("|")
     if _is_header(cells):
@@ -320,12 +366,15 @@ def read_bars(name: str, source: Source) -> Iterator[Batch]:
 def _with_path(columns: Sequence[str], folder: str, cells: list[str]) -> list[str]:
     """The cells of a line, or a ValueError; with the path behind an id."""
     if len(cells) != len(columns):
-        raise ValueError(f"{counted(len(cells), 'field')}, but {'|'.join(columns)} has {len(columns)}")
+        raise ValueError(
+            f"{counted(len(cells), 'field')}, but {'|'.join(columns)} has {len(columns)}"
+        )
     return [*cells, f"{folder}/{cells[0]}.wav"] if columns[0] == "id" else cells
 
 
 def fairseq_fits(source: Source) -> bool:
-    """Whether a file has a root on its first line, and a path, a tab and a number on its second."""
+    """Whether a file has a root on its first line, and a path, a tab and a number on its
+    second."""
     if len(source.first_lines) < 2 or "\t" in source.first_lines[0] or not source.first_fields:
         return False
     cells = source.first_lines[1].split("\t")
@@ -334,7 +383,9 @@ def fairseq_fits(source: Source) -> bool:
 
 def read_fairseq(source: Source) -> Iterator[Batch]:
     """fairseq's manifest: a root, and on each line a path and a number of samples."""
-    rows = (row for row in split_rows(source.stream, source.faults, "\t") if "".join(row[1]).strip())
+    rows = (
+        row for row in split_rows(source.stream, source.faults, "\t") if "".join(row[1]).strip()
+    )
     line, cells = next(rows, (0, [""]))
     source.root = cells[0] if is_audio_url(cells[0]) else source.folder / cells[0]
     if len(cells) != 1:
@@ -349,7 +400,8 @@ def _path_and_samples(cells: list[str]) -> list[str]:
 
 
 def paths_fit(source: Source) -> bool:
-    """Whether the first line is the name of an audio file, or at least ends in one and has no fields."""
+    """Whether the first line is the name of an audio file, or at least ends in one and
+    has no fields."""
     first = source.first_fields
     return names_audio(first) and not re.search(r"[,;|\t]", first) and source.suffix != ".scp"
 
