@@ -16,7 +16,8 @@ PACKAGE = Path(featcache.__file__).parent
 # Layers, from the ground up: a file or folder of the package may import from the layers
 # below its own, and from its own folder.
 LAYERS = {
-    "ground": {"errors", "spec", "strings", "trust"},
+    "ground": {"errors", "strings", "trust"},
+    "model": {"spec"},
     "values": {"quantize", "device", "masks", "sections"},
     "inputs": {"manifest", "storage", "weights"},
     "features": {"format", "audio", "extractors", "augment"},
@@ -138,6 +139,19 @@ def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_vers
         for unit, allowed in ONLY.items()
         if found.get(unit, set()) - allowed
     } == {}
+
+
+def test_no_room_but_extractors_asks_for_a_frame_rate():
+    """Others ask the axis of a spec (`featcache/spec.py`), which has one answer for all."""
+    asks = {"frame_rate", "frame_length", "padded_to"}
+    exempt = {"extractors", "spec", "testing"}
+    asking = {
+        str(path)
+        for path, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in asks and unit_of(path) not in exempt
+    }
+    assert asking == set()
 
 
 def test_opening_a_folder_and_reading_a_batch_loads_little_of_the_package(tmp_path):

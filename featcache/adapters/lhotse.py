@@ -116,7 +116,7 @@ class _Cuts:
                 "first, then this one"
             )
             raise StoreError(f"{path}: has features [{shape}], but {needed}")
-        hop = spec.sample_rate / spec.frame_rate
+        hop = spec.sample_rate / spec.axis.rate
         self._hop = round(hop)  # samples from one frame to the next
         if abs(hop - self._hop) > 1e-6 * hop:
             raise StoreError(
@@ -192,7 +192,7 @@ def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArr
     """The utterance in another version, as an array of the cut."""
     array = Array(shape=[num_frames, *cache.spec.item_shape], **_storage(cache, id_))
     return TemporalArray(
-        array=array, temporal_dim=0, frame_shift=1 / cache.spec.frame_rate, start=start
+        array=array, temporal_dim=0, frame_shift=cache.spec.axis.seconds(1), start=start
     )
 
 

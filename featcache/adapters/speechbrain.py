@@ -76,7 +76,7 @@ def to_dynamic_item_dataset(
             f"the columns {listing(hidden)} would hide what the dataset itself provides: "
             "rename them"
         )
-    seconds = dataset.lengths / dataset.versions[0].cache.spec.frame_rate
+    seconds = dataset.versions[0].cache.spec.axis.seconds(dataset.lengths)
     columns = dict(dataset.columns)
     for name, values in (("start", 0.0), ("duration", seconds)):
         if name in columns:

@@ -95,10 +95,8 @@ def copy_version(
         store.publish(files, f"shards/{name}")
         return sum(map(len, files.values()))
 
-    largest = (
-        max((shard.frames for shard in index.summaries), default=0)
-        * version.info.spec.bytes_per_frame
-    )
+    most_frames = max((shard.frames for shard in index.summaries), default=0)
+    largest = version.info.spec.num_bytes(most_frames)
     at_once = max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
     # after an error, those that wait are cancelled
     with ThreadPoolExecutor(at_once, "featcache-copy") as pool:

@@ -163,7 +163,9 @@ def _plan(
     for number in goes:
         span = slice(*index.span(number))
         needed[index.shards[number]] = index.item[span][is_needed[span]].tolist()
-    copied_frames, per_frame = int(index.num_frames[stays].sum()), version.info.spec.bytes_per_frame
+    copied_frames = int(index.num_frames[stays].sum())
+    all_frames = sum(index.summaries[number].frames for number in goes)
+    num_bytes = version.info.spec.num_bytes
     plan = PrunePlan(
         path=str(version.path),
         removed=tuple(sorted(name for name, numbers in needed.items() if not numbers)),
@@ -172,9 +174,8 @@ def _plan(
         unwanted=int((inside & ~is_needed).sum()),
         bound=int(surplus[is_tagged].sum()),
         tags=tuple(tag.name for tag in tags),
-        num_bytes=(sum(index.summaries[number].frames for number in goes) - copied_frames)
-        * per_frame,
-        copied_bytes=copied_frames * per_frame,
+        num_bytes=num_bytes(all_frames - copied_frames),
+        copied_bytes=num_bytes(copied_frames),
         leftovers=tuple(version.store.sweep(remove=False)),
     )
     return plan, needed

@@ -408,14 +408,9 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
                 shard.name,
                 ids[item],
             )
-    # An extractor may have a frame more or less at either end. Beyond that, the frames
-    # are not of this audio.
     num_frames, num_samples = np.diff(table.offsets("frame")), table["num_samples"]
-    per_sample = spec.frame_rate / spec.sample_rate
-    expected = np.maximum(num_samples, spec.padded_to) * per_sample
-    for item in np.flatnonzero(
-        np.abs(num_frames - expected) > spec.frame_length * per_sample + 2
-    ).tolist():
+    fits = spec.axis.fits(num_frames, num_samples, spec.sample_rate)
+    for item in np.flatnonzero(~fits).tolist():
         seconds = int(num_samples[item]) / spec.sample_rate
         message = f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio"
         yield Problem("frames", message, shard.name, ids[item])
@@ -429,7 +424,7 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         True,
         "",
     )
-    left = shard.info.frames * shard.spec.bytes_per_frame
+    left = shard.spec.num_bytes(shard.info.frames)
     try:
         for block in shard.feature_blocks():
             if stopped():

@@ -128,10 +128,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     if spec.outputs:
         num_bytes = sum(version.shard(name).num_bytes for name in index.shards)
     else:  # as `Shard.num_bytes` counts them
-        num_bytes = sum(
-            one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item
-            for one in index.summaries
-        )
+        num_bytes = sum(spec.num_bytes(shard.frames, shard.items) for shard in index.summaries)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
     policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
     lacking = find_lacking(version, index)

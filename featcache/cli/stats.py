@@ -206,8 +206,8 @@ def fit_kmeans(
 
     \b
     Examples:
-      featcache fit-kmeans features -k 500 -o units.safetensors featcache fit-kmeans
-      features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
+      featcache fit-kmeans features -k 500 -o units.safetensors
+      featcache fit-kmeans features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
     """
     from time import perf_counter
 

@@ -107,7 +107,7 @@ class _Workers:
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
         self._ahead_seconds = _AHEAD_SECONDS
         if self._row_workers and all(job.batching.batching == "padded" for job in row_jobs):
-            bytes_per_second = sum(config.spec.bytes_per_second for config in group.configs)
+            bytes_per_second = sum(config.spec.expected_bytes(1.0) for config in group.configs)
             self._ahead_seconds = min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
             self._most_ahead = math.inf
         # Guards what follows, and `Progress`.

@@ -140,11 +140,8 @@ def _fill(
     some = () if plan.manifest.has_urls or plan.source is not None else some_paths(plan.manifest)
     group = JobGroup(jobs, plan.manifest.root, plan.source, suspects, some)
     first = versions[0]  # all lack the same rows
-    seconds = (
-        plan.options.shard_megabytes
-        * 1e6
-        / max(version.info.spec.bytes_per_second for version in versions)
-    )
+    bytes_per_second = max(version.info.spec.expected_bytes(1.0) for version in versions)
+    seconds = plan.options.shard_megabytes * 1e6 / bytes_per_second
     tasks = shard_tasks(
         first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row
     )

@@ -91,9 +91,9 @@ class SourceVersion:
         """Seconds of audio of each row, float64 `[rows]`: those known, else the
         version's, else NaN."""
         positions = self._index.find(manifest.ids)
-        frame_rate = self.version.info.spec.frame_rate
-        lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
-        return np.where(np.isnan(known), lengths, known)
+        lasts = self.version.info.spec.axis.seconds(self._index.num_frames[positions])
+        of_version = np.where(positions >= 0, lasts, np.nan)
+        return np.where(np.isnan(known), of_version, known)
 
     def extract(
         self,

@@ -64,7 +64,8 @@ class Row:
     @property
     def seconds(self) -> float:
         """How much audio its frames stand for."""
-        return self.piece.num_frames / self.pending.extractor.spec.frame_rate
+        seconds: float = self.pending.extractor.spec.axis.seconds(self.piece.num_frames)
+        return seconds
 
     @property
     def frames(self) -> slice:

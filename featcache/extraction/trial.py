@@ -114,7 +114,7 @@ def _try(
         ]
         if not trial.device.is_cuda:
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
-        bytes_per_second = sum(version.info.spec.bytes_per_second for version in versions)
+        bytes_per_second = sum(version.info.spec.expected_bytes(1.0) for version in versions)
         meter = _Meter(min(_MOST_BYTES, disk_usage(folder).free / 4) / bytes_per_second)
         timer = threading.Timer(_MOST_SECONDS, meter.stop.set)
         timer.daemon = True

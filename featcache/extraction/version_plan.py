@@ -206,10 +206,7 @@ class VersionPlan:
     def expected_bytes(self) -> float:
         """Bytes of features to write, with the scales and offsets of quantised ones, but
         without other side arrays."""
-        spec = self.info.spec
-        return (
-            self.expected_seconds * spec.bytes_per_second + self.num_missing * spec.bytes_per_item
-        )
+        return self.info.spec.expected_bytes(self.expected_seconds, self.num_missing)
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:

@@ -26,13 +26,7 @@ from featcache.errors import (
 )
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
-from featcache.loader.spans import (
-    Spans,
-    check_codebooks,
-    check_padding,
-    frames_between,
-    positions_in,
-)
+from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 from featcache.version.index import Index, open_index
@@ -111,9 +105,9 @@ class Cache:
         num_bytes = num_frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))
         of_each = (
-            f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz"
+            f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.axis.rate:g} Hz"
         )
-        time = f"{hours(num_frames / spec.frame_rate)} of frames"
+        time = f"{hours(spec.axis.seconds(num_frames))} of frames"
         return [f"{len(self):,} utterances", time, megabytes(num_bytes), of_each]
 
     def __len__(self) -> int:
@@ -211,7 +205,7 @@ class Cache:
             frames.flags.writeable = False
         if start is not None or duration is not None:
             length = np.array([len(frames)])
-            (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
+            (first,), (count,) = self.spec.axis.span(length, start or 0, duration)
             frames = frames[first : first + count]
         if codebooks is not None:
             return frames[:, : check_codebooks(self.spec, codebooks)]
@@ -270,9 +264,7 @@ class Cache:
         positions = self._positions(keys)
         firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:
-            firsts, counts = frames_between(
-                counts, self.spec.frame_rate, 0 if start is None else start, duration
-            )
+            firsts, counts = self.spec.axis.span(counts, 0 if start is None else start, duration)
         spans = Spans(positions, firsts, counts)
         features = self.gather(
             spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check

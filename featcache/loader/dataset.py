@@ -164,7 +164,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self._windows: Windows | None = None
         if crop is not None:
             crop = crop if isinstance(crop, Crop) else Crop(frames=crop)
-            self._windows = Windows(crop, [version.cache.spec.frame_rate for version in versions])
+            self._windows = Windows(crop, [version.cache.spec.axis for version in versions])
             found, self.dropped = found.without_short(self._windows)
         self.columns, self.classes, self.versions = found.columns, found.classes, found.versions
         # A cache's own ids are not pickled with the dataset.

@@ -392,7 +392,8 @@ class ObjectShards(CopiedShards):
         frames = np.zeros(len(self.index.shards), np.int64)
         ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
-        return frames * self.version.info.spec.bytes_per_frame
+        sizes: NDArray[np.int64] = self.version.info.spec.num_bytes(frames)
+        return sizes
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in: they are in memory, or copied from the

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
-from featcache.loader.spans import Ints
+from featcache.spec import Ints
 
 Random: TypeAlias = np.random.PCG64 | None
 """Random numbers; None without shuffling."""

@@ -1,10 +1,6 @@
 """What is asked for of some utterances: which of them, which span of time, which
 codebooks; or a window in each.
 
-Frame `i` of a version with `rate` frames a second covers the time from `i / rate` to `(i
-+ 1) / rate`. So a span of time begins within half a frame of the same point in versions
-of different rates.
-
 Windows are of a fixed length, and drawn anew in each epoch. The place of an utterance's
 window is a hash of the seed, the epoch and the utterance's position: it does not depend
 on the rest of the batch, on the number of ranks or workers, or on whether training was
@@ -16,21 +12,17 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from featcache.errors import MOST_COUNTED, ArgumentError, is_number, listing, require_int
-from featcache.spec import FeatureSpec
+from featcache.errors import MOST_COUNTED, ArgumentError, is_number, require_int
+from featcache.spec import FeatureSpec, Frames, Ints
 
 Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
-
-Ints: TypeAlias = NDArray[np.int64]
-"""Positions of utterances, or numbers of frames; int64 `[n]`."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +35,6 @@ class Spans:
     """The first frame of each."""
     counts: Ints
     """The number of frames of each."""
-
-
-def frames_between(
-    lengths: Ints, rate: float, start: ArrayLike, duration: ArrayLike | None
-) -> tuple[Ints, Ints]:
-    """The first frame, and the number of frames, of a span of time in each utterance, at
-    `rate` frames a second.
-
-    `start` and `duration` are in seconds: one number, or one for each utterance `[n]`;
-    without a duration, to the end. The number of frames is rounded, but at least one, or
-    as many as there are. Raises ArgumentError if a span is negative, not a number, or
-    begins where its utterance has ended."""
-    starts = _seconds("start", start, len(lengths))
-    if len(late := np.flatnonzero(starts * rate >= lengths)):
-        spans = [f"{starts[i]:g} s of {lengths[i] / rate:g} s (number {i})" for i in late.tolist()]
-        raise ArgumentError(
-            f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: "
-            f"{listing(spans)}"
-        )
-    # half a frame before the end is the last
-    first = np.minimum(np.rint(starts * rate).astype(np.int64), lengths - 1)
-    counts = lengths - first
-    if duration is not None:
-        durations = _seconds("duration", duration, len(lengths))
-        counts = np.minimum(counts, np.maximum(np.rint(durations * rate), durations > 0)).astype(
-            np.int64
-        )
-    return first, counts
 
 
 def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
@@ -131,22 +95,6 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
         raise ArgumentError(f"padding_value is {value}: these features are {dtype}, {remedy}")
 
 
-def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
-    try:
-        array: NDArray[Any] = np.asarray(value, np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"{name} is {value!r}: it must be seconds, 0 or more") from error
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise ArgumentError(
-            f"{name} has shape {list(array.shape)}: give one number, or one for each of "
-            f"{count} keys"
-        )
-    array = np.broadcast_to(array, count)
-    if len(wrong := np.flatnonzero(~(np.isfinite(array) & (array >= 0)))):
-        raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
-    return array.clip(max=1e300)  # times a rate, that is still finite
-
-
 @dataclass(frozen=True)
 class Crop:
     """A window in each utterance. Raises ArgumentError if the arguments contradict each
@@ -196,10 +144,10 @@ class Windows:
     frames begin together at least once a second, and windows then begin there; otherwise
     within half a frame."""
 
-    def __init__(self, crop: Crop, frame_rates: Sequence[float]) -> None:
+    def __init__(self, crop: Crop, axes: Sequence[Frames]) -> None:
         self.crop = crop
-        rates = [Fraction(rate).limit_denominator(1 << 20) for rate in frame_rates]
-        self.length = crop.frames or max(1, round((crop.seconds or 0) * float(rates[0])))
+        rates = [axis.exact_rate for axis in axes]
+        self.length = crop.frames or axes[0].frames_in(crop.seconds or 0)
         """The length of a window, in frames of the first version."""
         self._ratios = [rate / rates[0] for rate in rates]
         self._counts = [max(1, round(self.length * ratio)) for ratio in self._ratios]

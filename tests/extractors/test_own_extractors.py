@@ -32,7 +32,7 @@ class TestExample(ExtractorSuite):
 
 
 def test_the_example_is_short():
-    assert len((EXAMPLES / "my_extractor.py").read_text(encoding="utf-8").splitlines()) < 40
+    assert (EXAMPLES / "my_extractor.py").stat().st_size < 2100
 
 
 @pytest.mark.parametrize("hz", [90, 120, 200, 310])

@@ -13,6 +13,7 @@ import featcache
 from featcache import Crop
 from featcache.errors import ArgumentError, DamagedError, MissingItemError
 from featcache.loader.spans import Windows
+from featcache.spec import Frames
 
 
 def timed(rate, seconds, columns=1, dtype="float32"):
@@ -228,7 +229,7 @@ def test_what_does_not_hold_together_is_refused(arguments, what):
 
 def firsts_of(crop, lengths, epoch):
     """The first frames of windows of a single version."""
-    (firsts,), _ = Windows(crop, [100.0]).ranges([lengths], np.arange(len(lengths)), epoch)
+    (firsts,), _ = Windows(crop, [Frames(100.0)]).ranges([lengths], np.arange(len(lengths)), epoch)
     return firsts
 
 
