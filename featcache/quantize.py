@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from featcache.errors import ArgumentError, ExtractorError
-from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
+from featcache.spec import QUANTIZATION, FeatureSpec, Track
 
 LEVELS = 256
 
@@ -42,7 +42,7 @@ def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
         )
     if not is_quantized(spec.dtype, dtype):
         return replace(spec, dtype=dtype)
-    parameters = SideSpec(
+    parameters = Track(
         QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features"
     )
     return replace(spec, dtype="float32", side=(*spec.side, parameters))

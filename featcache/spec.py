@@ -6,19 +6,19 @@ samples give, which of them a span of seconds has, how long they last."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct, to_builtins
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, listing
 
 QUANTIZATION = "quantization"
-"""The side array that every version of quantised features has, and no other version: see
+"""The track that every version of quantised features has, and no other version: see
 `featcache.quantize`."""
 
 DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
@@ -29,76 +29,143 @@ Dtype = Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
 """The types of the fields say what documents of strangers may hold; see
 `featcache.version.version`."""
 
+CodebookSizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)]
+Kind = Literal["frames", "clip"]
+
+_MOST_VALUES = 1 << 22
+"""The most values of an entry."""
+
+_MOST_CODES = 1 << 24
+"""The most codes of all codebooks together."""
+
 _BLOCK = 1 << 20
 """The number of values that `all_finite` looks at in one step."""
 
 
 Ints: TypeAlias = NDArray[np.int64]
-"""Positions of utterances, or numbers of frames; int64 `[n]`."""
+"""Positions of utterances, or numbers of entries; int64 `[n]`."""
+
+MAIN = "features"
+"""The name of a version's main track."""
 
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
 
+_Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]
+_Samples = Annotated[int, Meta(ge=0, le=1 << 40)]
 
-@dataclass(frozen=True)
-class Frames:
-    """Steps along time, at a constant rate: frame `i` covers the time from `i / rate` to
-    `(i + 1) / rate` seconds."""
 
-    rate: float
-    """The number of frames per second."""
-    length: int = 0
-    """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
-    padded_to: int = 0
-    """The number of samples to which shorter clips are padded; 0 if they are not."""
+class _Axis(Struct, frozen=True):
+    """The base of axes: what the entries of a track are along. An item may have any number
+    of entries; those who know more override this."""
 
-    def __str__(self) -> str:
-        return f"{self.rate:g} frames/s"
+    is_ragged: ClassVar[bool] = True
+    """Whether items may have different numbers of entries."""
+    fewest: ClassVar[int] = 0
+    """The fewest entries of an item."""
+    dimensions: ClassVar[tuple[str, ...]] = ("entries",)
+    """The names of the dimensions of an item before those of an entry."""
 
     @property
     def exact_rate(self) -> Fraction:
-        """The rate as a fraction, so that several rates have exact ratios."""
-        return Fraction(self.rate).limit_denominator(1 << 20)
+        """The entries per second as a fraction, so that several rates have exact ratios; 0
+        if entries are not along time."""
+        return Fraction(0)
 
-    def seconds(self, num_frames: Any) -> Any:
-        """Return the seconds of audio that so many frames stand for; arrays give arrays."""
-        return num_frames / self.rate
+    def __str__(self) -> str:
+        return "any number for each utterance"
 
-    def frames_in(self, seconds: float) -> int:
-        """Return the number of frames that stand for so many seconds, at least 1."""
-        return max(1, round(seconds * self.rate))
+    def seconds(self, num_entries: Any) -> Any:
+        """Return the seconds of audio that so many entries stand for; arrays give arrays.
+        NaN if entries do not stand for time."""
+        return num_entries * math.nan
+
+    def per_second(self) -> float:
+        """Return the entries that a second of audio gives, about; 0 if that has no limit."""
+        return 0.0
+
+    def per_item(self) -> float:
+        """Return the entries that each item has, besides those that its seconds give."""
+        return 0.0
 
     def fits(
-        self, num_frames: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
+        self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
     ) -> NDArray[np.bool_]:
-        """Tell which items can have so many frames, from so many samples; bool `[items]`."""
-        per_sample = self.rate / sample_rate
-        expected = np.maximum(num_samples, self.padded_to) * per_sample
-        tolerance = self.length * per_sample + _EDGE_FRAMES
-        is_near: NDArray[np.bool_] = np.abs(num_frames - expected) <= tolerance
-        return is_near
+        """Tell which items can have so many entries, from so many samples; bool `[items]`."""
+        return num_entries >= self.fewest
 
     def span(
         self, lengths: Ints, start: ArrayLike, duration: ArrayLike | None
     ) -> tuple[Ints, Ints]:
-        """Return the first frame and the number of frames of a span of time in each
-        utterance, int64 `[n]` each.
-
-        A span begins within half a frame of the same time at every rate.
+        """Return the first entry and the number of entries of a span of time in each
+        utterance, int64 `[n]` each: all of them, if entries are not along time.
 
         Args:
-            lengths: The utterances' numbers of frames, int64 `[n]`.
+            lengths: The utterances' numbers of entries, int64 `[n]`.
             start: Where the spans begin, in seconds: one number, or one for each utterance.
-            duration: How long they are, in seconds, in the same form. The number of frames
-                is rounded, but at least 1, and ends with the utterance. None for all that
+            duration: How long they are, in seconds, in the same form. None for all that
                 follows.
 
         Raises:
             ArgumentError: A span is negative, not a number, or begins where its utterance
                 has ended.
         """
+        _seconds("start", start, len(lengths))
+        if duration is not None:
+            _seconds("duration", duration, len(lengths))
+        return np.zeros_like(lengths), lengths
+
+    def shape_item(self, entries: Any) -> Any:
+        """Return what an item is to a user, of its entries `[entries, *item_shape]`."""
+        return entries
+
+
+class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
+    """Steps along time, at a constant rate: frame `i` covers the time from `i / rate` to
+    `(i + 1) / rate` seconds."""
+
+    rate: _Rate
+    """The number of frames per second."""
+    length: _Samples = 0
+    """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
+    padded_to: _Samples = 0
+    """The number of samples to which shorter clips are padded; 0 if they are not."""
+
+    fewest: ClassVar[int] = 1
+    dimensions: ClassVar[tuple[str, ...]] = ("frames",)
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} frames/s"
+
+    @property
+    def exact_rate(self) -> Fraction:
+        return Fraction(self.rate).limit_denominator(1 << 20)
+
+    def seconds(self, num_entries: Any) -> Any:
+        return num_entries / self.rate
+
+    def per_second(self) -> float:
+        return self.rate
+
+    def fits(
+        self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
+    ) -> NDArray[np.bool_]:
+        per_sample = self.rate / sample_rate
+        expected = np.maximum(num_samples, self.padded_to) * per_sample
+        tolerance = self.length * per_sample + _EDGE_FRAMES
+        is_near: NDArray[np.bool_] = np.abs(num_entries - expected) <= tolerance
+        return is_near
+
+    def span(
+        self, lengths: Ints, start: ArrayLike, duration: ArrayLike | None
+    ) -> tuple[Ints, Ints]:
+        """Return the first frame and the number of frames of a span of time in each
+        utterance; see the base. A span begins within half a frame of the same time at
+        every rate. The number of frames is rounded, but at least 1, and ends with the
+        utterance."""
         starts = _seconds("start", start, len(lengths))
-        if len(late := np.flatnonzero(starts * self.rate >= lengths)):
+        late = np.flatnonzero(starts * self.rate >= lengths)
+        if len(late):
             spans = [
                 f"{starts[i]:g} s of {lengths[i] / self.rate:g} s (number {i})"
                 for i in late.tolist()
@@ -115,6 +182,38 @@ class Frames:
             asked = np.maximum(np.rint(durations * self.rate), durations > 0)
             counts = np.minimum(counts, asked).astype(np.int64)
         return firsts, counts
+
+
+class Clip(_Axis, frozen=True, tag="clip"):
+    """The whole utterance: it has one entry, such as the vector of its speaker."""
+
+    is_ragged: ClassVar[bool] = False
+    fewest: ClassVar[int] = 1
+    dimensions: ClassVar[tuple[str, ...]] = ()
+
+    def __str__(self) -> str:
+        return "one for each utterance"
+
+    def per_item(self) -> float:
+        return 1.0
+
+    def fits(
+        self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
+    ) -> NDArray[np.bool_]:
+        is_one: NDArray[np.bool_] = num_entries == 1
+        return is_one
+
+    def shape_item(self, entries: Any) -> Any:
+        return entries[0]
+
+
+class Unknown(_Axis, frozen=True, tag="unknown"):
+    """Nothing that is known: the entries of side arrays that do not say more."""
+
+
+Axis: TypeAlias = Frames | Clip | Unknown
+
+_UNKNOWN = Unknown()
 
 
 def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
@@ -134,9 +233,8 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class SideSpec:
-    """A side array: an output of an extractor besides the features, with some entries for
-    each utterance."""
+class Track:
+    """One array of a version: some entries for each utterance, along an axis."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=70)]
 
@@ -147,24 +245,47 @@ class SideSpec:
     """The numpy name of the dtype."""
 
     units: str
-    """What an entry means, for a reader."""
+    """What an entry means, for a reader: "log mel energy (natural log)"."""
+
+    axis: Axis = _UNKNOWN
+    """What the entries are along."""
+
+    codebook_sizes: CodebookSizes = ()
+    """The size of each codebook, for codes; empty for others."""
+
+    def shape_text(self) -> str:
+        """Return the shape of an item's entries, for a reader: "[frames, 80]"."""
+        return f"[{', '.join(map(str, (*self.axis.dimensions, *self.item_shape)))}]"
+
+    @property
+    def entry_bytes(self) -> int:
+        """The number of bytes of one entry."""
+        return math.prod(self.item_shape) * np.dtype(self.dtype).itemsize
+
+    def num_bytes(self, seconds: float, num_items: int) -> float:
+        """Return the bytes that so much audio in so many items gives, about."""
+        num_entries = seconds * self.axis.per_second() + num_items * self.axis.per_item()
+        return num_entries * self.entry_bytes
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """A description of an extractor's features; it is stored with every version."""
+    """A description of an extractor's features; it is stored with every version.
+
+    Most of its fields describe the main track. `FeatureSpec.of` makes one of tracks, and
+    `tracks` has all of them."""
 
     item_shape: Shape
-    """The shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks."""
+    """The shape of one entry: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks."""
 
     dtype: Dtype
-    """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or
-    what is read (in a version's)."""
+    """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or what is
+    read (in a version's)."""
 
-    frame_rate: Annotated[float, Meta(ge=1e-6, le=1e9)]
-    """The number of frames per second."""
+    frame_rate: Annotated[float, Meta(ge=0, le=1e9)]
+    """The number of frames per second; 0 if the main track is not along time."""
 
-    frame_length: Annotated[int, Meta(ge=0, le=1 << 40)]
+    frame_length: _Samples
     """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
 
     sample_rate: Annotated[int, Meta(ge=1, le=10**9)]
@@ -173,58 +294,133 @@ class FeatureSpec:
     units: str
     """What a value means, for a reader: "log mel energy (natural log)"."""
 
-    codebook_sizes: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)
-    ] = ()
+    codebook_sizes: CodebookSizes = ()
     """The size of each codebook, for codes; empty for other features."""
 
-    side: Annotated[tuple[SideSpec, ...], Meta(max_length=64)] = ()
-    """The arrays that are stored beside the features."""
+    side: Annotated[tuple[Track, ...], Meta(max_length=64)] = ()
+    """The tracks besides the main one."""
 
-    padded_to: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    """The number of samples to which the extractor pads shorter clips, so that all of
-    these have equally many frames; 0 if it does not."""
+    padded_to: _Samples = 0
+    """The number of samples to which the extractor pads shorter clips, so that all of these
+    have equally many frames; 0 if it does not."""
 
-    kind: Literal["frames"] = "frames"
-    """What an item is: frames along time."""
+    kind: Kind = "frames"
+    """What the main track's entries are along: frames in time, or the whole clip."""
+
+    @classmethod
+    def of(cls, sample_rate: int, main: Track, *others: Track) -> FeatureSpec:
+        """Describe features that have these tracks, of waveforms at this rate in Hz. The
+        main track is called `features`, whatever its name."""
+        axis = main.axis
+        frames = axis if isinstance(axis, Frames) else None
+        return cls(
+            item_shape=main.item_shape,
+            dtype=main.dtype,
+            frame_rate=frames.rate if frames else 0.0,
+            frame_length=frames.length if frames else 0,
+            sample_rate=sample_rate,
+            units=main.units,
+            codebook_sizes=main.codebook_sizes,
+            side=others,
+            padded_to=frames.padded_to if frames else 0,
+            kind="frames" if frames else "clip",
+        )
+
+    def require_sound(self) -> None:
+        """Raise ValueError if the spec contradicts itself, or no memory is enough for one
+        entry."""
+        if (self.kind == "frames") != (self.frame_rate > 0):
+            raise ValueError(f"{self.kind} with {self.frame_rate:g} frames per second")
+        names = [track.name for track in self.side]
+        if len({*names}) < len(names):
+            raise ValueError(f"side arrays {listing(names)}: two of them have the same name")
+        shapes = {f"entry of {track.name}": track.item_shape for track in self.side}
+        for name, shape in {"frame": self.item_shape, **shapes}.items():
+            num_values = math.prod(shape)
+            if num_values > _MOST_VALUES:
+                raise ValueError(
+                    f"one {name} has {num_values:,} values, and may have {_MOST_VALUES:,}"
+                )
+        if self.is_quantized and self.dtype != "float32":
+            raise ValueError(f"quantised features of dtype {self.dtype}")
+        scales = [
+            (track.dtype, track.item_shape) for track in self.side if track.name == QUANTIZATION
+        ]
+        if scales not in ([], [("float32", (2, *self.item_shape))]):
+            raise ValueError("scales and offsets of another form than the features")
+        for track in (self.main, *self.side):
+            num_codes = sum(track.codebook_sizes)
+            if num_codes > _MOST_CODES or (num_codes and track.dtype.startswith("float")):
+                raise ValueError(f"codes of {num_codes:,} values, of dtype {track.dtype}")
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object that docs/format.md describes. Tracks leave out what they
+        do not say, as those did that were written before there were axes."""
+        plain: dict[str, Any] = to_builtins(self)
+        unsaid = {"axis": to_builtins(_UNKNOWN), "codebook_sizes": ()}
+        plain["side"] = [
+            {key: value for key, value in track.items() if unsaid.get(key, ...) != value}
+            for track in plain["side"]
+        ]
+        return plain
 
     @property
-    def outputs(self) -> tuple[SideSpec, ...]:
-        """The side arrays that the extractor gives."""
-        return tuple(side for side in self.side if side.name != QUANTIZATION)
+    def axis(self) -> Axis:
+        """The axis of the main track."""
+        if self.kind == "clip":
+            return Clip()
+        return Frames(self.frame_rate, self.frame_length, self.padded_to)
+
+    @property
+    def main(self) -> Track:
+        """The main track, as it is read."""
+        return Track(MAIN, self.item_shape, self.dtype, self.units, self.axis, self.codebook_sizes)
+
+    @property
+    def tracks(self) -> tuple[Track, ...]:
+        """All tracks that an extractor gives; the first is the main one."""
+        return (self.main, *self.outputs)
+
+    def track(self, name: str) -> Track:
+        """Return the track of this name. Raises ArgumentError, which lists the tracks, if
+        there is none."""
+        for track in self.tracks:
+            if track.name == name:
+                return track
+        names = listing(track.name for track in self.tracks)
+        raise ArgumentError(f"there is no track {name!r}; there are {names}")
+
+    @property
+    def outputs(self) -> tuple[Track, ...]:
+        """The tracks that the extractor gives besides the main one."""
+        return tuple(track for track in self.side if track.name != QUANTIZATION)
 
     @property
     def is_quantized(self) -> bool:
         """Whether a version's features are stored as uint8, each item with a scale and an
         offset."""
-        return any(side.name == QUANTIZATION for side in self.side)
+        return any(track.name == QUANTIZATION for track in self.side)
 
     @property
     def stored_dtype(self) -> str:
         """The numpy name of the dtype on disk: `dtype`, unless the features are quantised."""
         return "uint8" if self.is_quantized else self.dtype
 
-    @property
-    def axis(self) -> Frames:
-        """The axis of the features: what a frame is along."""
-        return Frames(self.frame_rate, self.frame_length, self.padded_to)
-
-    def num_bytes(self, num_frames: Any, num_items: int = 0) -> Any:
-        """Return the bytes on disk of so many frames, and of the scales and offsets of so
-        many items if features are quantised; without other side arrays. An array of
-        numbers of frames gives an array."""
-        scales = [side for side in self.side if side.name == QUANTIZATION]
-        per_item = sum(_entry_bytes(side.item_shape, side.dtype) for side in scales)
-        return num_frames * _entry_bytes(self.item_shape, self.stored_dtype) + num_items * per_item
+    def num_bytes(self, num_entries: Any, num_items: int = 0) -> Any:
+        """Return the bytes on disk of so many entries of the main track, and of the scales
+        and offsets of so many items if they are quantised; without other tracks. An array of
+        numbers gives an array."""
+        scales = [track for track in self.side if track.name == QUANTIZATION]
+        per_item = sum(track.entry_bytes for track in scales)
+        per_entry = replace(self.main, dtype=self.stored_dtype).entry_bytes
+        return num_entries * per_entry + num_items * per_item
 
     def expected_bytes(self, seconds: float, num_items: int = 0) -> float:
         """Return the bytes on disk that so much audio in so many items gives, about."""
-        expected: float = self.num_bytes(seconds * self.axis.rate, num_items)
-        return expected
-
-
-def _entry_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize
+        axis = self.axis
+        num_entries = seconds * axis.per_second() + num_items * axis.per_item()
+        others: float = sum(track.num_bytes(seconds, num_items) for track in self.outputs)
+        return others + float(self.num_bytes(num_entries, num_items))
 
 
 def all_finite(array: NDArray[Any]) -> bool:

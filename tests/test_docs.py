@@ -25,7 +25,7 @@ from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import ModelParams
 from featcache.format import shard as shards
 from featcache.manifest.utterances import SPELLINGS
-from featcache.spec import SideSpec
+from featcache.spec import Track
 from featcache.version import index as indexes
 from featcache.version.selection import select_version
 
@@ -156,7 +156,7 @@ def check_reader(reader, cache):
 )
 def test_the_format_pages_reader_knows_which_item_counts(reader, tmp_path, kind):
     dtype = kind if hasattr(np, kind) else "float32"
-    side = (SideSpec("marks", (2,), "uint16", ""),) if kind == "side arrays" else ()
+    side = (Track("marks", (2,), "uint16", ""),) if kind == "side arrays" else ()
     first, second, third = (
         make_features(8, (4,), dtype, max_frames=5, seed=seed) for seed in range(3)
     )

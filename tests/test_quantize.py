@@ -18,7 +18,7 @@ from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.quantize import dequantize, quantize, stored_spec
-from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
+from featcache.spec import QUANTIZATION, FeatureSpec, Track
 
 EPS = float(np.finfo(np.float32).eps)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -217,7 +217,7 @@ class TestSpec:
     @pytest.mark.parametrize("dtype", ["float16", "uint8"])
     def test_an_extractor_cannot_have_a_side_array_of_that_name(self, dtype):
         taken = FeatureSpec(
-            (8,), "float32", 75.0, 0, 24000, "x", side=(SideSpec(QUANTIZATION, (), "float32", "x"),)
+            (8,), "float32", 75.0, 0, 24000, "x", side=(Track(QUANTIZATION, (), "float32", "x"),)
         )
         with pytest.raises(ExtractorError, match="quantization: the name is reserved"):
             stored_spec(taken, dtype)

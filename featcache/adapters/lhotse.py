@@ -109,14 +109,13 @@ class _Cuts:
         self._dataset, self._cache = dataset, first.cache
         self._others = {version.name: version for version in others}
         path, spec = first.cache.version.path, first.cache.spec
-        if len(spec.item_shape) != 1:
-            shape = ", ".join(map(str, ("frames", *spec.item_shape)))
+        if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
             needed = (
                 "Lhotse's cuts need [frames, dims]: pass a dataset that has such a version "
                 "first, then this one"
             )
-            raise StoreError(f"{path}: has features [{shape}], but {needed}")
-        hop = spec.sample_rate / spec.axis.rate
+            raise StoreError(f"{path}: has features {spec.main.shape_text()}, but {needed}")
+        hop = float(spec.sample_rate / spec.axis.exact_rate)
         self._hop = round(hop)  # samples from one frame to the next
         if abs(hop - self._hop) > 1e-6 * hop:
             raise StoreError(

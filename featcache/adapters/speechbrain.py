@@ -76,9 +76,9 @@ def to_dynamic_item_dataset(
             f"the columns {listing(hidden)} would hide what the dataset itself provides: "
             "rename them"
         )
-    seconds = dataset.versions[0].cache.spec.axis.seconds(dataset.lengths)
+    axis = dataset.versions[0].cache.spec.axis
     columns = dict(dataset.columns)
-    for name, values in (("start", 0.0), ("duration", seconds)):
+    for name, values in (("start", 0.0), ("duration", axis.seconds(dataset.lengths))):
         if name in columns:
             columns[name] = np.where(np.isnan(columns[name]), values, columns[name])
     columns["num_frames"] = dataset.lengths

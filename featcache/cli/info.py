@@ -146,6 +146,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "path": str(version.path),
         "original_name": version.original_name,
         **msgspec.to_builtins(version.info),
+        "spec": spec.document(),
         "first_run": times[0] if times else None,
         "last_run": times[-1] if times else None,
         "utterances": len(index),
@@ -170,8 +171,11 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
-    spec, config = document["spec"], document["config"]
-    shape = ", ".join(["frames", *map(str, spec["item_shape"])])
+    import msgspec
+
+    from featcache.spec import FeatureSpec, Unknown
+
+    spec, config = msgspec.convert(document["spec"], FeatureSpec), document["config"]
     say(document["path"])
     utterances, shards = (
         counted(document["utterances"], "utterance"),
@@ -202,14 +206,14 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         say(f"  tag {tag['name']}: {told}")
     for run in document["unfinished"]:
         say(f"  {run['message']}")
-    side_arrays = {side["name"]: side for side in spec["side"]}
     quantized = ", quantised to uint8 with a scale and an offset for each utterance and dimension"
-    stored = quantized if side_arrays.pop("quantization", None) else ""
-    say(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}{stored}")
-    for side in side_arrays.values():
-        entry = ", ".join(["entries", *map(str, side["item_shape"])])
-        say(f"  side array {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
-    say(f"  extractor {config.get('extractor')}, audio at {spec['sample_rate']:,} Hz")
+    stored = quantized if spec.is_quantized else ""
+    say(f"  {spec.dtype} {spec.main.shape_text()}, {spec.axis}: {spec.units}{stored}")
+    for track in spec.outputs:
+        axis = "" if track.axis == Unknown() else f", {track.axis}"
+        what = f"{track.dtype} {track.shape_text()}{axis}: {track.units}"
+        say(f"  side array {track.name}, {what}")
+    say(f"  extractor {config.get('extractor')}, audio at {spec.sample_rate:,} Hz")
     if augment := config.get("augment"):
         copies = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
         if noise := augment["noise"]:

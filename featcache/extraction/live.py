@@ -58,7 +58,7 @@ class LiveExtractor:
 
     @property
     def spec(self) -> FeatureSpec:
-        """What the features are: `spec.item_shape`, `spec.frame_rate`, `spec.units`, as
+        """What the features are: `spec.item_shape`, `spec.axis`, `spec.units`, as
         `Cache.spec` says it."""
         return self._built.spec
 

@@ -20,9 +20,9 @@ from featcache.errors import ConfigError
 from featcache.extractors import ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.rows import Piece, Rows
-from featcache.spec import SideSpec
+from featcache.spec import Track
 
-_SCALES = SideSpec("scales", (), "float32", "what a chunk's samples were divided by")
+_SCALES = Track("scales", (), "float32", "what a chunk's samples were divided by")
 
 
 class Encodec(CodecExtractor[BandwidthParams]):

@@ -274,7 +274,7 @@ class Shard(Group[ShardInfo]):
             return
         ids_end = int(table.offsets("id")[-1])
         ends = {
-            "frame": (0, frames, 1),
+            "frame": (0, frames, self.spec.axis.fewest),
             "id": (0, ids_end, 1),
             "path": (ids_end, table.text.size, 0),
         }

@@ -103,12 +103,11 @@ class Cache:
         """What it holds, in numbers with their units."""
         spec, num_frames = self.spec, int(self.lengths.sum())
         num_bytes = num_frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
-        shape = ", ".join(map(str, ("frames", *spec.item_shape)))
-        of_each = (
-            f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.axis.rate:g} Hz"
-        )
-        time = f"{hours(spec.axis.seconds(num_frames))} of frames"
-        return [f"{len(self):,} utterances", time, megabytes(num_bytes), of_each]
+        in_uint8 = " in uint8" if spec.is_quantized else ""
+        of_each = f"{spec.dtype}{in_uint8} {spec.main.shape_text()}, {spec.axis}"
+        seconds = spec.axis.seconds(num_frames)
+        time = [] if math.isnan(seconds) else [f"{hours(seconds)} of frames"]
+        return [f"{len(self):,} utterances", *time, megabytes(num_bytes), of_each]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -208,10 +207,11 @@ class Cache:
             (first,), (count,) = self.spec.axis.span(length, start or 0, duration)
             frames = frames[first : first + count]
         if codebooks is not None:
-            return frames[:, : check_codebooks(self.spec, codebooks)]
-        if self.spec.is_quantized and not raw:
-            return dequantize_array(frames, *self._shards.quantization(position))
-        return frames
+            frames = frames[:, : check_codebooks(self.spec, codebooks)]
+        elif self.spec.is_quantized and not raw:
+            frames = dequantize_array(frames, *self._shards.quantization(position))
+        item: NDArray[Any] = self.spec.axis.shape_item(frames)
+        return item
 
     def batch(
         self,
@@ -224,9 +224,9 @@ class Cache:
         out: torch.Tensor | None = None,
         raw: bool = False,
         check: bool | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The features of several utterances, or of a part of each, padded at their ends
-        to the longest.
+        to the longest; vectors are stacked.
 
         Args:
             keys: Ids or positions, in any order; they may repeat. Without keys, the batch
@@ -246,6 +246,7 @@ class Cache:
         Returns:
             The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of
             the stored dtype; and the number of frames of each utterance, int64 `[batch]`.
+            If an utterance is one vector: `[batch, *item_shape]`, and None.
 
         Raises:
             MissingItemError: Ids are missing; names up to ten, and says how many failed
@@ -269,7 +270,7 @@ class Cache:
         features = self.gather(
             spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
         )
-        return features, tensor_of(counts)
+        return features, tensor_of(counts) if self.spec.axis.is_ragged else None
 
     def gather(
         self,
@@ -304,7 +305,7 @@ class Cache:
                 parts = (frames[:, :codebooks] for frames in parts)
             if frames_of and not (is_checked or as_values):
                 pad_into(rows, [*parts], padding_value)  # faster than row by row
-                return padded
+                return self._shaped(padded)
             for row, position, frames in zip(rows, spans.positions.tolist(), parts, strict=True):
                 if as_values:
                     scale, offset = self._shards.quantization(position)
@@ -312,7 +313,11 @@ class Cache:
                 elif not np.may_share_memory(frames, row):
                     row[: len(frames)] = frames
                 row[len(frames) :] = padding_value
-        return padded
+        return self._shaped(padded)
+
+    def _shaped(self, padded: torch.Tensor) -> torch.Tensor:
+        """Return a batch as users get it: vectors have no dimension of frames."""
+        return padded if self.spec.axis.is_ragged else padded.squeeze(1)
 
     def _checked(
         self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]

@@ -67,6 +67,12 @@ class FrameRanges(Spans):
             self, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw
         )
 
+    def lengths(self, move: Move) -> torch.Tensor | None:
+        """The numbers of frames, int64 `[batch]`; None if an utterance is one vector."""
+        if not self.version.cache.spec.axis.is_ragged:
+            return None
+        return move(torch.from_numpy(self.counts))
+
 
 class FeatureDataset(Dataset[dict[str, Any]]):
     """The utterances of a manifest, with their features from a cache; map-style.
@@ -81,8 +87,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     A batch, made by `collate`, is a dictionary too:
 
     * `ids`: a list;
-    * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends;
-    * `lengths`: int64 `[batch]`, in frames;
+    * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
+      `[batch, *item_shape]`;
+    * `lengths`: int64 `[batch]`, in frames; None for vectors;
     * the columns: lists of text, or float64 or int64 tensors `[batch]`.
 
     With several versions, `features` and `lengths` are dictionaries with the versions'
@@ -272,18 +279,23 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             {name: value for name, value in item.items() if name not in ("id", "features")}
             for item in items
         ]
-        features, lengths = [], []
+        features: list[torch.Tensor] = []
+        lengths: list[torch.Tensor | None] = []
         has_one = isinstance(self.cache, Cache)
         for version in self.versions:
             frames = [
                 item["features"] if has_one else item["features"][version.name] for item in items
             ]
-            features.append(
-                pad_sequence(frames, batch_first=True, padding_value=version.padding_value)
-            )
-            lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
+            if version.cache.spec.axis.is_ragged:
+                value = version.padding_value
+                features.append(pad_sequence(frames, batch_first=True, padding_value=value))
+                lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
+            else:
+                features.append(torch.stack(frames))
+                lengths.append(None)
         ids = [item["id"] for item in items]
-        batch = {"ids": ids, "features": self.named(features), "lengths": self.named(lengths)}
+        batch: dict[str, Any] = {"ids": ids, "features": self.named(features)}
+        batch["lengths"] = self.named(lengths)
         return {**batch, **default_collate(rest)}
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
@@ -308,7 +320,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             else move(torch.from_numpy(column[at]))
             for name, column in self.columns.items()
         }
-        lengths = self.named([move(torch.from_numpy(ranges.counts)) for ranges in versions])
+        lengths = self.named([ranges.lengths(move) for ranges in versions])
         features = self.named([*map(gather, versions)])
         return {"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns}
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import MOST_COUNTED, ArgumentError, is_number, require_int
-from featcache.spec import FeatureSpec, Frames, Ints
+from featcache.spec import Axis, FeatureSpec, Ints
 
 Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
@@ -144,10 +144,10 @@ class Windows:
     frames begin together at least once a second, and windows then begin there; otherwise
     within half a frame."""
 
-    def __init__(self, crop: Crop, axes: Sequence[Frames]) -> None:
+    def __init__(self, crop: Crop, axes: Sequence[Axis]) -> None:
         self.crop = crop
         rates = [axis.exact_rate for axis in axes]
-        self.length = crop.frames or axes[0].frames_in(crop.seconds or 0)
+        self.length = crop.frames or max(1, round((crop.seconds or 0) * float(rates[0])))
         """The length of a window, in frames of the first version."""
         self._ratios = [rate / rates[0] for rate in rates]
         self._counts = [max(1, round(self.length * ratio)) for ratio in self._ratios]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -81,10 +81,9 @@ def fit_version(
             f"{version.path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32"
         )
     if len(spec.item_shape) != 1:
-        shape = ", ".join(["frames", *map(str, spec.item_shape)])
         raise ConfigError(
-            f"{version.path}: holds [{shape}], not [frames, D]: extract one layer, or a "
-            "weighted sum"
+            f"{version.path}: holds {spec.main.shape_text()}, not [frames, D]: extract one "
+            "layer, or a weighted sum"
         )
     index = open_index(version)
     available, wanted = (
@@ -106,7 +105,7 @@ def fit_version(
         "iterations": fit.iterations,
     }
     fitted = {name: repr(number) for name, number in numbers.items()}
-    fitted |= {"spec": json.dumps(asdict(spec)), "featcache": library_versions()["featcache"]}
+    fitted |= {"spec": json.dumps(spec.document()), "featcache": library_versions()["featcache"]}
     return Codebook(
         fit.centroids, version.info.config, version.info.fingerprint, spec.dtype, fitted
     ), fit

@@ -4,7 +4,6 @@ docs/format.md describes."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import re
@@ -15,17 +14,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
 from featcache import __version__
-from featcache.errors import DamagedError, ExtractorError, StoreError, listing
+from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import FeatureSpec, Kind
 from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 
@@ -38,8 +37,6 @@ _SHARD_NAME = re.compile("[0-9a-f]{16}")
 PLAIN_GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 """The `zarr.json` of `shards/`: of a group that says nothing."""
 
-_FRAME_VALUES = 1 << 22
-_CODES = 1 << 24
 _LIBRARIES = (
     "numpy",
     "torch",
@@ -100,30 +97,9 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         return f"{self.name}-{self.fingerprint[:12]}"
 
     def require_sound(self) -> None:
-        """Raise ValueError if the spec contradicts itself, no memory is enough for one
-        frame, or the config is odd."""
-        spec = self.spec
+        """Raise ValueError if the spec contradicts itself, or the config is odd."""
         msgspec.convert(self.config, _Config)
-        shapes = {f"entry of {one.name}": one.item_shape for one in spec.side}
-        if len(shapes) < len(spec.side):
-            raise ValueError(
-                f"side arrays {listing(one.name for one in spec.side)}: two of them have "
-                "the same name"
-            )
-        for name, shape in {"frame": spec.item_shape, **shapes}.items():
-            if math.prod(shape) > _FRAME_VALUES:
-                raise ValueError(
-                    f"one {name} has {math.prod(shape):,} values, and may have {_FRAME_VALUES:,}"
-                )
-        if spec.is_quantized and spec.dtype != "float32":
-            raise ValueError(f"quantised features of dtype {spec.dtype}")
-        scales = [(one.dtype, one.item_shape) for one in spec.side if one.name == QUANTIZATION]
-        if scales not in ([], [("float32", (2, *spec.item_shape))]):
-            raise ValueError("scales and offsets of another form than the features")
-        if sum(spec.codebook_sizes) > _CODES or (
-            spec.codebook_sizes and spec.dtype.startswith("float")
-        ):
-            raise ValueError(f"codes of {sum(spec.codebook_sizes):,} values, of dtype {spec.dtype}")
+        self.spec.require_sound()
 
 
 class _Peek(msgspec.Struct):
@@ -145,7 +121,8 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
         raise StoreError(
             f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it"
         )
-    if (kind := peek.spec.get("kind", "frames")) != "frames":
+    kind = peek.spec.get("kind", "frames")
+    if kind not in get_args(Kind):
         raise StoreError(
             f"{path}: holds features of the kind {kind!r}, which this featcache cannot "
             "read: upgrade it"
@@ -217,7 +194,7 @@ class Version:
         from featcache.format.writing import seal_group
 
         try:
-            document = msgspec.to_builtins(info)
+            document = msgspec.to_builtins(info) | {"spec": info.spec.document()}
             msgspec.convert(document, VersionInfo).require_sound()
             # which refuses what nobody could read
             json.dumps(document, allow_nan=False, ensure_ascii=False).encode()

@@ -20,7 +20,7 @@ import featcache
 from featcache.care.copying import copy_version
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, StoreError
-from featcache.spec import SideSpec
+from featcache.spec import Track
 from featcache.storage.base import open_store
 from featcache.storage.directory import Directory
 from featcache.storage.location import parse_location
@@ -39,10 +39,7 @@ def folder(tmp_path_factory):
     """A cache of five shards, with an index, and the record of a run with a failure."""
     folder = tmp_path_factory.mktemp("copying") / "features"
     items = [*make_features(60, max_frames=200).items()]
-    side = (
-        SideSpec("scale", (2,), "float32", "scales"),
-        SideSpec("nothing", (), "float32", "none"),
-    )
+    side = (Track("scale", (2,), "float32", "scales"), Track("nothing", (), "float32", "none"))
     version = make_version(folder, *(dict(items[at::SHARDS]) for at in range(SHARDS)), side=side)
     run = Run(
         version,

@@ -15,7 +15,7 @@ from processes import python, run_here
 
 from featcache import __version__
 from featcache.extraction.options import SHARD_MEGABYTES
-from featcache.spec import SideSpec
+from featcache.spec import Track
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +218,8 @@ def test_info_and_show_tell_of_side_arrays(cli, scratch):
     """What they are; and of an utterance, how many entries, and their range, if there are
     any."""
     side = (
-        SideSpec("scales", (), "float32", "loudness"),
-        SideSpec("marks", (2,), "uint16", "from and to"),
+        Track("scales", (), "float32", "loudness"),
+        Track("marks", (2,), "uint16", "from and to"),
     )
     make_version(
         scratch,

@@ -20,7 +20,7 @@ from small_shards import INFO, SIDE, SIDED, SPEC, create, item, problems, publis
 from featcache.care.verify import examine_shard
 from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.format.writing import ShardBuilder, seal_group
-from featcache.spec import DTYPES, SideSpec
+from featcache.spec import DTYPES, Track
 from featcache.storage.base import MARK
 from featcache.version.index import open_index
 from featcache.version.version import Version
@@ -84,7 +84,7 @@ def test_a_shard_keeps_what_its_items_are_and_their_side_arrays(items, data):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
-    spec = replace(SPEC, dtype=dtype, side=(SideSpec("all", (2, 3), dtype, ""),))
+    spec = replace(SPEC, dtype=dtype, side=(Track("all", (2, 3), dtype, ""),))
     version = create(scratch, structs.replace(INFO, spec=spec))
     entries = np.arange(18).reshape(3, 2, 3).astype(dtype)
     for items, values in (
@@ -270,23 +270,23 @@ def test_a_shard_takes_only_what_its_version_holds(values, side, words):
         ({"x": float("nan")}, "Out of range float values are not JSON compliant.*"),
         ({"x": "\ud800"}, ".*surrogates not allowed"),
         (
-            [SideSpec("Scales", (), "float32", "")],
+            [Track("Scales", (), "float32", "")],
             r".*regex '\^\[a-z\]\[a-z0-9_\]\*.* - at `\$.spec.side\[0\].name`",
         ),
         (
-            [SideSpec("../x", (), "float32", "")],
+            [Track("../x", (), "float32", "")],
             r".*regex '\^\[a-z\]\[a-z0-9_\]\*.* - at `\$.spec.side\[0\].name`",
         ),
         (
-            [SideSpec("x", (), "complex64", "")],
+            [Track("x", (), "complex64", "")],
             r".*regex '\^\(float16\|float32\|.* - at `\$.spec.side\[0\].dtype`",
         ),
         (
-            [SideSpec("x", (2, 0), "float32", "")],
+            [Track("x", (2, 0), "float32", "")],
             r"Expected `int` >= 1 - at `\$.spec.side\[0\].item_shape\[1\]`",
         ),
         (
-            [SideSpec("x", (), "float32", ""), SideSpec("x", (2,), "float32", "")],
+            [Track("x", (), "float32", ""), Track("x", (2,), "float32", "")],
             ".* x, x: two of them have .* name",
         ),
     ],

@@ -6,7 +6,7 @@ import torch
 from pausing import SlowParams
 
 from featcache.extractors.rows import Piece, RowExtractor, Rows
-from featcache.spec import FeatureSpec, SideSpec
+from featcache.spec import FeatureSpec, Track
 
 HOP = 160
 
@@ -28,7 +28,7 @@ class Moments(RowExtractor[MomentsParams]):
     def __init__(self, params, sample_rate, device):
         self._params = params
         self.calls: list[tuple[int, int]] = []
-        counts = SideSpec("counts", (), "int64", "frames")
+        counts = Track("counts", (), "int64", "frames")
         self.spec = FeatureSpec(
             (2,), "float32", sample_rate / HOP, HOP, sample_rate, "moments", side=(counts,)
         )

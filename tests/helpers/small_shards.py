@@ -10,7 +10,7 @@ from msgspec import structs
 from featcache.care.verify import examine_shard
 from featcache.format.shard import Item, Shard
 from featcache.format.writing import ShardBuilder
-from featcache.spec import FeatureSpec, SideSpec
+from featcache.spec import FeatureSpec, Track
 from featcache.storage.location import ObjectPath
 from featcache.version.version import Version, VersionInfo
 from featcache.version.wanted import Wanted, name_of
@@ -27,8 +27,8 @@ INFO = VersionInfo(
     made_by={"featcache": "0"},
 )
 SIDE = (
-    SideSpec("scales", (), "float32", "loudness"),
-    SideSpec("marks", (2,), "uint16", "where from and where to"),
+    Track("scales", (), "float32", "loudness"),
+    Track("marks", (2,), "uint16", "where from and where to"),
 )
 SIDED = structs.replace(INFO, spec=replace(SPEC, side=SIDE))
 DTYPES = ["float32", "float16", "uint8", "uint16", "uint32", "int64"]

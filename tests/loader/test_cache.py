@@ -87,7 +87,7 @@ class TestCache:
     def test_its_repr_says_what_it_is(self, cache):
         assert cache.version.path.name in repr(cache)
         assert f"20 utterances, {cache.lengths.sum() / 100:.1f} s of frames, " in repr(cache)
-        assert "float16 [frames, 80] at 100 Hz" in repr(cache)
+        assert "float16 [frames, 80], 100 frames/s" in repr(cache)
 
     @pytest.mark.parametrize("key", [20, -21, 10**12])
     def test_a_position_outside_is_an_index_error(self, cache, key):

@@ -21,7 +21,7 @@ import featcache
 from featcache.cli import main
 from featcache.errors import DamagedError, StoreError
 from featcache.loader.shards import Shards
-from featcache.spec import SideSpec
+from featcache.spec import Track
 from featcache.stats import moments
 
 
@@ -32,7 +32,7 @@ def three_shards(folder, **options):
 
 @pytest.fixture
 def version(tmp_path):
-    return three_shards(tmp_path / "c", side=(SideSpec("scales", (), "float32", ""),))
+    return three_shards(tmp_path / "c", side=(Track("scales", (), "float32", ""),))
 
 
 def features_of(version):

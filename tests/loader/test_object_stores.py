@@ -17,7 +17,7 @@ import featcache
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning
 from featcache.loader import local_copies as module
 from featcache.loader import places
-from featcache.spec import SideSpec
+from featcache.spec import Track
 
 pytest.importorskip("obstore")
 
@@ -52,7 +52,7 @@ class TestSameAsAFolder:
         same(featcache.open(uploaded, check=check, **copy_to), featcache.open(original))
 
     def test_quantised_codes_and_side_arrays(self, s3, tmp_path):
-        side = (SideSpec("scale", (2,), "float32", "scales"),)
+        side = (Track("scale", (2,), "float32", "scales"),)
         make_version(tmp_path / "c", make_features(20), name="quantised", quantized=True)
         make_version(tmp_path / "c", make_features(20, (8,), "uint16"), name="codes")
         make_version(tmp_path / "c", make_features(20), name="side", side=side)
