@@ -30,7 +30,10 @@ Dtype = Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
 `featcache.version.version`."""
 
 CodebookSizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)]
-Kind = Literal["frames", "clip"]
+Kind = Literal["frames", "clip", "unknown"]
+STORED_KINDS = ("frames", "clip")
+"""The kinds of the main tracks of versions."""
+
 
 _MOST_VALUES = 1 << 22
 """The most values of an entry."""
@@ -61,6 +64,8 @@ class _Axis(Struct, frozen=True):
 
     is_ragged: ClassVar[bool] = True
     """Whether items may have different numbers of entries."""
+    kind: ClassVar[Kind] = "unknown"
+    """The name of the axis in documents."""
     fewest: ClassVar[int] = 0
     """The fewest entries of an item."""
     dimensions: ClassVar[tuple[str, ...]] = ("entries",)
@@ -131,6 +136,7 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
     padded_to: _Samples = 0
     """The number of samples to which shorter clips are padded; 0 if they are not."""
 
+    kind: ClassVar[Kind] = "frames"
     fewest: ClassVar[int] = 1
     dimensions: ClassVar[tuple[str, ...]] = ("frames",)
 
@@ -188,6 +194,7 @@ class Clip(_Axis, frozen=True, tag="clip"):
     """The whole utterance: it has one entry, such as the vector of its speaker."""
 
     is_ragged: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "clip"
     fewest: ClassVar[int] = 1
     dimensions: ClassVar[tuple[str, ...]] = ()
 
@@ -323,13 +330,13 @@ class FeatureSpec:
             codebook_sizes=main.codebook_sizes,
             side=others,
             padded_to=frames.padded_to if frames else 0,
-            kind="frames" if frames else "clip",
+            kind=axis.kind,
         )
 
     def require_sound(self) -> None:
         """Raise ValueError if the spec contradicts itself, or no memory is enough for one
         entry."""
-        if (self.kind == "frames") != (self.frame_rate > 0):
+        if self.kind not in STORED_KINDS or (self.kind == "frames") != (self.frame_rate > 0):
             raise ValueError(f"{self.kind} with {self.frame_rate:g} frames per second")
         names = [track.name for track in self.side]
         if len({*names}) < len(names):
@@ -367,9 +374,9 @@ class FeatureSpec:
     @property
     def axis(self) -> Axis:
         """The axis of the main track."""
-        if self.kind == "clip":
-            return Clip()
-        return Frames(self.frame_rate, self.frame_length, self.padded_to)
+        if self.kind == "frames":
+            return Frames(self.frame_rate, self.frame_length, self.padded_to)
+        return Clip() if self.kind == "clip" else _UNKNOWN
 
     @property
     def main(self) -> Track:

@@ -27,7 +27,7 @@ from featcache.errors import (
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
-from featcache.spec import FeatureSpec
+from featcache.spec import MAIN, FeatureSpec
 from featcache.strings import Strings
 from featcache.version.index import Index, open_index
 from featcache.version.version import Version
@@ -102,7 +102,7 @@ class Cache:
     def _facts(self) -> list[str]:
         """What it holds, in numbers with their units."""
         spec, num_frames = self.spec, int(self.lengths.sum())
-        num_bytes = num_frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
+        num_bytes = num_frames * math.prod(spec.item_shape) * self.stored_dtype.itemsize
         in_uint8 = " in uint8" if spec.is_quantized else ""
         of_each = f"{spec.dtype}{in_uint8} {spec.main.shape_text()}, {spec.axis}"
         seconds = spec.axis.seconds(num_frames)
@@ -146,6 +146,19 @@ class Cache:
     def spec(self) -> FeatureSpec:
         """What the features are: shape of a frame, dtype, frame rate, units."""
         return self.version.info.spec
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The dtype on disk: that of `spec`, unless the features are quantised."""
+        return self.version.dtype
+
+    def track(self, name: str) -> Cache:
+        """Open one of the version's tracks as a cache of its own, with the same utterances:
+        `codes.track("codes_24hz")`. `spec.tracks` has their names. Raises ArgumentError if
+        there is no such track."""
+        from featcache.loader.track import TrackCache
+
+        return self if name == MAIN else TrackCache(self, name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -296,7 +309,7 @@ class Cache:
         # their size.
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
-        dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
+        dtype = np.dtype(self.spec.dtype) if as_values else self.stored_dtype
         padded = tensor_in(self._buffers.take if out is None else out, shape, dtype)
         rows = padded.numpy()
         with self._shards.read_ahead(frames_of):
@@ -317,7 +330,9 @@ class Cache:
 
     def _shaped(self, padded: torch.Tensor) -> torch.Tensor:
         """Return a batch as users get it: vectors have no dimension of frames."""
-        return padded if self.spec.axis.is_ragged else padded.squeeze(1)
+        if self.spec.axis.is_ragged:
+            return padded
+        return padded.view(len(padded), *padded.shape[2:])
 
     def _checked(
         self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
@@ -325,9 +340,7 @@ class Cache:
         """The frames of a batch, read and checked one utterance after the other, each
         while it is in the processor's cache: each is valid until the next one. It is read
         into its row, where that takes all of it as it is stored."""
-        room = np.empty(
-            (max(map(len, whole), default=0), *self.spec.item_shape), self.version.dtype
-        )
+        room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
         for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):

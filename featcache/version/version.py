@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import FeatureSpec, Kind
+from featcache.spec import STORED_KINDS, FeatureSpec
 from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 
@@ -122,7 +122,7 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
             f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it"
         )
     kind = peek.spec.get("kind", "frames")
-    if kind not in get_args(Kind):
+    if kind not in STORED_KINDS:
         raise StoreError(
             f"{path}: holds features of the kind {kind!r}, which this featcache cannot "
             "read: upgrade it"

@@ -15,7 +15,7 @@ import featcache
 from featcache.format.writing import ShardBuilder
 from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import QUANTIZATION, FeatureSpec, Frames, Track
 from featcache.storage.location import ObjectPath
 from featcache.version.version import VersionInfo
 
@@ -42,6 +42,7 @@ def make_version(
     side=(),
     quantized=False,
     frame_rate=100.0,
+    axis=None,
     rows=None,
     **sections,
 ):
@@ -49,7 +50,7 @@ def make_version(
     object store.
 
     The first array of all decides the item shape and the dtype; integers of several
-    columns are codes of codebooks of 1,024. The fingerprint covers the config, of which
+    columns are codes of codebooks of 1,024. They are along time, unless `axis` says else. The fingerprint covers the config, of which
     these are sections, unless it is given. `made_up_side` says what side arrays hold;
     `rows`, what the manifest says of utterances, by id: `{"path": "a.wav", "start":
     1.5}`."""
@@ -57,15 +58,9 @@ def make_version(
     config = {"name": name, "extractor": "made_up", "params": {}, **given}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
-    spec = FeatureSpec(
-        first.shape[1:],
-        first.dtype.name,
-        frame_rate,
-        400,
-        16000,
-        "log mel energy",
-        side=tuple(side),
-    )
+    axis = Frames(frame_rate, 400) if axis is None else axis
+    main = Track("features", first.shape[1:], first.dtype.name, "log mel energy", axis)
+    spec = FeatureSpec.of(16000, main, *side)
     if first.dtype.kind == "u" and first.ndim == 2:
         spec = replace(spec, units="codes", codebook_sizes=(1024,) * first.shape[1])
     if quantized:
