@@ -45,8 +45,8 @@ ColumnDtype = Annotated[str, msgspec.Meta(pattern=r"^(u?int|float)64\Z")]
 
 
 class Table:
-    """What is known of each item, besides its features: a matrix of 64-bit numbers, and
-    the text of ids and paths. `table["row_hash"]` is a column of it, `[items]`.
+    """The facts about each item, besides its features: a matrix of 64-bit numbers, and the
+    text of ids and paths. `table["row_hash"]` is a column of it, `[items]`.
 
     A column is a row of the matrix. It has one entry more than there are items: columns
     whose names end in `_offset` say where each item's part of something begins, and the
@@ -92,8 +92,8 @@ class Table:
         return column
 
     def offsets(self, of: str) -> NDArray[np.int64]:
-        """Where the parts of the items begin, int64 `[items + 1]`: of `frame`, `id`,
-        `path`, `side_<name>`."""
+        """Return the offsets of a part of the items, int64 `[items + 1]`: of `frame`, `id`,
+        `path` or `side_<name>`."""
         return self._rows[f"{of}_offset"].view(np.int64)
 
     @property
@@ -108,14 +108,14 @@ class Table:
 
 
 def rise(offsets: NDArray[np.int64], first: int, last: int, at_least: int = 0) -> bool:
-    """Whether offsets go from `first` to `last`, in steps of `at_least` so many."""
-    return bool(
-        offsets[0] == first and offsets[-1] == last and (np.diff(offsets) >= at_least).all()
-    )
+    """Tell whether offsets go from `first` to `last`, in steps of at least `at_least`."""
+    if offsets[0] != first or offsets[-1] != last:
+        return False
+    return bool((np.diff(offsets) >= at_least).all())
 
 
 class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What the document of every group says. What else it says is ignored."""
+    """The keys that the document of every group has. Others are ignored."""
 
     fingerprint: Hex
     digest: Hex
@@ -134,7 +134,8 @@ _I = TypeVar("_I", bound=GroupInfo)
 
 
 def digest_of(files: Mapping[str, tuple[int, int]], table: Table) -> str:
-    """What names a group: equal if all of its files are, but the document."""
+    """Return the digest that names a group: equal digests mean equal files, except for the
+    document."""
     digest = hashlib.sha256(msgspec.json.encode(files, order="sorted"))
     for array in (table.matrix, table.text):
         digest.update(as_bytes(np.ascontiguousarray(array)))
@@ -146,9 +147,11 @@ def _is_chunk(path: str) -> bool:
 
 
 def checksum_of(path: str, data: Any) -> int:
-    """The CRC-32C of a file, as the document of its group has it: of a chunk, that which
-    it ends with."""
-    return int.from_bytes(data[-CHECKSUM_BYTES:], "little") if _is_chunk(path) else crc32c(data)
+    """Return the CRC-32C of a file, as the document of its group records it. A chunk ends
+    with its own."""
+    if _is_chunk(path):
+        return int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+    return int(crc32c(data))
 
 
 class Group(Generic[_I]):
@@ -253,26 +256,23 @@ class Group(Generic[_I]):
         next; the last may end in a chunk's own checksum. Raises DamagedError if they are
         not what was written, maybe known only after the last."""
         num_bytes, checksum = self.info.files[path]
-        store, key = (
-            (self.store, f"{self.key}/{path}")
-            if copy is None
-            else (open_store(copy.parent), copy.name)
-        )
+        store, key = self.store, f"{self.key}/{path}"
+        if copy is not None:
+            store, key = open_store(copy.parent), copy.name
         crc, end = 0, b""
         with self._missing_is_damage(path):
             for block in store.blocks(key, num_bytes):
-                crc, end = crc32c(block, crc), (end + block[-CHECKSUM_BYTES:])[-CHECKSUM_BYTES:]
+                crc = crc32c(block, crc)
+                end = (end + block[-CHECKSUM_BYTES:])[-CHECKSUM_BYTES:]
                 yield block
-        is_right = (
-            (crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum)
-            if _is_chunk(path)
-            else crc == checksum
-        )
+        is_right = crc == checksum
+        if _is_chunk(path):
+            is_right = crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum
         if not is_right:
             raise self._damaged(path, WRONG_CHECKSUM)
 
     def file_fault(self, path: str) -> str:
-        """Reads every byte of one of its files: what is wrong with it; empty if it is
+        """Read every byte of one of its files, and say what is wrong with it; empty if it is
         what was written."""
         try:
             for _ in self.checked_blocks(path):
@@ -283,8 +283,8 @@ class Group(Generic[_I]):
 
 
 def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
-    """What a group's sealed `zarr.json` says, as `kind` declares. Raises DamagedError if
-    it is not what was written."""
+    """Parse a group's sealed `zarr.json`, as `kind` declares. Raises DamagedError if it is
+    not what was written."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 

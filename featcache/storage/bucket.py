@@ -107,9 +107,8 @@ class Bucket:
             nonlocal answer
             try:
                 if answer is None:
-                    response = connection.get(
-                        path, options={"range": {"offset": done}} if done else None
-                    )
+                    rest = {"range": {"offset": done}}
+                    response = connection.get(path, options=rest if done else None)
                     require_size(response.meta["size"], num_bytes, self._place(key))
                     answer = iter(response.stream(min_chunk_size=_STREAMED_BYTES))
                 return memoryview(next(answer, b""))
@@ -184,12 +183,12 @@ class Bucket:
             else:  # such a store cannot begin in the middle
                 first, spans = [], [("", "")]
 
-        def of(entries: list[Any]) -> list[tuple[str, int]]:
-            return [
-                (key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))
-            ]
+        def sizes_in(entries: list[Any]) -> list[tuple[str, int]]:
+            sizes = [(self._key(entry), int(entry["size"])) for entry in entries]
+            return [(key, size) for key, size in sizes if is_wanted(key)]
 
-        return chain(of(first), *in_parallel(lambda span: of(self._listed(folder, *span)), spans))
+        listed = in_parallel(lambda span: sizes_in(self._listed(folder, *span)), spans)
+        return chain(sizes_in(first), *listed)
 
     def put(self, key: str, data: Buffer) -> None:
 
@@ -199,7 +198,8 @@ class Bucket:
         asked(self.location / checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
-        if not (lacking := self._lacking(files, folder)):
+        lacking = self._lacking(files, folder)
+        if not lacking:
             return
         note = f"work/{checked_key(folder)}/{secrets.token_hex(8)}"
         self.put(note, b"")
@@ -211,7 +211,8 @@ class Bucket:
             )
             if MARK in lacking:
                 self.put(f"{folder}/{MARK}", files[MARK])
-            if not (lacking := self._lacking(files, folder)):
+            lacking = self._lacking(files, folder)
+            if not lacking:
                 self._delete([note])
                 return
         raise StoreError(
@@ -220,12 +221,11 @@ class Bucket:
         )
 
     def _lacking(self, files: Mapping[str, Buffer], folder: str) -> list[str]:
-        """The files of a folder that are not there, or cut off. Documents may differ:
-        they say who has written them."""
+        """List the files of a folder that are missing or cut off. Documents may differ,
+        since they name their writer."""
         sizes = {key.removeprefix(f"{folder}/"): size for key, size in self.walk(folder)}
-        written = {checked_key(path): len(data) for path, data in files.items()} | {
-            MARK: sizes.get(MARK, -1)
-        }
+        written = {checked_key(path): len(data) for path, data in files.items()}
+        written[MARK] = sizes.get(MARK, -1)
         return [path for path, size in written.items() if sizes.get(path) != size]
 
     def remove(self, key: str) -> None:
@@ -234,7 +234,8 @@ class Bucket:
         # once more for what a writer has added meanwhile, who then begins again
         for _ in range(2):
             self._delete([mark])
-            if not (keys := [below for below, _ in self.walk(key)]):
+            keys = [below for below, _ in self.walk(key)]
+            if not keys:
                 return
             self._delete(keys)
         self._delete([mark])
@@ -243,10 +244,10 @@ class Bucket:
         paths = [self._place(key).key for key in keys]
         # some stores say so, and then may have left out others
         with suppress(FileNotFoundError):
-            asked(
-                self._place(keys[0]),
-                lambda bucket, path: bucket.delete(path if len(paths) == 1 else paths),
-            )
+            if len(paths) == 1:
+                asked(self._place(keys[0]), lambda bucket, path: bucket.delete(path))
+            else:
+                asked(self._place(keys[0]), lambda bucket, _: bucket.delete(paths))
 
     def destroy(self) -> None:
         """Remove everything, the document first."""
@@ -260,7 +261,8 @@ class Bucket:
     def sweep(self, *, remove: bool = True) -> list[str]:
         written: dict[str, dict[str, float]] = defaultdict(dict)
         for entry in self._listed("work"):
-            if note := _NOTE.fullmatch(self._key(entry)):
+            note = _NOTE.fullmatch(self._key(entry))
+            if note:
                 written[note[1]][note[0]] = entry["last_modified"].timestamp()
         if not written:
             return []
@@ -306,10 +308,12 @@ class Bucket:
         return self.location / checked_key(key) if key else self.location
 
     def _key(self, entry: Any) -> str:
-        return str(entry["path"])[len(self.location.key) + 1 if self.location.key else 0 :]
+        folder = f"{self.location.key}/" if self.location.key else ""
+        return str(entry["path"])[len(folder) :]
 
     def _bounds(self, folder: str, last: str) -> list[str]:
-        """Where to divide the rest of a listing, by the last path of its first page."""
+        """List the paths at which to divide the rest of a listing, by the last path of its
+        first page."""
         prefix = f"{self._place(folder).key}/"
         name = last.removeprefix(prefix).partition("/")[0]
         if not _SPREAD_EVENLY.fullmatch(name):
@@ -327,9 +331,8 @@ class Bucket:
 
         def fetch(connection: Any, path: str) -> list[Any]:
             entries: list[Any] = []
-            for page in connection.list(
-                f"{path}/" if path else None, offset=after or None, chunk_size=_PAGE
-            ):
+            prefix = f"{path}/" if path else None
+            for page in connection.list(prefix, offset=after or None, chunk_size=_PAGE):
                 entries += page
                 if len(entries) >= at_most or (until and entries[-1]["path"] > until):
                     break
@@ -414,7 +417,8 @@ def _of_this_machine(name: str = "") -> Iterator[Path]:
     that is read is said as is."""
     path: object = "a temporary folder"
     try:
-        yield (path := Path(tempfile.gettempdir(), name))
+        path = Path(tempfile.gettempdir(), name)
+        yield path
     except OSError as error:
         if is_url(str(error.filename)):
             raise

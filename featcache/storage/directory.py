@@ -153,7 +153,7 @@ class Directory:
             if not (target / MARK).is_file():
                 _write_folder(beside, files)
                 for path, data in files.items():
-                    num_bytes = (beside / path).stat().st_size if (beside / path).exists() else 0
+                    num_bytes = _size_of(beside / path)
                     if num_bytes != len(data):
                         what = (
                             f"has {num_bytes} of the {len(data)} bytes that were written: "
@@ -214,14 +214,13 @@ class Directory:
                 path.rmdir()
             lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             is_ours = lock.is_granted()
-            said = (
-                ""
-                if is_ours
-                else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")
-            )
+            content = b"" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0)
         with lock:
             if not is_ours:
-                holder = "".join(filter(str.isprintable, said)) or "another run"
+                holder = (
+                    "".join(filter(str.isprintable, content.decode(errors="replace")))
+                    or "another run"
+                )
                 raise LockedError(f"{self.location}: is in use by {holder}")
             with suppress(OSError):  # on a full disk, what the last holder said stays
                 os.ftruncate(lock.descriptor, 0)
@@ -237,12 +236,12 @@ class Directory:
         with _writing_to(work), suppress(FileNotFoundError, NotADirectoryError):
             _refuse_link(work)
             left += [f"work/{name}" for name in _removed(work, _REMOVED, remove)]
-            if written := sorted(filter(_WRITTEN.fullmatch, os.listdir(work))):
-                # nothing is known of a folder that cannot be written
+            written = sorted(filter(_WRITTEN.fullmatch, os.listdir(work)))
+            if written:
+                # a folder that cannot be written tells nothing of its leftovers
                 with suppress(OSError), in_work(work) as own:
-                    left += [
-                        f"work/{name}" for name in written if _is_left(work / name, own, remove)
-                    ]
+                    dead = [name for name in written if _is_left(work / name, own, remove)]
+                    left += [f"work/{name}" for name in dead]
         return left
 
     @property
@@ -258,7 +257,7 @@ class Directory:
         link."""
         path = self.location
         make_folder(path)
-        for part in key.split("/") if key else ():
+        for part in filter(None, key.split("/")):
             path /= part
             _refuse_link(path)
             make_folder(path)
@@ -330,11 +329,17 @@ def _reading_error(error: OSError, path: Path) -> StoreError:
     if error.errno in _NO_FILE:
         return DamagedError(f"{path}: damaged: not a regular file")
     what = f"cannot be read: {error.strerror or error}"
-    return (
-        StoreError(f"{path}: {what}")
-        if error.errno in _NOT_DAMAGE
-        else DamagedError(f"{path}: damaged: {what}")
-    )
+    if error.errno in _NOT_DAMAGE:
+        return StoreError(f"{path}: {what}")
+    return DamagedError(f"{path}: damaged: {what}")
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 @contextmanager
@@ -391,17 +396,18 @@ def remove_folder(path: Path, work: Path) -> None:
 
 
 def _removed(folder: Path, names: re.Pattern[str], remove: bool) -> list[str]:
-    """What has such a name in a folder, and whoever removed it has left; it is removed if
-    it is to be."""
+    """List what an interrupted removal has left in a folder, by its name. With `remove`,
+    remove it."""
     left = sorted(filter(names.fullmatch, os.listdir(folder)))
-    for name in left if remove else ():
-        _discard(folder / name)
+    if remove:
+        for name in left:
+            _discard(folder / name)
     return left
 
 
 def _is_left(path: Path, own: Path, remove: bool) -> bool:
-    """Whether the writer of a folder is dead, which is then removed if it is to be; `own`
-    is a new folder, and held."""
+    """Tell whether the writer of a folder is dead. With `remove`, remove the folder of a
+    dead writer. `own` is a new folder whose lock this process holds."""
     with suppress(OSError), Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
         # Some file systems have no locks, or grant all: they also grant one on what is held.
         if path.name.startswith(_boot()) and not Lock(own, os.O_RDONLY).is_granted():

@@ -118,15 +118,17 @@ class Lock(AbstractContextManager["Lock"]):
         """Take the lock, if nobody else holds it; with `wait`, as soon as nobody does.
         Returns whether it is ours. Raises OSError if the file system has no locks."""
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        if not wait:
+            kind |= fcntl.LOCK_NB
         try:
-            fcntl.flock(self.descriptor, kind if wait else kind | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, kind)
         except BlockingIOError:
             return False
         return True
 
     def is_granted(self) -> bool:
-        """Whether the lock is ours now, or everybody's: there are file systems without
-        locks."""
+        """Tell whether this process has the lock now. On a file system without locks,
+        everybody has it."""
         try:
             return self.take()
         except OSError:
@@ -154,7 +156,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock of a file or folder. To find out, it is taken for a
+    """Tell whether a process holds the lock of a file or folder, by taking it for a
     moment. Raises OSError if the file cannot be opened, or its file system has no
     locks."""
     with Lock(path, os.O_RDONLY) as lock:
