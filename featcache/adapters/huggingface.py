@@ -19,6 +19,7 @@ from featcache.errors import ArgumentError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.utterances import flat
+from featcache.manifest.columns import TypedColumn, Values, to_arrow
 from featcache.strings import Strings
 
 try:
@@ -111,7 +112,9 @@ def to_hf(
         )
     caches = {version.name: version.cache for version in dataset.versions}
     folders = {name: remember(cache) for name, cache in caches.items()}
-    types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
+    columns = {name: _arrow(column) for name, column in dataset.columns.items()}
+    schema = pa.schema([(name, column.type) for name, column in columns.items()])
+    types = datasets.Features.from_arrow_schema(schema)
     fingerprint = _fingerprint(dataset, folders, copy)
     values = {
         name: _array_type(cache) if copy else CachedFeatures(folders[name])
@@ -123,19 +126,20 @@ def to_hf(
         return datasets.Dataset.from_generator(
             _rows, features, gen_kwargs={"dataset": dataset}, **options
         )
-    ids, *columns = map(_arrow, (dataset.ids, *dataset.columns.values()))
+    ids = _arrow(flat(dataset.ids))
     table = pa.Table.from_arrays(
-        [ids, *(ids for _ in folders), *columns], schema=features.arrow_schema
+        [ids, *(ids for _ in folders), *columns.values()], schema=features.arrow_schema
     )
     return datasets.Dataset(
         table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint
     )
 
 
-def _arrow(column: Strings | NDArray[Any]) -> Any:
-    return (
-        pa.array(column) if isinstance(column, np.ndarray) else pa.array(iter(column), pa.string())
-    )
+def _arrow(column: TypedColumn) -> Any:
+    """A column as an Arrow array; as text, if its values have no type in common."""
+    if isinstance(column, np.ndarray):
+        return pa.array(column)
+    return pa.array(column, pa.string()) if isinstance(column, Strings) else to_arrow(column, pa)
 
 
 def _no_id(what: str) -> ArgumentError:
@@ -147,11 +151,13 @@ def _no_id(what: str) -> ArgumentError:
 
 
 def _rows(dataset: FeatureDataset) -> Iterator[dict[str, Any]]:
+    columns = {name: _arrow(column) for name, column in dataset.columns.items()}
     for row in range(len(dataset)):
         item = dataset[row]
         features = item.pop("features")
         named = {dataset.names[0]: features} if isinstance(dataset.cache, Cache) else features
-        yield {**item, **{name: value.numpy() for name, value in named.items()}}
+        cells = {name: column[row].as_py() for name, column in columns.items()}
+        yield {**item, **cells, **{name: value.numpy() for name, value in named.items()}}
 
 
 def _array_type(cache: Cache) -> Any:
@@ -161,10 +167,6 @@ def _array_type(cache: Cache) -> Any:
         if shape
         else datasets.List(datasets.Value(dtype))
     )
-
-
-def _dtype_of(column: Strings | NDArray[Any]) -> str:
-    return "string" if isinstance(column, Strings) else column.dtype.name
 
 
 def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
@@ -179,7 +181,12 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
         for numbers in (part.firsts, part.counts):
             digest.update(numbers.tobytes())
     for name, column in {"id": flat(dataset.ids), **dataset.columns}.items():
-        digest.update(f"{name} {_dtype_of(column)}".encode())
-        for array in (column.blob, column.offsets) if isinstance(column, Strings) else (column,):
+        digest.update(f"{name} {getattr(column, 'dtype', 'string')}".encode())
+        arrays = [column] if isinstance(column, np.ndarray) else []
+        if isinstance(column, Values):
+            arrays, column = [column.kinds], column.texts
+        if isinstance(column, Strings):
+            arrays += [column.blob, column.offsets]
+        for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

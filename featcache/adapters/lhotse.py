@@ -151,8 +151,10 @@ class _Cuts:
     ) -> MonoCut:
         spec = self._cache.spec
         duration = num_frames * self._hop / spec.sample_rate
-        # NaN is no value
-        columns = {name: value for name, value in columns.items() if value == value}
+        # None and NaN are no values
+        columns = {
+            name: value for name, value in columns.items() if value is not None and value == value
+        }
         start, channel = columns.pop("start", 0.0) / speed, max(0, columns.pop("channel", 0))
         columns.pop("duration", None)
         path = columns.pop("path", "")

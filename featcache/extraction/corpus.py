@@ -37,6 +37,7 @@ from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, as_root, locate, url_of
+from featcache.manifest.numbered import broken_promises, gaps
 from featcache.storage.base import open_store
 from featcache.storage.location import Location, as_location
 from featcache.version.corpus import (
@@ -107,6 +108,9 @@ def plan_corpus(
         StoreError: It cannot be written.
     """
     several, partition = manifests_of_parts(given), options.own_partition
+    paths = [str(path) for path in (several or {}).values()]
+    for line in broken_promises(paths) + gaps(paths):
+        _log.info("%s", line)
     if several is None and not is_list:
         if not is_corpus(folder):
             return None

@@ -37,6 +37,7 @@ from featcache.loader.utterances import (
     take,
     versions_of,
 )
+from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -81,7 +82,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     * `id`;
     * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy;
-    * each of the manifest's columns: text, or numbers if all values of the column are;
+    * each of the manifest's columns, with the types that its cells have;
       `start` and `duration` in seconds, NaN if not given, and `channel`, -1 if not given.
 
     A batch, made by `collate`, is a dictionary too:
@@ -90,7 +91,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
       `[batch, *item_shape]`;
     * `lengths`: int64 `[batch]`, in frames; None for vectors;
-    * the columns: lists of text, or float64 or int64 tensors `[batch]`.
+    * the columns: bool, int64 or float64 tensors `[batch]`, or lists.
 
     With several versions, `features` and `lengths` are dictionaries with the versions'
     names as keys. With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)`
@@ -125,7 +126,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             utterance, with the columns `speed` and, if there is noise, `snr` (dB; NaN for
             clean copies). If false, only the ids in the manifest.
         columns: Names of the manifest's columns to keep; by default all. A mapping also
-            sets their types: `{"speaker": str, "digit": int}`.
+            sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`.
         classes: The name of a column of labels, or several: they become numbers from 0,
             in the labels' order as text, and the attribute `classes` has the labels. A
             mapping gives the labels of each, as that attribute of the training data does
@@ -199,7 +200,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         features = self.named([each.gather()[0] for each in self.frame_ranges(rows, self.epoch)])
         values = {name: column[at] for name, column in self.columns.items()}
         columns = {
-            name: value if isinstance(value, str) else value.item()
+            name: value.item() if isinstance(value, np.generic) else value
             for name, value in values.items()
         }
         return {"id": self.ids[at], "features": features, **columns}
@@ -275,10 +276,13 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])
-        rest = [
-            {name: value for name, value in item.items() if name not in ("id", "features")}
-            for item in items
-        ]
+        lists = {
+            name: [item[name] for item in items]
+            for name, column in self.columns.items()
+            if isinstance(column, Values) and name in items[0]
+        }
+        own = {"id", "features", *lists}
+        rest = [{name: value for name, value in item.items() if name not in own} for item in items]
         features: list[torch.Tensor] = []
         lengths: list[torch.Tensor | None] = []
         has_one = isinstance(self.cache, Cache)
@@ -296,7 +300,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         ids = [item["id"] for item in items]
         batch: dict[str, Any] = {"ids": ids, "features": self.named(features)}
         batch["lengths"] = self.named(lengths)
-        return {**batch, **default_collate(rest)}
+        return {**batch, **lists, **default_collate(rest)}
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without
@@ -314,12 +318,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         takes all other tensors there."""
         at = self._rows(rows)
         versions = self.frame_ranges(at, epoch)
-        columns = {
-            name: column.texts(at)
-            if isinstance(column, Strings)
-            else move(torch.from_numpy(column[at]))
-            for name, column in self.columns.items()
-        }
+        columns = {name: _in_batch(column, at, move) for name, column in self.columns.items()}
         lengths = self.named([ranges.lengths(move) for ranges in versions])
         features = self.named([*map(gather, versions)])
         return {"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns}
@@ -354,6 +353,13 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return positions_in(
             "rows", rows, len(self), "the dataset", "a list of positions in the dataset"
         )
+
+
+def _in_batch(column: TypedColumn, rows: NDArray[np.int64], move: Move) -> Any:
+    """The values of some rows of a column, as a batch has them."""
+    if isinstance(column, np.ndarray):
+        return move(torch.from_numpy(column[rows]))
+    return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
 
 
 def _epoch_in_memory(epoch: int, is_shared: bool) -> torch.Tensor:

@@ -3,12 +3,9 @@ where each version has them."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -29,6 +26,7 @@ from featcache.errors import (
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.spans import Windows, check_codebooks, check_padding
+from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
 from featcache.manifest.copies import Copies, copies_of
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
@@ -37,14 +35,12 @@ from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.join import RowKeys, describe_changed, join, with_other_files
 from featcache.version.ledger import standing_failures
 
-Column = Strings | NDArray[Any]
-"""One value for each utterance: text, float64 or int64."""
-
-Columns = dict[str, Column]
+Columns = dict[str, TypedColumn]
+"""Columns of utterances, by name."""
 
 Names = Collection[str] | Mapping[str, type] | None
-"""Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None
-for all."""
+"""Which columns of a manifest to take, or also their types (`str`, `bool`, `int`, `float`);
+None for all."""
 
 Classes = str | Collection[str] | Mapping[str, Sequence[str]]
 """Columns of labels, or also the labels of each."""
@@ -53,20 +49,14 @@ OnChanged = Literal["error", "warn", "use"]
 """What to do about rows with features of another row or file."""
 
 Types = Mapping[str, type]
-"""The types that columns are to have, by name: `str`, `int` or `float`. Others hold
-numbers if all their values are."""
+"""The types that columns are to have, by name: `str`, `bool`, `int` or `float`. Others have
+the types of their cells."""
 
 Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
 """Which rows of a manifest to take: values of columns, or a function of a row."""
 
 _RESERVED = ("id", "ids", "features", "lengths")
 """The names that items and batches use themselves."""
-
-_WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
-_FRACTION = re.compile(
-    rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?"
-)
-"""The longest float64 has 24 characters. What is empty is NaN."""
 
 _Value = TypeVar("_Value")
 
@@ -392,23 +382,21 @@ def _of_parts(
     return Utterances(source, ids, columns, joined)
 
 
-def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> Column:
+def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> TypedColumn:
     """A column of several manifests."""
     columns = [columns[name] for columns in of_parts if name in columns]
-    texts = [column for column in columns if isinstance(column, Strings)]
     if len(columns) < len(of_parts):
         raise ManifestError(
             f"{source}: not all of these manifests have a column {name!r}: leave it out of columns="
         )
-    if not texts:
-        return np.concatenate([np.asarray(column) for column in columns])
-    if len(texts) < len(columns):
+    kinds = sorted({*map(holding, columns)} - {""})
+    if len(kinds) > 1:
         remedy = f"columns={{{name!r}: str}} takes text"
         raise ManifestError(
-            f"{source}: the column {name!r} holds numbers in some manifests, text in "
+            f"{source}: the column {name!r} holds {kinds[0]} in some manifests, {kinds[1]} in "
             f"others: {remedy}"
         )
-    return Strings.concatenate(texts)
+    return concatenate(columns)
 
 
 def _with_copies(
@@ -509,7 +497,8 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
     """The rows whose columns (or `id`) have certain values, or one of several; int64
     `[rows]`.
 
-    Values are compared as text; 3 is also 3.0, and True also true. A function gets each
+    Values are compared as text; 3 is also 3.0, and True also true; None is an empty cell. A
+    function gets each
     row as a dictionary: `id` and all columns, with values as items have them. Raises
     ManifestError if there is no such column, no row has such a value, or no row has all
     of them."""
@@ -545,8 +534,10 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
 
 def _texts_of(value: object) -> set[str]:
     """What a value may be as text in a manifest."""
+    if value is None:
+        return {""}
     if isinstance(value, (bool, np.bool_)):
-        return {str(value), str(value).lower()}
+        return {str(value), str(value).lower(), str(value).upper()}
     if isinstance(value, (int, np.integer)):
         return {str(value), f"{value}.0"}
     return (
@@ -608,26 +599,26 @@ def flat(ids: Sequence[str]) -> Strings:
     return ids if isinstance(ids, Strings) else Strings.of(ids)
 
 
-def take(column: Column, rows: NDArray[np.int64]) -> Column:
+def take(column: TypedColumn, rows: NDArray[np.int64]) -> TypedColumn:
     """The values of some rows."""
-    return column.take(rows) if isinstance(column, Strings) else column[rows]
+    return column[rows] if isinstance(column, np.ndarray) else column.take(rows)
 
 
-def records_of(columns: Mapping[str, Column], count: int) -> Iterator[dict[str, Any]]:
+def records_of(columns: Mapping[str, TypedColumn], count: int) -> Iterator[dict[str, Any]]:
     """The rows of some columns, with Python objects as values, which are made one after
     the other."""
     values = [
-        each if isinstance(each, Strings) else np.ascontiguousarray(each).data
+        np.ascontiguousarray(each).data if isinstance(each, np.ndarray) else each
         for each in columns.values()
     ]
     rows = zip(*values, strict=True) if columns else repeat((), count)
     return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
-def _available(manifest: Manifest) -> Columns:
+def _available(manifest: Manifest) -> dict[str, Strings | NDArray[Any]]:
     """All columns of a manifest but the ids: those with a meaning to featcache, if they
     are given, and the others."""
-    available: Columns = {}
+    available: dict[str, Strings | NDArray[Any]] = {}
     if len(manifest.paths.blob):
         available["path"] = manifest.paths
     for name, seconds in (("start", manifest.start), ("duration", manifest.duration)):
@@ -638,45 +629,22 @@ def _available(manifest: Manifest) -> Columns:
     return available | manifest.columns
 
 
-def _typed(manifest: Manifest, name: str, column: Column, types: Types) -> Column:
-    """A column as the type that is wanted; by default as numbers, if it holds numbers."""
+def _typed(manifest: Manifest, name: str, column: TypedColumn, types: Types) -> TypedColumn:
+    """A column as the type that is wanted; by default with the types of its cells."""
     wanted, what = types.get(name), f"{manifest.source}: the column {name!r}"
     if wanted is str and isinstance(column, Strings):
         return column
-    if wanted not in (None, int, float):
+    if wanted not in (None, bool, int, float):
         kind = getattr(wanted, "__name__", wanted)
         raise ManifestError(
-            f"{what} cannot be {kind}: choose str for text columns, int or float for numbers"
+            f"{what} cannot be {kind}: choose str for text columns, bool, int or float"
         )
-    numbers = _numbers(column) if isinstance(column, Strings) else column
     if wanted is None:
-        return column if numbers is None else numbers
-    if numbers is None or (wanted is int and numbers.dtype.kind != "i"):
+        return manifest.typed(name) if name in manifest.columns else column
+    values: TypedColumn | None = column
+    if isinstance(column, Strings):
+        values = booleans(column) if wanted is bool else numbers(column)
+    dtypes = {bool: "b", int: "i", float: "if"}[wanted]
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in dtypes:
         raise ManifestError(f"{what} should be {wanted.__name__}, but not all its values are")
-    return numbers if wanted is int else numbers.astype(np.float64)
-
-
-def _numbers(column: Strings) -> NDArray[Any] | None:
-    """The values as int64 or float64, in which empty ones are NaN; None if they are not
-    all numbers.
-
-    A number is a text that can be had back from the value: not `007`, which is a name,
-    and no whole number too large for int64, or among fractions for float64."""
-    if not len(column.blob):
-        return None
-    for parse, dtype in ((_whole, np.int64), (_fraction, np.float64)):
-        with suppress(ValueError, OverflowError):
-            return np.fromiter(map(parse, column), dtype, len(column))
-    return None
-
-
-def _whole(text: str) -> int:
-    if not _WHOLE.fullmatch(text):
-        raise ValueError
-    return int(text)
-
-
-def _fraction(text: str) -> float:
-    if not _FRACTION.fullmatch(text) or (text.lstrip("-").isdigit() and len(text) > 15):
-        raise ValueError
-    return float(text) if text else math.nan
+    return values.astype(np.float64) if wanted is float else values

@@ -22,6 +22,7 @@ import numpy as np
 from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
+from featcache.manifest.columns import GrowingValues, Values, carried
 from featcache.manifest.formats import FORMATS, format_of, tables
 from featcache.manifest.formats.source import (
     ROWS_PER_BATCH,
@@ -36,11 +37,11 @@ from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
     ENDS,
+    LONGEST,
     SPELLINGS,
     START,
     Column,
     Manifest,
-    carried,
     default_id,
     path_or_command,
     refuse_secrets,
@@ -101,13 +102,14 @@ def read_manifest(
             source, given_root=root, values=values or {}, audio=audio, carry=carry, **allowed
         ) as opened:
             kind = format_of(opened, format)
-            columns, places = gather(FORMATS[kind].read(opened), opened)
+            columns, others, places = gather(FORMATS[kind].read(opened), opened)
             recognised = (
                 f"read as {kind}" if format is None and kind not in tables.PLAIN.values() else ""
             )
-            if said := ", ".join(
+            said = ", ".join(
                 filter(None, [recognised, "" if opened.has_ids else "paths stand for ids"])
-            ):
+            )
+            if said and places:
                 opened.notes.insert(0, said)
             if format is not None and not places:
                 opened.faults.raise_first(
@@ -135,20 +137,23 @@ def read_manifest(
         raise ManifestError(
             f"{name}: is a cache, not a manifest: give the manifest that it was extracted from"
         )
-    return checked_manifest(opened, columns, places, kind)
+    return checked_manifest(opened, columns, others, places, kind)
 
 
 def checked_manifest(
-    reading: Source, columns: dict[str, Any], places: array[int], kind: str
+    reading: Source,
+    columns: dict[str, Any],
+    others: dict[str, Values],
+    places: array[int],
+    kind: str,
 ) -> Manifest:
     """The manifest of what `gather` has returned; a ManifestError if there were faults,
     or two rows have one id."""
     faults = reading.faults
     if not places and not faults.count:
-        faults.add(
-            0, "there are no audio files below it" if kind == "folder" else "there are no rows"
-        )
-    ids, paths = columns.pop("id"), columns.pop("path")
+        what = "there are no audio files below it" if kind == "folder" else "there are no rows"
+        faults.add(0, "; ".join([what, *reading.notes]))
+    ids, paths = columns["id"], columns["path"]
     faults.add_repeated(ids, places)
     faults.raise_if_any()
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
@@ -164,12 +169,13 @@ def checked_manifest(
             paths,
         )
         faults.raise_if_any()
-    segments = paths, columns.pop("start"), columns.pop("duration"), columns.pop("channel")
+    segments = paths, columns["start"], columns["duration"], columns["channel"]
     root = folder if isinstance(folder, Url) else folder.absolute()
     notes = tuple(f"{reading.name}: {note}" for note in reading.notes)
-    return Manifest(
-        *segments, reading.name, root, ids, columns, kind, notes, frozenset(reading.placeholders)
-    )
+    texts = {name: values.texts for name, values in others.items()}
+    kinds = {name: values.kinds for name, values in others.items()}
+    placeholders = frozenset(reading.placeholders)
+    return Manifest(*segments, reading.name, root, ids, texts, kind, notes, placeholders, kinds)
 
 
 def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
@@ -193,9 +199,12 @@ def _is_cache(folder: Source) -> bool:
     return "parts" in folder.folders or any({"zarr.json", "shards"} <= names for names in inside)
 
 
-def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], array[int]]:
-    """Each column, text as `Strings` and numbers as an array `[rows]`; and the place of
-    each row."""
+def gather(
+    found: Iterable[Batch], source: Source
+) -> tuple[dict[str, Any], dict[str, Values], array[int]]:
+    """Each column that an `Utterance` has, text as `Strings` and numbers as an array
+    `[rows]`; the other columns; and the place of each row."""
+    others: dict[str, GrowingValues] = {}
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places, faults = array("q"), source.faults
     for places, cells in found:
@@ -214,28 +223,25 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
         elif not source.has_ids:
             faults.add(row_places[0], "id is missing")
             source.has_ids = True
-        if source.carry:
-            values |= {name: _as_texts(cells[name]) for name in cells if name not in SPELLINGS}
-        columns |= {
-            name: GrowingStrings([""] * len(row_places)) for name in values if name not in columns
-        }
         for name, column in columns.items():
+            column.extend(values[name])
+        for name in cells if source.carry else ():
+            if name in SPELLINGS:
+                continue
+            column = others.setdefault(name, GrowingValues())
             try:
-                column.extend(values[name] if name in values else [""] * len(places))
-            except UnicodeEncodeError:
-                faults.parsed(places, f"{name} is not UTF-8: ", str.encode, values[name])
+                column.extend(cells[name], len(row_places), source.has_types)
+            except ValueError:
+                faults.parsed(places, f"{name} ", carried, cells[name])
         row_places.extend(places)
-    texts = {
-        name: values.strings()
-        for name, values in columns.items()
-        if isinstance(values, GrowingStrings)
+    gathered = {
+        name: column.strings()
+        if isinstance(column, GrowingStrings)
+        else np.frombuffer(column, column.typecode)
+        for name, column in columns.items()
     }
-    numbers = {
-        name: np.frombuffer(values, values.typecode)
-        for name, values in columns.items()
-        if name not in texts
-    }
-    return texts | numbers, row_places
+    count = len(row_places)
+    return gathered, {name: column.values(count) for name, column in others.items()}, row_places
 
 
 def _by_ends(
@@ -288,16 +294,13 @@ def _values(column: Column, places: Sequence[int], cells: Cells, source: Source)
             if is_required:
                 raise ValueError("is missing")
             return column.not_given
-        refuse_secrets(cell, source.allow_queries)
+        if not (isinstance(cell, str) and len(cell) > LONGEST):  # which is refused anyway
+            refuse_secrets(cell, source.allow_queries)
         return parse(cell)
 
     return source.faults.parsed(
         places, f"{column.name} ", value_of, cells[column.name], default=column.not_given
     )
-
-
-def _as_texts(cells: Sequence[Any]) -> Sequence[str]:
-    return cells if set(map(type, cells)) == {str} else [*map(carried, cells)]
 
 
 # the types of what pandas has for values that are missing, besides NaN
@@ -390,10 +393,9 @@ def _plain(cell: Any) -> Any:
     """A cell as a reader of JSON would give it; None if it is not given."""
     if type(cell) is str:
         return cell
-    if hasattr(cell, "as_py"):  # Arrow's
-        return _plain(cell.as_py())
-    if isinstance(cell, (np.generic, np.ndarray)):
-        return _plain(cell.tolist())
+    for name in ("as_py", "tolist", "to_list"):  # Arrow's, numpy's and Polars'
+        if hasattr(cell, name):
+            return _plain(getattr(cell, name)())
     if isinstance(cell, os.PathLike):
         return os.fspath(cell)
     return (

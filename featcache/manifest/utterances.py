@@ -3,13 +3,12 @@ mean."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import reprlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -27,6 +26,7 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
+from featcache.manifest.columns import TypedColumn, cells_of, typed
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import GrowingStrings, Strings
 
@@ -49,7 +49,7 @@ class Manifest(SegmentColumns):
     ids: Strings
     """The ids `[rows]`, all different."""
     columns: dict[str, Strings]
-    """Every other column `[rows]`, as text, by its own name."""
+    """Every other column `[rows]`, as text, by its own name; `typed` has the values."""
     format: str = "csv"
     """The format that it was read in: a name of `featcache.manifest.formats.FORMATS`."""
     notes: tuple[str, ...] = ()
@@ -57,6 +57,8 @@ class Manifest(SegmentColumns):
     placeholders: frozenset[str] = frozenset()
     """The names of the placeholders in its paths and other columns, with a value or
     without."""
+    kinds: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    """The kind of each cell of the other columns; of written text without it."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,11 +73,20 @@ class Manifest(SegmentColumns):
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """The manifest of some of the rows, in that order."""
-        columns = {name: column.take(rows) for name, column in self.columns.items()}
-        numbers = {name: getattr(self, name)[rows] for name in ("start", "duration", "channel")}
-        return replace(
-            self, ids=self.ids.take(rows), paths=self.paths.take(rows), columns=columns, **numbers
-        )
+        taken: dict[str, Any] = {
+            name: getattr(self, name)[rows] for name in ("start", "duration", "channel")
+        }
+        taken["columns"] = {name: column.take(rows) for name, column in self.columns.items()}
+        taken["kinds"] = {name: kinds[rows] for name, kinds in self.kinds.items()}
+        return replace(self, ids=self.ids.take(rows), paths=self.paths.take(rows), **taken)
+
+    def typed(self, name: str) -> TypedColumn:
+        """Another column, with values of the types that its cells have."""
+        return typed(self.columns[name], self.kinds.get(name))
+
+    def cells(self, name: str) -> Sequence[Any]:
+        """The cells of another column, as they are written in JSON; None if not given."""
+        return cells_of(self.columns[name], self.kinds.get(name))
 
     def resolve(self, path: str) -> AudioSource:
         """Where the audio of one of the `paths` is: under `root`, unless the path is
@@ -113,7 +124,7 @@ def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 
 
-_LONGEST = 4000
+LONGEST = 4000
 """The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has
 place for (4,096)."""
 
@@ -126,7 +137,11 @@ _CONTROL, _NUL = re.compile(r"[\x00-\x1f\x7f-\x9f]"), re.compile(r"\x00")
 
 def shown(cell: Any) -> str:
     """A cell for a message: short, and none that may give access."""
-    return "a URL" if isinstance(cell, str) and secret_in(cell) else reprlib.repr(cell)
+    if isinstance(cell, str):
+        is_long = len(cell) > LONGEST
+        may_give_access = may_have_secret(cell) if is_long else secret_in(cell)
+        return "a URL" if may_give_access else reprlib.repr(cell)
+    return reprlib.repr(cell)
 
 
 def refused_command(path: str) -> str:
@@ -176,8 +191,8 @@ def _text(cell: Any, refused: re.Pattern[str], kind: str) -> str:
         num_bytes = len(cell.encode())
     except UnicodeEncodeError:
         raise ValueError(f"is not UTF-8: {shown(cell)}") from None
-    if num_bytes > _LONGEST:
-        raise ValueError(f"has {num_bytes:,} bytes, and may have {_LONGEST:,}: {shown(cell)}")
+    if num_bytes > LONGEST:
+        raise ValueError(f"has {num_bytes:,} bytes, and may have {LONGEST:,}: {shown(cell)}")
     return cell
 
 
@@ -220,7 +235,7 @@ def _channel(cell: Any) -> int:
 def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
     """Cells that are ids or paths as they are, whatever is allowed; None if one of them
     needs a look by itself."""
-    if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > _LONGEST:
+    if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > LONGEST:
         return None
     text = "".join(cells)
     return cells if text.isprintable() and "|" not in text and not may_have_secret(text) else None
@@ -315,11 +330,11 @@ def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
     """The names by which columns are carried where rows are whole files, named by the
     column `path`: what a start, a duration or a channel tells is where a clip came from,
     and what it says of the file."""
-    of_clips = [
+    of_clips = {
         name
         for name in names
         if meaning_of(name) in ("start", "duration", "channel") or name == "path"
-    ]
+    }
     return [
         "path" if name == path else f"original_{name}" if name in of_clips else name
         for name in names
@@ -336,16 +351,3 @@ def default_id(path: str, start: float, duration: float, channel: int) -> str:
     if not (math.isnan(start) or math.isnan(duration)):
         name += f"-{round(duration * 100):06d}"
     return _id(name if channel < 0 else f"{name}-c{channel}")
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
-
-
-def carried(cell: Any) -> str:
-    """A cell of any other column as text: text as it is, dates in ISO 8601, other values
-    as JSON, `null` as nothing."""
-    if cell is None or isinstance(cell, str):
-        return cell or ""
-    if type(cell) is float and math.isfinite(cell):
-        return repr(cell)  # as JSON, sooner
-    return _encode(cell) if isinstance(cell, (bool, int, float, list, tuple, dict)) else str(cell)

@@ -13,6 +13,7 @@ from typing import Any
 
 from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.audio_locations import Command, Member, Url
+from featcache.manifest.columns import to_arrow
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.formats.tables import PLAIN, pyarrow
@@ -38,7 +39,7 @@ def format_to_write(target: Path, name: str | None) -> str:
 
 def to_csv(manifest: Manifest) -> bytes:
     """CSV with a header."""
-    columns, out = _columns(manifest), io.StringIO(newline="")
+    columns, out = _columns(manifest, manifest.columns.__getitem__), io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
@@ -47,7 +48,7 @@ def to_csv(manifest: Manifest) -> bytes:
 
 def to_jsonl(manifest: Manifest) -> bytes:
     """JSON lines; what is not given has no key."""
-    columns = _columns(manifest)
+    columns = _columns(manifest, manifest.cells)
     rows = (zip(columns, cells, strict=True) for cells in zip(*columns.values(), strict=True))
     return _json_lines({name: cell for name, cell in row if cell is not None} for row in rows)
 
@@ -56,8 +57,11 @@ def to_parquet(manifest: Manifest) -> bytes:
     """Parquet; what is not given is null."""
     arrow = pyarrow("a manifest in Parquet")
     numbers = {"start": arrow.float64(), "duration": arrow.float64(), "channel": arrow.int32()}
-    columns = _columns(manifest).items()
-    table = {name: arrow.array(cells, numbers.get(name, arrow.string())) for name, cells in columns}
+    columns = _columns(manifest, manifest.cells).items()
+    table = {
+        name: arrow.array(cells, numbers[name]) if name in numbers else to_arrow(cells, arrow)
+        for name, cells in columns
+    }
     out = io.BytesIO()
     arrow.parquet.write_table(arrow.table(table), out)
     return out.getvalue()
@@ -80,6 +84,8 @@ def require_names(manifest: Manifest, kind: str) -> None:
 def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
 
+    carried = _carried(manifest)
+
     def of_row(number: int) -> dict[str, Any]:
         row = manifest[number]
         found = {
@@ -90,7 +96,7 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
         optional = {"offset": row.start, "channel": row.channel}
         found |= {name: value for name, value in optional.items() if value is not None}
         # which no column of its names replaces
-        return found | _carried(manifest, number) | found
+        return found | carried(number) | found
 
     return _json_lines(map(of_row, range(len(manifest))))
 
@@ -98,11 +104,16 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
 def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """Lhotse's cuts, with absolute paths. `files` has the file of each row; every row has
     a duration."""
-    return _json_lines(_cut(manifest, number, files[number]) for number in range(len(manifest)))
+    carried = _carried(manifest)
+    return _json_lines(
+        _cut(manifest, number, files[number], carried(number)) for number in range(len(manifest))
+    )
 
 
-def _cut(manifest: Manifest, number: int, file: AudioFile) -> dict[str, Any]:
-    row, carried = manifest[number], _carried(manifest, number)
+def _cut(
+    manifest: Manifest, number: int, file: AudioFile, carried: dict[str, Any]
+) -> dict[str, Any]:
+    row = manifest[number]
     rate, num_samples, num_channels = file
     location = manifest.resolve(row.path)
     channels = list(range(num_channels))
@@ -142,9 +153,12 @@ def packed(data: bytes, target: Path) -> bytes:
     return gzip.compress(data, mtime=0) if target.suffix.lower() == ".gz" else data
 
 
-def _columns(manifest: Manifest) -> dict[str, Sequence[Any]]:
-    """The cells of all columns, by name; None for what is not given. A column without any
-    value is left out, unless another column would then be taken for it."""
+def _columns(
+    manifest: Manifest, cells_of: Callable[[str], Sequence[Any]]
+) -> dict[str, Sequence[Any]]:
+    """The cells of all columns, by name; None for what is not given. `cells_of` gives those
+    of a column that an `Utterance` does not have. A column without any value is left out,
+    unless another column would then be taken for it."""
     columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
     for name in ("start", "duration", "channel"):
@@ -152,18 +166,23 @@ def _columns(manifest: Manifest) -> dict[str, Sequence[Any]]:
         cells = [cell if cell >= 0 else None for cell in getattr(manifest, name).tolist()]
         if name in meant or cells.count(None) < len(cells):
             columns[name] = cells
-    return columns | manifest.columns
+    return columns | {name: cells_of(name) for name in manifest.columns}
 
 
-def _carried(manifest: Manifest, row: int) -> dict[str, str]:
-    """The values of a row's other columns that are not empty, and would not be taken for
-    its id or path."""
-    named = {
-        name: cells[row]
-        for name, cells in manifest.columns.items()
+def _carried(manifest: Manifest) -> Callable[[int], dict[str, Any]]:
+    """Gives the values of a row's other columns that are not empty, and would not be taken
+    for its id or path. What is said is text, whatever it looks like."""
+    columns = {
+        name: manifest.columns[name] if name in SAID else manifest.cells(name)
+        for name in manifest.columns
         if meaning_of(name) not in ("id", "path")
     }
-    return {name: cell for name, cell in named.items() if cell}
+
+    def of_row(row: int) -> dict[str, Any]:
+        named = {name: cells[row] for name, cells in columns.items()}
+        return {name: cell for name, cell in named.items() if cell is not None and cell != ""}
+
+    return of_row
 
 
 def _json_lines(rows: Iterator[dict[str, Any]]) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from featcache import FeatureDataset
 from featcache.errors import ArgumentError, ManifestError
-from featcache.loader.utterances import _numbers
+from featcache.manifest.columns import numbers
 from featcache.strings import Strings
 
 
@@ -26,8 +26,8 @@ from featcache.strings import Strings
         (["0", "-0", "0.0"], np.float64),
     ],
 )
-def test_numbers_are_numbers(texts, dtype):
-    values = _numbers(Strings.of(texts))
+def test_numbers_arenumbers(texts, dtype):
+    values = numbers(Strings.of(texts))
     assert values.dtype == dtype
     assert np.array_equal(
         values, [float(text or "nan") if dtype is np.float64 else int(text) for text in texts], True
@@ -47,24 +47,24 @@ def test_numbers_are_numbers(texts, dtype):
     ],
 )
 def test_everything_else_is_text(texts):
-    assert _numbers(Strings.of(texts)) is None
+    assert numbers(Strings.of(texts)) is None
 
 
 @given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1).map(str), st.just("7")), min_size=1))
 def test_whole_numbers_come_back_as_they_were(texts):
-    assert list(map(str, _numbers(Strings.of(texts)).tolist())) == texts
+    assert list(map(str, numbers(Strings.of(texts)).tolist())) == texts
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
 def test_fractions_come_back_as_they_were(values):
     texts = list(map(repr, values))
     if max(map(len, texts)) <= 24:
-        assert _numbers(Strings.of(texts)).tolist() == values
+        assert numbers(Strings.of(texts)).tolist() == values
 
 
 @given(st.lists(st.text("0123456789.-eE+ax", max_size=6), max_size=6))
 def test_nothing_that_python_does_not_take_for_a_number_is_one(texts):
-    values = _numbers(Strings.of(texts))
+    values = numbers(Strings.of(texts))
     if values is not None:
         for value, text in zip(values.tolist(), texts, strict=True):
             assert value == float(text) if text else math.isnan(value)
@@ -86,8 +86,8 @@ def test_items_hold_numbers_and_batches_tensors(cache, manifest):
     dataset = FeatureDataset(cache, manifest, skip_missing=True)
     item = dataset[0]
     item.pop("features")
-    texts = {"id": "utt-3", "split": "train", "speaker": "007", "text": "one", "noisy": "false"}
-    assert item == {**texts, "digit": 7, "snr": 10.5}
+    texts = {"id": "utt-3", "split": "train", "speaker": "007", "text": "one"}
+    assert item == {**texts, "digit": 7, "snr": 10.5, "noisy": False}
     for batch in (dataset.batch([2, 0]), dataset.collate([dataset[2], dataset[0]])):
         assert batch["digit"].dtype == torch.int64
         assert batch["digit"].tolist() == [0, 7]
@@ -95,6 +95,92 @@ def test_items_hold_numbers_and_batches_tensors(cache, manifest):
         assert batch["snr"].tolist() == [-3.0, 10.5]
         assert batch["speaker"] == ["019", "007"]
         assert batch["text"] == ["3", "one"]
+
+
+TYPES = {
+    "clean": [True, False, True, False],
+    "count": [3, 0, -1, 7],
+    "snr": [0.5, 2.0, -1.25, 1e-7],
+    "text": ["one", "7", "true", ""],
+    "code": ["1", "2", "3", "4"],
+    "maybe": [True, None, False, None],
+    "said": ["hi", None, "", "ho"],
+    "tags": [["a"], [], ["b", "c"], ["d"]],
+    "meta": [{"a": 1}, {"a": 2}, {"a": 3}, {"a": None}],
+}
+TYPED_ROWS = [
+    {"id": f"utt-{n}", **{name: cells[n] for name, cells in TYPES.items()}} for n in range(4)
+]
+
+
+def written_as(form, folder):
+    """The rows in a format whose cells have types."""
+    if form == "list":
+        return TYPED_ROWS
+    if form == "pandas":
+        return pytest.importorskip("pandas").DataFrame(TYPED_ROWS)
+    if form == "datasets":
+        return pytest.importorskip("datasets").Dataset.from_list(TYPED_ROWS)
+    if form == "jsonl":
+        path = folder / "train.jsonl"
+        path.write_text("\n".join(map(json.dumps, TYPED_ROWS)))
+        return path
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.Table.from_pylist(TYPED_ROWS)
+    if form == "arrow":
+        return table
+    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "train.parquet")
+    return folder / "train.parquet"
+
+
+@pytest.mark.parametrize("form", ["list", "jsonl", "parquet", "arrow", "pandas", "datasets"])
+def test_a_cell_keeps_its_type(cache, tmp_path, form):
+    seen = []
+    manifest = written_as(form, tmp_path)
+    dataset = FeatureDataset(cache, manifest, where=lambda row: seen.append(row) or row["clean"])
+    assert seen == TYPED_ROWS
+    assert list(dataset.ids) == ["utt-0", "utt-2"]
+    dataset = FeatureDataset(cache, manifest)
+    item = dataset[2]
+    del item["features"]
+    assert item == TYPED_ROWS[2]
+    assert type(item["clean"]) is bool
+    for batch in (dataset.batch([1, 0]), dataset.collate([dataset[1], dataset[0]])):
+        assert batch["clean"].dtype == torch.bool
+        assert batch["count"].dtype == torch.int64
+        assert batch["snr"].dtype == torch.float64
+        assert batch["clean"].tolist() == [False, True]
+        for name in ("text", "code", "maybe", "said", "tags", "meta"):
+            assert batch[name] == [TYPES[name][1], TYPES[name][0]]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("train.csv", ","), ("train.tsv", "\t")])
+@pytest.mark.parametrize(("yes", "no"), [("true", "false"), ("True", "False"), ("TRUE", "FALSE")])
+def test_written_booleans_are_booleans_if_the_whole_column_is(cache, written, name, mark, yes, no):
+    rows = [("id", "clean", "maybe", "word"), ("utt-0", yes, no, yes), ("utt-1", no, "", "maybe")]
+    path = written("".join(f"{mark.join(row)}\n" for row in rows), name)
+    dataset = FeatureDataset(cache, path, where=lambda row: row["clean"])
+    assert list(dataset.ids) == ["utt-0"]
+    assert list(FeatureDataset(cache, path, where={"clean": False}).ids) == ["utt-1"]
+    batch = FeatureDataset(cache, path).batch([1, 0])
+    assert batch["clean"].dtype == torch.bool
+    assert batch["clean"].tolist() == [False, True]
+    assert (batch["maybe"], batch["word"]) == ([None, False], ["maybe", yes])
+    as_text = FeatureDataset(cache, path, columns={"clean": str}, classes="clean")
+    assert as_text.classes == {"clean": sorted([yes, no])}
+    assert FeatureDataset(cache, path, columns={"clean": bool})[0]["clean"] is True
+    with pytest.raises(ManifestError, match="'maybe' should be bool, but not all its values are"):
+        FeatureDataset(cache, path, columns={"maybe": bool})
+
+
+def test_text_of_json_is_read_as_what_a_mapping_says(cache):
+    dataset = FeatureDataset(cache, TYPED_ROWS, columns={"code": int, "tags": str, "clean": str})
+    item = dataset[2]
+    assert (item["code"], item["tags"], item["clean"]) == (3, '["b","c"]', "true")
+
+
+def test_values_that_are_not_given_are_selected_by_none(cache):
+    assert list(FeatureDataset(cache, TYPED_ROWS, where={"maybe": None}).ids) == ["utt-1", "utt-3"]
 
 
 def test_columns_are_what_a_mapping_says(cache, manifest):
@@ -150,7 +236,7 @@ def test_where_takes_the_columns_that_features_are_extracted_by(cache, written, 
 
 
 ROWS = [
-    {"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": str(n % 10), "n": n} for n in range(20)
+    {"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": n % 10, "n": n} for n in range(20)
 ]
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from featcache.errors import ManifestError, listing
+from featcache.errors import ManifestError, counted, listing
 from featcache.manifest.formats.source import (
     AUDIO_SUFFIXES,
     HEAD_BYTES,
@@ -33,21 +35,41 @@ from featcache.manifest.formats.tables import (
     parquet_table,
     table_batches,
 )
+from featcache.manifest.numbered import broken_promises, gaps
 from featcache.manifest.utterances import names_of_whole_files
 
+_MANIFEST = re.compile(
+    r"\.(?:csv|tsv|json|jsonl|parquet|arrow|scp)(?:\.gz)?$|\.(?:tar|tgz|tar\.\w+|zip)$", re.I
+)
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def read_folder(source: Source) -> Iterator[Batch]:
     """Every audio file below a folder, sorted by path; its id is its path without the
     suffix. Links to folders are followed, each folder once; hidden files are left out."""
-    rows = enumerate(_audio_files(source), source.faults.file("", "file") + 1)
+    audio: list[str] = []
+    others: list[str] = []
+    for path in _walk(source.path):
+        (audio if path.lower().endswith(AUDIO_SUFFIXES) else others).append(path)
+    _note_others(source, sorted(others))
+    rows = enumerate(_with_ids(source, sorted(audio)), source.faults.file("", "file") + 1)
     return batched(rows, ("id", "path"), tuple, source.faults)
 
 
-def _audio_files(source: Source) -> Iterator[tuple[str, str]]:
+def _note_others(source: Source, paths: Sequence[str]) -> None:
+    """Note how many files of a folder are left out, and which may be manifests."""
+    kinds = Counter(f"*{os.path.splitext(path)[1].lower()}" for path in paths)
+    if kinds:
+        counts = listing(f"{count:,} {kind!r}" for kind, count in kinds.most_common())
+        source.note(f"{counted(len(paths), 'file')} not named as audio left out: {counts}")
+    if tables := [path for path in paths if _MANIFEST.search(path)]:
+        names = listing(map(repr, tables))
+        source.note(f"tables and tars among them are read when they are given: {names}")
+
+
+def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     taken: dict[str, str] = {}
-    for path in sorted(_walk(source.path)):
+    for path in paths:
         try:
             path.encode()
         except UnicodeEncodeError:
@@ -65,7 +87,7 @@ def _audio_files(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _walk(top: os.PathLike[str]) -> Iterator[str]:
-    """The audio files below a folder, relative to it."""
+    """The files below a folder, relative to it."""
     start, seen = len(os.path.join(top, "")), set()
     for folder, folders, files in os.walk(top, onerror=_not_listed, followlinks=True):
         status = os.stat(folder)
@@ -74,8 +96,7 @@ def _walk(top: os.PathLike[str]) -> Iterator[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = (name for name in folders if name[0] != ".")
-        audio = (name for name in files if name[0] != "." and name.lower().endswith(AUDIO_SUFFIXES))
-        yield from (os.path.join(folder, name)[start:] for name in audio)
+        yield from (os.path.join(folder, name)[start:] for name in files if name[0] != ".")
 
 
 def _not_listed(error: OSError) -> None:
@@ -158,6 +179,10 @@ def read_dataset(source: Source) -> Iterator[Batch]:
     files = _saved(source) if _is_saved(source) else _parquet_below(source)
     if not files:
         raise ManifestError("there are no tables of a dataset in it")
+    if wrong := broken_promises(files):
+        raise ManifestError(f"{'; '.join(wrong)}: put all there, or give the paths of some")
+    for line in gaps(files):
+        source.note(line)
     for file in files:
         with opened(source.path / file) as stream:
             table = parquet_table(stream) if file.endswith(".parquet") else arrow_table(stream)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
@@ -20,12 +21,14 @@ import msgspec
 from featcache.errors import ManifestError, listing
 from featcache.manifest.formats.source import Batch, Source, batched, opened
 from featcache.manifest.formats.tables import json_rows
+from featcache.manifest.numbered import Files, absent
 from featcache.manifest.utterances import meaning_of
 
 # what supervisions have fields for; other columns are their `custom`
 SAID = ("text", "speaker", "language", "gender")
 
 _CUTS_OF_SHAR = re.compile(r"cuts\.\d+\.jsonl(?:\.gz)?")
+_FIELD_OF_SHAR = re.compile(r"(\w+)\.(?P<number>\d+)\.(?:jsonl|tar)(?:\.gz)?")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 """The suffixes of what lies beside audio in Shar, or stands for what a cut has not."""
 
@@ -119,6 +122,7 @@ def is_lhotse(source: Source) -> bool:
 def read_lhotse(source: Source) -> Iterator[Batch]:
     """Recordings, supervisions (a ManifestError if their recordings are not beside them),
     or cuts, also a folder's."""
+    source.has_types = True
     for places, cells in _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source):
         there = {
             name: values
@@ -150,12 +154,28 @@ def _cuts_of_folder(source: Source) -> Iterator[Batch]:
             "of Lhotse Shar, cuts and recording are read, and nothing else: "
             f"{listing(sorted(others))}"
         )
+    _refuse_holes(source)
     for name in sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names)):
         base, cells_of = source.faults.file(name), partial(_of_cut, _SharTar(source, name))
         with opened(source.path / name) as stream:
             yield from batched(
                 json_rows(stream, source.faults, base, _Cut), _COLUMNS, cells_of, source.faults
             )
+
+
+def _refuse_holes(source: Source) -> None:
+    """Raise a ManifestError if Lhotse Shar lacks cuts or recordings of a number from the
+    first to the last that any field has."""
+    fields: dict[str, Files] = defaultdict(dict)
+    for match in filter(None, map(_FIELD_OF_SHAR.fullmatch, source.names)):
+        fields[match[1]][int(match["number"])] = match
+    numbers = {number for files in fields.values() for number in files}
+    first, last = min(numbers), max(numbers)
+    if first > 0:
+        source.note(f"the first number of Lhotse Shar is 0, and the first that is here {first}")
+    for files in (fields["cuts"], fields["recording"]):
+        if files and (wrong := absent(files, first, last + 1 - first)):
+            raise ManifestError(f"{wrong[0]}: put all there, or give the paths of some cuts")
 
 
 class _SharTar:

@@ -29,7 +29,9 @@ from featcache.errors import ManifestError, counted
 from featcache.strings import Strings
 
 _KINDS = (
-    "wav flac mp3 ogg oga opus sph aif aiff au caf w64 m4a aac amr webm wma mp4 ac3 eac3 avi ts"
+    "wav wave bwf rf64 w64 flac caf aif aiff aifc au snd sph nist voc avr paf pvf sds sf ircam svx "
+    "8svx wve mp1 mp2 mp3 mpa mpga ogg oga opus aac adts amr awb ac3 ec3 eac3 m4a m4b m4r mp4 m4v "
+    "mov qt 3ga 3gp 3gpp 3g2 f4a f4v mka mkv webm weba wma wmv asf avi ts"
 )
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
 """How the names of audio files end: a folder's files with these are its utterances."""
@@ -214,6 +216,9 @@ class Source:
     renamed: Callable[[Sequence[str]], Sequence[str]] = field(default=list, init=False)
     """Gives the names that columns are to have, for those that they have; set by the
     format's reader."""
+    has_types: bool = field(default=False, init=False)
+    """Whether the cells that are read now have types, as JSON's; set by the format's
+    reader. Otherwise they are written text."""
     has_ids: bool = field(default=True, init=False)
     """Whether rows have ids of their own, or their paths stand for them."""
     file: BinaryIO | None = field(default=None, init=False)
@@ -383,6 +388,7 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
     """Some whole lines at a time as text; a faulty line as some other text, so that the
     rest is checked too. `base` is the place of the file's line 0."""
     done = base
+    blank_bytes = 0
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline(_LINE_BYTES + 1)
         if done == base:
@@ -392,6 +398,10 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
                 )
                 return
             data = data.removeprefix(codecs.BOM_UTF8)
+        blank_bytes = 0 if data.strip() else blank_bytes + len(data)
+        if blank_bytes > _LINE_BYTES:
+            faults.add(done + 1, f"more than {_LINE_BYTES:,} bytes of blank lines")
+            return
         try:
             text = data.decode()
         except UnicodeDecodeError:

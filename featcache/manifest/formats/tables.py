@@ -34,6 +34,9 @@ from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
 _OTHER_ENDS = {"stop", "stop_time"}
 
 _ROWS_OF_PARQUET = 8192  # the rows that pyarrow gives at once
+_CELLS_AT_ONCE = 1 << 20
+# the most columns of JSON whose objects differ: each row has a place in each of them
+_MOST_KEYS = 1000
 # the most characters of a cell of CSV, which may have several lines: as a line has bytes
 _CELL = 4 << 20
 
@@ -122,6 +125,7 @@ def split_rows(stream: BinaryIO, faults: Faults, delimiter: str) -> Rows:
 
 def table_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
     """Rows of which the first is the header."""
+    reading.has_types = False
     faults = reading.faults
     line, header = next((row for row in rows if not _is_blank(row)), (0, []))
     if not header:
@@ -130,7 +134,7 @@ def table_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
         faults.add(line, fault)
         return
     names = _meanings_of_header(header, line, reading)
-    while batch := list(islice(rows, ROWS_PER_BATCH)):
+    while batch := list(islice(rows, rows_at_once(len(names), ROWS_PER_BATCH))):
         lines, cells = zip(*batch, strict=True)
         if len(names) == 1 or set(map(len, cells)) != {len(names)}:
             batch = [row for row in batch if not _is_blank(row)]
@@ -143,6 +147,11 @@ def table_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
                 continue
             lines, cells = zip(*batch, strict=True)
         yield lines, dict(zip(names, zip(*cells, strict=True), strict=True))
+
+
+def rows_at_once(num_columns: int, most: int) -> int:
+    """How many rows are read at once, so that a wide table takes no more memory."""
+    return max(1, min(most, _CELLS_AT_ONCE // max(1, num_columns)))
 
 
 def _is_blank(row: tuple[int, Any]) -> bool:
@@ -196,6 +205,7 @@ def _slowly_decoded(line: str, of: Any) -> Any:
 
 def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
     """Objects, whose keys are the columns."""
+    reading.has_types = True
     known: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
     names: dict[str, None] = {}  # every column so far, in order
     while batch := list(islice(rows, ROWS_PER_BATCH)):
@@ -208,8 +218,14 @@ def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
             )
         for keys in found:
             if keys not in known:
-                known[keys] = _meanings(keys, lines[keys_of.index(keys)], reading)
+                line = lines[keys_of.index(keys)]
+                known[keys] = _meanings(keys, line, reading)
                 names |= dict.fromkeys(known[keys])
+                if len(known) > 1 and len(names) > _MOST_KEYS:
+                    reading.faults.add(
+                        line, f"more than {_MOST_KEYS:,} different keys: keys are columns, not ids"
+                    )
+                    return
         if len(found) == 1 and len(known[keys_of[0]]) == len(names):
             columns = zip(*(row.values() for row in objects), strict=True)
             yield lines, dict(zip(known[keys_of[0]], columns, strict=True))
@@ -218,12 +234,13 @@ def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
             dict(zip(known[keys], row.values(), strict=True))
             for keys, row in zip(keys_of, objects, strict=True)
         ]
-        yield lines, {name: [row.get(name, "") for row in meant] for name in names}
+        yield lines, {name: [row.get(name) for row in meant] for name in names}
 
 
 def parquet_batches(table: Table, reading: Source, file: str = "") -> Iterator[Batch]:
     """The rows of a table that is read by its columns: of one of several files, or the
     only one, without a name."""
+    reading.has_types = True
     base = reading.faults.file(file, "row")
     names = dict(zip(table.names, _meanings_of_header(table.names, base, reading), strict=True))
     needed = {*SPELLINGS, *ENDS}
@@ -282,7 +299,8 @@ def _meanings_of_header(header: Sequence[str], line: int, reading: Source) -> li
 def _meanings(given: Sequence[str], line: int, reading: Source) -> list[str]:
     """The column that each name means, or the name that it is carried by."""
     names = reading.renamed(given)
-    found = [name if meaning_of(name) in names else meaning_of(name) for name in names]
+    there = set(names)
+    found = [name if meaning_of(name) in there else meaning_of(name) for name in names]
     for column in SPELLINGS:
         same = {name: None for name, meaning in zip(names, found, strict=True) if meaning == column}
         if len(same) > 1:
@@ -324,7 +342,8 @@ def parquet_table(stream: BinaryIO) -> Table:
     file = _checked(pyarrow().parquet.ParquetFile, stream)
 
     def read(columns: list[str]) -> Iterator[Any]:
-        yield from file.iter_batches(_ROWS_OF_PARQUET, columns=columns, use_threads=False)
+        rows = rows_at_once(len(columns), _ROWS_OF_PARQUET)
+        yield from file.iter_batches(rows, columns=columns, use_threads=False)
 
     return _table(file.schema_arrow, read, partial(_paths_outside, file))
 
