@@ -63,6 +63,28 @@ class TestRows:
         }
         assert types["features"] == CachedFeatures(str(made.cache().version.path))
 
+    @pytest.mark.parametrize("copy", [False, True])
+    def test_cells_keep_their_types(self, made, tmp_path, copy):
+        cells = {
+            "clean": [True, False, True],
+            "maybe": [True, None, False],
+            "tags": [["a"], [], ["b", "c"]],
+            "meta": [{"k": 1}, {"k": 2}, None],
+            "said": ["7", None, "x"],
+        }
+        given = [
+            {"id": f"utt-{row}", **{name: values[row] for name, values in cells.items()}}
+            for row in range(3)
+        ]
+        rows = to_hf(
+            featcache.FeatureDataset(made.cache(), given), copy=copy, cache_dir=str(tmp_path)
+        )
+        for name, values in cells.items():
+            assert rows[name][:] == values
+        mixed = [{"id": "utt-0", "x": 1}, {"id": "utt-1", "x": "a"}]
+        dataset = featcache.FeatureDataset(made.cache(), mixed)
+        assert to_hf(dataset, copy=copy, cache_dir=str(tmp_path))["x"][:] == ["1", "a"]
+
     def test_without_a_manifest_are_all_of_the_cache_and_the_callers_own(self, made):
         rows = to_hf(made.cache())
         assert rows.column_names == ["id", "features"]

@@ -60,6 +60,17 @@ class TestCuts:
         assert (first.recording_id, first.start, first.channel) == (first.id, 0, 0)
         assert (first.supervisions[0].text, first.supervisions[0].custom) == (None, None)
 
+    def test_custom_values_keep_their_types(self, made):
+        rows = [
+            {"id": "utt-0", "clean": False, "tags": ["a"], "text": "hi"},
+            {"id": "utt-1", "clean": True, "tags": None, "text": None},
+        ]
+        first, second = (
+            cut.supervisions[0] for cut in cuts(featcache.FeatureDataset(made.cache(), rows))
+        )
+        assert (first.text, first.custom) == ("hi", {"clean": False, "tags": ["a"]})
+        assert (second.text, second.custom) == (None, {"clean": True})
+
     def test_have_the_arrays_of_further_versions(self, made):
         cut_set = cuts(made.both())
         validate(cut_set)

@@ -168,3 +168,41 @@ def test_a_container_is_refused_before_it_is_copied(cli, scratch, kind):
     (scratch / "m.csv").write_text("id,path\na,gone.tar.gz/a.wav\n")
     said = cli.refused("manifest", scratch / "m.csv", "-o", scratch / "cuts.jsonl", "--to", kind)
     assert "gone.tar.gz/a.wav: is inside a container" in said
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "m.parquet"])
+def test_cells_keep_their_types(cli, scratch, name):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    cells = [
+        {"clean": True, "n": 3, "snr": 0.5, "code": "7", "tags": ["a"], "meta": {"k": False}},
+        {"clean": False, "n": None, "snr": 2.0, "code": "x", "tags": [], "meta": {"k": True}},
+    ]
+    rows = [{"id": f"u{row}", "path": "a.wav", **each} for row, each in enumerate(cells)]
+    (scratch / "given.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    cli("manifest", scratch / "given.jsonl", "-o", scratch / name).with_code(0)
+    given, written = read_manifest(scratch / "given.jsonl"), read_manifest(scratch / name)
+    for column in given.columns:
+        assert list(written.cells(column)) == [each[column] for each in cells]
+    cli("manifest", scratch / name, "-o", scratch / "m.csv").with_code(0)
+    table = read_manifest(scratch / "m.csv")
+    assert list(table.columns["clean"]) == ["true", "false"]
+    assert list(table.cells("clean")) == [True, False]
+
+
+def test_columns_of_text_formats_are_written_with_the_types_that_a_dataset_gives_them(cli, scratch):
+    (scratch / "m.csv").write_text("id,path,digit,speaker,noisy\na,a.wav,7,007,True\nb,a.wav,,x,\n")
+    cli("manifest", scratch / "m.csv", "-o", scratch / "m.jsonl").with_code(0)
+    first, second = map(json.loads, (scratch / "m.jsonl").read_text().splitlines())
+    assert first == {"id": "a", "path": "a.wav", "digit": 7.0, "speaker": "007", "noisy": True}
+    assert second == {"id": "b", "path": "a.wav", "speaker": "x"}
+
+
+@pytest.mark.parametrize("cells", [[1, "a"], [{}, {}], [2**70, 1], [[], {"a": 1}]])
+def test_what_parquet_cannot_hold_is_text_in_it(cli, scratch, cells):
+    pytest.importorskip("pyarrow")
+    rows = [{"id": f"u{row}", "path": "a.wav", "x": cell} for row, cell in enumerate(cells)]
+    (scratch / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    cli("manifest", scratch / "m.jsonl", "-o", scratch / "m.parquet").with_code(0)
+    given, written = read_manifest(scratch / "m.jsonl"), read_manifest(scratch / "m.parquet")
+    assert written.columns == given.columns

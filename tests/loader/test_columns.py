@@ -235,9 +235,7 @@ def test_where_takes_the_columns_that_features_are_extracted_by(cache, written, 
         FeatureDataset(cache, path, where={"channel": 7}, on_changed="use")
 
 
-ROWS = [
-    {"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": n % 10, "n": n} for n in range(20)
-]
+ROWS = [{"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": n % 10, "n": n} for n in range(20)]
 
 
 def test_labels_are_numbers_in_items_and_batches_and_the_mapping_is_kept(cache):

@@ -143,6 +143,37 @@ def test_an_epoch_of_workers_takes_a_few_shards_of_any_parts(folder, context):
     assert_same(loader, list(featcache.DataLoader(dataset, sampler)))
 
 
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        ((["true", "false"], ["true", "null"]), [True, False, True, None]),
+        ((["1", "2"], ["null", "3"]), [1.0, 2.0, None, 3.0]),
+        ((['"a"', "null"], ['"b"', '"c"']), ["a", None, "b", "c"]),
+        ((["[1]", "null"], ["[2]", "[]"]), [[1], None, [2], []]),
+        ((["true", "null"], ["null", "null"]), [True, None, None, None]),
+    ],
+)
+def test_types_of_the_parts_columns_are_joined(folder, tmp_path, cells, values):
+    for name, of_part in zip(("p0", "p2"), cells, strict=True):
+        rows = (f'{{"id": "{name}-1-{row}", "x": {cell}}}\n' for row, cell in enumerate(of_part))
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    dataset = featcache.FeatureDataset(featcache.open(folder), tmp_path / "p?.jsonl")
+    found = dataset.batch(range(4))["x"]
+    found = found.tolist() if isinstance(found, torch.Tensor) else found
+    assert [None if value != value else value for value in found] == values
+
+
+@pytest.mark.parametrize(
+    ("cells", "what"),
+    [(("true", "1"), "booleans .*, numbers"), (("true", '"x"'), "booleans .*, text")],
+)
+def test_types_of_the_parts_columns_that_differ_are_refused(folder, tmp_path, cells, what):
+    for name, cell in zip(("p0", "p2"), cells, strict=True):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"id": "{name}-1-0", "x": {cell}}}\n')
+    with pytest.raises(ManifestError, match=f"the column 'x' holds {what} in others"):
+        featcache.FeatureDataset(featcache.open(folder), tmp_path / "p?.jsonl")
+
+
 def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
     for name in ("p0", "p2"):
         rows = "".join(f"{name}-1-{number},{number},of {name}\n" for number in range(3))
