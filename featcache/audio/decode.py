@@ -39,7 +39,8 @@ class FileIdentity:
     """The sample rate of the file, in Hz."""
     content_hash: int = UNKNOWN_HASH
     """XXH3-64 of the file's bytes, if it was asked for."""
-    by_ffmpeg: bool = False
+    decoder: int = 0
+    """`formats.FFMPEG`, or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def decode(
         content_hash = (
             recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
         )
-        identity = FileIdentity(*recording.stamp, rate, content_hash, header.by_ffmpeg)
+        identity = FileIdentity(*recording.stamp, rate, content_hash, header.decoder)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -170,6 +171,13 @@ def span_of(
     stop = (
         num_samples if segment.duration is None else first + nearest_sample(segment.duration, rate)
     )
+    is_segment = bool(segment.start) or segment.duration is not None
+    if is_segment and (begins := recording.header.begins):
+        return AudioError(
+            Reason.SEGMENT_OUTSIDE,
+            f"its timestamps begin at {begins:.3f} s, from where some players count, and others "
+            "from 0: `ffmpeg -i FILE -c copy NEW` makes them begin at 0",
+        )
     if shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, shortfall)
     if num_samples == 0:

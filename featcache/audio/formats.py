@@ -15,16 +15,24 @@ How to notice was found by cutting files (libsndfile 1.2.2):
 Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a
 pipe do.
 
-M4A, AAC, WebM, AMR, WMA, AC-3 and the sound track of a video are decoded by FFmpeg. PyAV
-brings FFmpeg in its wheels; torchcodec gives the same samples, up to 1.7 times as fast,
-and needs an FFmpeg of the system. The file's first bytes decide what it is, and FFmpeg is
-told: left to guess, it would also find playlists, which name other files. Files are
-decoded from their beginning on, since seeking gives other samples.
+M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video, and codecs in WAV, AIFF and
+CAF that libsndfile lacks are decoded by FFmpeg. PyAV brings FFmpeg in its wheels.
+(torchcodec needs an FFmpeg of the system. It is up to 1.7 times as fast, but gives other
+samples of AAC in Matroska, WMA, Speex and ADPCM.) The file's first bytes decide what it is,
+and FFmpeg is told: left to guess, it would also find playlists, which name other files.
+Files are decoded from their beginning on, since seeking gives other samples.
+
+FFmpeg's release does not decide which samples there are. libopus decodes Opus: FFmpeg's own
+decoder differs by a quarter of the signal in the modes for speech. Sound in MP4 ends where
+its edit list ends, sound in CAF where its packet table says: before PyAV 19, FFmpeg decodes
+the last packet to its end. Where packets have timestamps, a sample lies where players play
+it, and silence stands where nothing is played.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import struct
@@ -53,15 +61,32 @@ _FORMATS = {
     # only of FLAC, which libsndfile knows by its older mark
     "ogg": re.compile(rb"OggS\0\x02.{20}\x01.\x7fFLAC", re.S),
     "mpegts": re.compile(rb"\x47.{187}\x47.{187}\x47", re.S),
+    # only with codecs that libsndfile refuses
+    "wav": re.compile(rb"(?:RIFF|RIFX|RF64|BW64).{4}WAVE", re.S),
+    "w64": re.compile(rb"riff\x2e\x91\xcf\x11"),
+    "aiff": re.compile(rb"FORM.{4}AIF[FC]", re.S),
+    "caf": re.compile(rb"caff"),
 }
 """FFmpeg's names of formats, and how files of them begin."""
 
-_ESTIMATED = ("amr", "aac", "ac3", "eac3", "mpegts")
+_ESTIMATED = ("amr", "aac", "ac3", "eac3", "mpegts", "caf")
 """Formats whose header does not say how long they are: FFmpeg estimates it."""
+
+_TIMED = ("mov", "matroska", "mpegts")
+"""Formats in which packets state the time at which they are played."""
+
+OLD_FFMPEG, FFMPEG = 1, 2
+"""Marks of items that FFmpeg has decoded. The old ones were decoded before libopus decoded
+Opus, before ends were cut and timestamps were followed."""
 
 # the bytes of a file that tell its format: two packets of MPEG-TS, and one byte
 BEGINNING = 377
 _TOLERANCE_SECONDS = 0.1  # headers round the length, and encoders add or drop a little
+_LATE_SECONDS = 0.01  # a file that begins later has different times in different players
+_LONGEST_GAP_SECONDS = 600.0  # in what is played; after a longer one, timestamps are wrong
+_BLOCK = 65536  # samples
+_HELD_BLOCKS = 4  # frames, of which an encoder's padding may take up three
+_ITUNES = re.compile(r"(?: *[0-9A-F]{8}){3} ([0-9A-F]{16})\b", re.I)
 
 _LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
 _DATA_SIZE = re.compile(
@@ -93,6 +118,10 @@ class FFmpegDecoder:
     Raises AudioError if the file cannot be read, has no sound, or PyAV is not
     installed."""
 
+    begins = 0.0
+    """When the file begins by its own timestamps, in seconds, if players differ in whether
+    they count from there or from 0; else 0."""
+
     def __init__(self, descriptor: int, format_name: str) -> None:
         try:
             import av
@@ -100,11 +129,21 @@ class FFmpegDecoder:
             raise AudioError(
                 Reason.FILE_UNREADABLE, "decoding needs PyAV: pip install 'featcache[formats]'"
             ) from error
-        self._error: type[Exception] = av.FFmpegError
+        self._av, self._descriptor = av, descriptor
         self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does
         self._format, self.samplerate, self.channels = format_name, 0, 0
+        self._position = 0  # of the sample that comes next
+        # by the file's clock, in seconds: when the first packet and the first sample are
+        # played; when the last frame ends, by its samples and by its duration
+        self._first_packet, self._origin = math.inf, 0.0
+        self._end, self._stated_end = -math.inf, 0.0
+        path = f"/proc/self/fd/{descriptor}"
+        # tags that are not UTF-8, which later releases take
+        tags: dict[str, Any] = (
+            {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+        )
         try:
-            self._container: Any = av.open(f"/proc/self/fd/{descriptor}", format=format_name)
+            self._container: Any = av.open(path, format=format_name, **tags)
         except (av.FFmpegError, ValueError) as error:
             hint = (
                 "; its index is missing or damaged: was it cut short?"
@@ -136,49 +175,166 @@ class FFmpegDecoder:
         return out[:count]
 
     def _decoded(self) -> Iterator[NDArray[np.float32]]:
-        """The samples, a frame of the codec at a time, `[num_samples, channels]`, of
-        which none is empty."""
+        """Yield the samples that are played, `[num_samples, channels]`, in blocks of which
+        none is empty."""
         if not self._container.streams.audio:
             raise AudioError(Reason.NOT_AUDIO, "there is no sound track in it")
         stream = self._container.streams.audio[0]
-        position = 0
+        priming, num_samples = _caf_edges(self._descriptor) if self._format == "caf" else (0, 0)
+        held: list[NDArray[np.float32]] = []  # the last blocks, which may have to be cut
         try:
-            for frame in self._container.decode(stream):
-                form = frame.sample_rate, frame.layout.nb_channels
-                if not self.samplerate:
-                    self.samplerate, self.channels = form
-                if frame.is_corrupt or form != (self.samplerate, self.channels):
-                    what = (
-                        "decoding fails"
-                        if frame.is_corrupt
-                        else "its sample rate or its channels change"
-                    )
-                    raise AudioError(
-                        Reason.TRUNCATED, f"{what} after {position / self.samplerate:.3f} s"
-                    )
-                for packed in self._to_float.resample(frame):
-                    samples: NDArray[Any] = packed.to_ndarray().reshape(-1, self.channels)
-                    position += len(samples)
-                    if len(samples):
-                        yield samples
-        except (self._error, ValueError) as error:
-            where = f" after {position / self.samplerate:.3f} s" if position else ""
-            raise AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}") from error
-        promised, held = self._seconds_by_header(stream), position / max(1, self.samplerate)
-        if held < promised - _TOLERANCE_SECONDS:
-            raise AudioError(
-                Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s"
-            )
-        if not position:
+            for block in self._played(stream, priming):
+                held.append(block)
+                if len(held) > _HELD_BLOCKS:
+                    yield held.pop(0)
+        except AudioError:
+            yield from held
+            raise
+        if not held:
             raise AudioError(Reason.EMPTY, "its sound track holds no samples")
+        rate, last = self.samplerate, np.concatenate(held)
+        promised = num_samples / rate or self._end_by_header(stream)
+        if self._format in ("mov", "caf"):
+            ends = promised, self._stated_end, self._end_by_tag()
+            surplus = [self._position - round((end - self._origin) * rate) for end in ends]
+            within = [count for count in surplus if 0 < count < len(last)]
+            last = last[: len(last) - max(within, default=0)]
+        yield last
+        reached = self._origin + self._position / rate
+        if reached < promised - _TOLERANCE_SECONDS:
+            what = f"its header promises {promised:.3f} s, and it holds {reached:.3f} s"
+            raise AudioError(Reason.TRUNCATED, what)
 
-    def _seconds_by_header(self, stream: Any) -> float:
-        """How long the sound is; 0 if the header does not say."""
+    def _played(self, stream: Any, priming: int) -> Iterator[NDArray[np.float32]]:
+        """Yield what is decoded after so many samples, and silence where nothing is played."""
+        for time, decoded in self._frames(stream):
+            samples = decoded[priming:]
+            priming -= len(decoded) - len(samples)
+            missing = self._missing_before(time, len(samples), stream)
+            for first in range(0, missing, _BLOCK):
+                silence = np.zeros((min(_BLOCK, missing - first), self.channels), np.float32)
+                self._position += len(silence)
+                yield silence
+            self._position += len(samples)
+            if len(samples):
+                yield samples
+
+    def _frames(self, stream: Any) -> Iterator[tuple[float | None, NDArray[np.float32]]]:
+        """Decode a stream. Yields the samples of each frame of the codec, and when they are
+        played, in seconds by the file's clock; None if that is not known."""
+        context, skip = stream.codec_context, 0
+        try:
+            is_opus, is_caf = context.name == "opus", self._format == "caf"
+            if is_opus:
+                context, skip = self._libopus(context)
+            elif is_caf:  # since 8.1, FFmpeg skips what its packet table says, too
+                context.flags2 |= self._av.codec.context.Flags2.skip_manual
+            for packet in self._container.demux(stream):
+                if packet.pts is not None:
+                    first_packet = float(packet.pts * stream.time_base)
+                    self._first_packet = min(self._first_packet, first_packet)
+                for frame in context.decode(packet):
+                    form = frame.sample_rate, frame.layout.nb_channels
+                    if not self.samplerate:
+                        self.samplerate, self.channels = form
+                    if frame.is_corrupt:
+                        raise self._fault("decoding fails")
+                    if form != (self.samplerate, self.channels):
+                        raise self._fault("its sample rate or its channels change")
+                    time = None
+                    if frame.pts is not None and self._format in _TIMED:
+                        time = float(frame.pts * stream.time_base)
+                        self._stated_end = time + float(frame.duration * stream.time_base)
+                    for packed in self._to_float.resample(frame):
+                        samples: NDArray[Any] = packed.to_ndarray().reshape(-1, self.channels)
+                        if is_opus and not is_caf:
+                            edges = frame.side_data.get("SKIP_SAMPLES") or bytes(8)
+                            leading, trailing = struct.unpack_from("<II", edges)
+                            skip = max(skip, leading)
+                            skipped = min(skip, len(samples))
+                            skip -= skipped
+                            samples = samples[skipped : max(0, len(samples) - trailing)]
+                            time = None if time is None else time + skipped / self.samplerate
+                        yield time, samples
+                        time = None
+        except (self._av.FFmpegError, ValueError) as error:
+            raise self._fault("decoding fails", f": {_words(error)}") from error
+
+    def _libopus(self, context: Any) -> tuple[Any, int]:
+        """The reference decoder of Opus, which leaves to its caller what to skip; and the
+        number of samples to skip at the beginning, by the codec's own header. (FFmpeg 8.1
+        skips too few in Matroska if the encoder's input was not at 48 kHz.)"""
+        try:
+            opus = self._av.CodecContext.create("libopus", "r")
+        except ValueError as error:
+            what = "decoding Opus needs a PyAV with libopus, as its wheels have it"
+            raise AudioError(Reason.FILE_UNREADABLE, what) from error
+        # RFC 7845, section 5.1
+        head = context.extradata or b"OpusHead\1%c\0\0\x80\xbb\0\0\0\0\0" % context.channels
+        opus.extradata = head
+        opus.options = {"request_sample_fmt": "flt", "flags2": "+skip_manual"}
+        return opus, int.from_bytes(head[10:12], "little")
+
+    def _missing_before(self, time: float | None, num_samples: int, stream: Any) -> int:
+        """Count the samples of silence before a frame, by when it is played."""
+        if time is None:
+            return 0
+        is_first = self._end == -math.inf
+        if is_first:
+            others = [
+                float(max(0, other.start_time) * other.time_base)
+                for other in self._container.streams
+                if other.type in ("audio", "video") and other.index != stream.index
+                if other.start_time is not None
+            ]
+            self._origin = min(time, *others, time)
+            begins = min(self._origin, self._first_packet)
+            if begins > _LATE_SECONDS and self._format != "mpegts":
+                self.begins = begins
+            self._end = self._origin
+        leap = time - self._end
+        if not -_TOLERANCE_SECONDS <= leap <= _LONGEST_GAP_SECONDS:
+            raise self._fault(f"its timestamps leap by {leap:.3f} s")
+        self._end = time + num_samples / self.samplerate
+        gap = time - self._origin - self._position / self.samplerate
+        return round(gap * self.samplerate) if is_first or gap > _TOLERANCE_SECONDS else 0
+
+    def _end_by_header(self, stream: Any) -> float:
+        """When the sound ends, in seconds; 0 if the header does not say."""
         if self._format in _ESTIMATED:
             return 0.0
         if stream.duration is not None:
-            return float(stream.duration * stream.time_base)
+            start = (stream.start_time or 0) if self._format == "mov" else 0
+            return float((start + stream.duration) * stream.time_base)
         return (self._container.duration or 0) / 1e6 if len(self._container.streams) == 1 else 0.0
+
+    def _end_by_tag(self) -> float:
+        """When the sound ends by iTunes' tag, which stands in place of an edit list: padding
+        at the beginning and the end, and the samples between; 0 without it."""
+        found = _ITUNES.match(self._container.metadata.get("iTunSMPB", ""))
+        return self._origin + int(found[1], 16) / self.samplerate if found else 0.0
+
+    def _fault(self, what: str, why: str = "") -> AudioError:
+        where = f" after {self._position / self.samplerate:.3f} s" if self._position else ""
+        return AudioError(Reason.TRUNCATED, f"{what}{where}{why}")
+
+
+def _caf_edges(fd: int) -> tuple[int, int]:
+    """How many samples a CAF's packet table leaves out at the beginning, and how many it
+    then plays; zeros if it does not say (Apple's Core Audio Format Specification)."""
+    at = 8
+    for _ in range(_MOST_BLOCKS):
+        chunk = os.pread(fd, 36, at)
+        if len(chunk) < 12:
+            break
+        name, length = struct.unpack_from(">4sq", chunk)
+        if name == b"pakt" and len(chunk) == 36:
+            num_samples, priming, remainder = struct.unpack_from(">qii", chunk, 20)
+            return (max(0, priming), num_samples) if priming or remainder else (0, 0)
+        if length < 0:  # until the end of the file
+            break
+        at += 12 + length
+    return 0, 0
 
 
 def _words(error: Exception) -> str:
@@ -225,6 +381,13 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
             return _logged_shortfall(file.extra_info, file.frames)
 
 
+def gsm_samples(log: str, num_samples: int) -> int:
+    """The number of samples in a WAV of GSM 6.10 by libsndfile's log, which counts
+    `num_samples`: it makes a block of noise of the byte that pads an odd number of blocks."""
+    found = re.search(r"^ *data *: (\d+)(?: \(should be (\d+)\))?", log, re.M)
+    return min(num_samples, int(found[2] or found[1]) // 65 * 320) if found else num_samples
+
+
 def cut_in_header(fd: int, size: int) -> str | None:
     """That a file which libsndfile refuses begins as audio, and ends before its samples;
     None if nothing says so (RFC 9639, section 8.1, and RFC 3533)."""
@@ -262,7 +425,10 @@ class Header(NamedTuple):
     many there are."""
     is_float: bool = False
     """Whether samples can be NaN or infinite."""
-    by_ffmpeg: bool = False
+    decoder: int = 0
+    """`FFMPEG`, or 0."""
+    begins: float = 0.0
+    """See `FFmpegDecoder.begins`."""
     samples_at: int | None = None
     """The first byte of the samples of a WAV that needs no decoder; None of other files."""
 

@@ -31,15 +31,16 @@ from numpy.typing import NDArray
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
 from featcache.audio.formats import (
     BEGINNING,
+    FFMPEG,
     UNKNOWN,
     EndlessFile,
     FFmpegDecoder,
     Header,
     cut_in_header,
     format_of,
+    gsm_samples,
     is_shorten,
     mp3_end,
-    ogg_shortfall,
     plain_header,
     shortfall,
 )
@@ -147,7 +148,7 @@ class Recording:
             pass
         if self.damage:
             raise self.damage
-        return self.position
+        return min(self.position, self.header.num_samples)
 
     def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         """Yield the samples of each span, float32 `[num_samples, channels]`, in the order
@@ -292,19 +293,25 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
                 Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
             ) from None
         format_name = format_of(os.pread(descriptor, BEGINNING, 0))
-        if format_name is None:
-            if why := cut_in_header(descriptor, size):
-                raise AudioError(Reason.TRUNCATED, why) from None
+        lack = cut_in_header(descriptor, size)
+        try:
+            if format_name is None:
+                raise
+            ffmpeg = FFmpegDecoder(descriptor, format_name)
+        except (AudioError, soundfile.LibsndfileError):
+            if lack:
+                raise AudioError(Reason.TRUNCATED, lack) from None
             raise
-        by_ffmpeg = FFmpegDecoder(descriptor, format_name)
-        lack = ogg_shortfall(descriptor, size) if format_name == "ogg" else None
-        form = by_ffmpeg.samplerate, UNKNOWN, by_ffmpeg.channels
-        return by_ffmpeg, Header(*form, lack, can_seek=False, is_float=True, by_ffmpeg=True)
+        form = ffmpeg.samplerate, UNKNOWN, ffmpeg.channels
+        header = Header(*form, lack, can_seek=False, is_float=True, decoder=FFMPEG)
+        return ffmpeg, header._replace(begins=ffmpeg.begins)
     num_samples = decoder.frames
     if decoder.format == "MP3" and mp3_end(descriptor) is None:
         decoder.close()
         file.seek(0)
         decoder, num_samples = _Decoder(EndlessFile(descriptor, closefd=False)), UNKNOWN
+    if decoder.subtype == "GSM610":
+        num_samples = gsm_samples(decoder.extra_info, num_samples)
     lack = shortfall(decoder, descriptor, size)
     can_seek = num_samples != UNKNOWN and decoder.subtype in _SEEKABLE
     is_float = decoder.subtype in ("FLOAT", "DOUBLE")

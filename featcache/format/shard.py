@@ -49,7 +49,7 @@ ITEM_COLUMNS = {
         "sample_rate": "sample_rate",
         "size": "source_size",
     },
-    **{"mtime_ns": "source_mtime_ns", "content_hash": "source_hash", "by_ffmpeg": "decoder"},
+    **{"mtime_ns": "source_mtime_ns", "content_hash": "source_hash", "decoder": "decoder"},
 }
 """What an `Item` knows besides its row, and the columns that have it."""
 
@@ -76,7 +76,8 @@ class Item(Utterance):
     """The sample rate of the audio file in Hz."""
     content_hash: int = 0
     """XXH3-64 of the audio file's bytes, when it was decoded; 0 if unknown."""
-    by_ffmpeg: bool = False
+    decoder: int = 0
+    """What decoded the audio file: see docs/format.md."""
     generation: int = 1
     """Of the items of an id, that of the highest generation counts."""
 
@@ -249,7 +250,6 @@ class Shard(Group[ShardInfo]):
             if at >= len(table):  # an index that is sealed, and wrong all the same
                 raise self._damaged("items", f"there is no item {at}")
             own = {name: column.item(at) for name, column in columns.items()}
-            own["by_ffmpeg"] = bool(own["by_ffmpeg"])
             segment = (column.item(at) for column in segments)
             yield Item(**Utterance.of_columns(ids[at], paths[at], *segment).row(), **own)
 

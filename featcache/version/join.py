@@ -185,7 +185,7 @@ def find_other_files(
     sizes = {} if sizes_of is None else dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
     for row, path, here, (size, mtime_ns) in zip(
-        looked_at.tolist(), paths, files, sources.tolist(), strict=True
+        looked_at.tolist(), paths, files, sources[:, :2].tolist(), strict=True
     ):
         if not isinstance(here, Path):
             if sizes.get(here) not in (size, None):
@@ -248,11 +248,11 @@ def refuse_paths(
 
 
 def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
-    """The audio files of the items at some positions: size in bytes, and mtime in ns;
-    int64 `[n, 2]`. Raises DamagedError if a shard is not what was written."""
-    sources = np.empty((len(positions), 2), np.int64)
+    """The audio files of the items at some positions: size in bytes, mtime in ns, and what
+    decoded them; int64 `[n, 3]`. Raises DamagedError if a shard is not what was written."""
+    sources = np.empty((len(positions), 3), np.int64)
     for inside, shard, items in by_shard(version, index, positions):
-        for column, name in enumerate(("source_size", "source_mtime_ns")):
+        for column, name in enumerate(("source_size", "source_mtime_ns", "decoder")):
             sources[inside, column] = shard.table[name][items]
     return sources
 
@@ -390,6 +390,7 @@ def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
     started = began(shard.run)
     row_and_file = item.document()
     row_and_file["source_rate"] = row_and_file.pop("sample_rate")
+    row_and_file["by_ffmpeg"] = item.decoder > 0
     return {
         "version": str(version.path),
         "shard": shard.name,

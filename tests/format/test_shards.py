@@ -39,7 +39,7 @@ ITEMS = st.lists(
         mtime_ns=st.integers(-(2**63), 2**63 - 1),
         sample_rate=st.integers(1, 10**6),
         content_hash=st.integers(0, 2**64 - 1),
-        by_ffmpeg=st.booleans(),
+        decoder=st.integers(0, 2),
         generation=st.integers(1, 2**40),
     ),
     min_size=1,
@@ -153,7 +153,7 @@ def test_names_are_content(version):
         "mtime_ns": 3,
         "sample_rate": 8000,
     }
-    changes |= {"content_hash": 7, "by_ffmpeg": True, "generation": 2}
+    changes |= {"content_hash": 7, "decoder": 2, "generation": 2}
     first = write(version, items, run="run 1", row=3)
     inode = first.folder.stat().st_ino
     again = write(version, items, run="run 2", row=3)
