@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.audio.formats import OLD_FFMPEG
 from featcache.care.compare import (
     SampledClip,
     decode_waveform,
@@ -28,7 +29,7 @@ from featcache.care.sources import SourceCheck
 from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, Reason, listing
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor
 from featcache.extraction.padded_rows import BATCHINGS, compute_now
@@ -38,7 +39,7 @@ from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
-from featcache.version.version import Version
+from featcache.version.version import Version, library_versions
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
 """How far floats may differ by rounding, relative if they are above 1; for float16, four
@@ -80,6 +81,7 @@ def recompute(
     which `sources` finds. Raises ConfigError if the version's config names an extractor
     that is not registered, or its weights are not here."""
     built, result = built_again(version, device), Recomputed(len(positions))
+    here = library_versions()
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)
@@ -105,12 +107,19 @@ def recompute(
         else:
             count_ties = partial(_count_ties, built, item, folder)
             unlike = _count(again, stored, result, count_ties) + _unlike_side_arrays(again, stored)
-            wrote = shard.info.made_by.get("device", device.label)
-            end = (
-                ""
-                if wrote == device.label
-                else f"; it was written on {wrote}, and this is {device.label}"
-            )
+            made_by, end = shard.info.made_by, ""
+            wrote = made_by.get("device", device.label)
+            if wrote != device.label:
+                end = f"; it was written on {wrote}, and this is {device.label}"
+            unlike_here = [
+                f"{library} {made_by[library]} (here {version_here})"
+                for library, version_here in here.items()
+                if made_by.get(library, version_here) != version_here
+            ]
+            if item.decoder == OLD_FFMPEG:
+                unlike_here.append("an older way to decode it by FFmpeg")
+            if unlike_here:
+                end += f"; it was made with {listing(unlike_here)}"
             faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
         result.problems += [
             Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from featcache.audio.formats import OLD_FFMPEG
 from featcache.audio.remote import StoppedError
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
@@ -23,7 +24,7 @@ from featcache.manifest.utterances import Manifest
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, index_name, index_of, load_index
-from featcache.version.join import RowKeys, join
+from featcache.version.join import RowKeys, join, sources_of
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
@@ -221,6 +222,15 @@ def _report(
         )
     if index is None or len(sound) < len(there):
         index = index_of(sound)  # their tables have just been checked, and are not read again
+    num_old = 0
+    if any((shard.table["decoder"] == OLD_FFMPEG).any() for shard in sound):
+        decoders = sources_of(version, index, np.arange(len(index)))[:, 2]
+        num_old = int((decoders == OLD_FFMPEG).sum())
+    if num_old:
+        notes.append(
+            f"{counted(num_old, 'utterance')} decoded by FFmpeg as older versions of "
+            "featcache did: `featcache extract … --check-sources` extracts them again"
+        )
     failures = standing_failures(version, index)
     lacking, failed, surplus = list[Problem](), len(failures), 0
     if manifest is not None:

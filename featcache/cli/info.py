@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from os.path import isabs
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from featcache.storage.location import Location
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from featcache.version.index import Index
     from featcache.version.version import Version
 
 
@@ -156,6 +158,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "bytes": num_bytes,
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
+        "libraries": _libraries(version, index) if on_disk else {},
         "batching": [
             {"policy": policy, "mismatch": mismatch} for policy, mismatch in policies if policy
         ],
@@ -168,6 +171,22 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "failed": len(failures),
         "failures": failures,
     }
+
+
+def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
+    """The libraries that were of several versions when the shards were made, with these:
+    by a shard of each run."""
+    shards = {
+        shard.made_by: name for name, shard in zip(index.shards, index.summaries, strict=True)
+    }
+    versions: dict[str, set[str]] = {}
+    for name in shards.values():
+        with suppress(DamagedError):
+            for library, number in version.shard(name).info.made_by.items():
+                versions.setdefault(library, set()).add(str(number))
+    for other in ("run", "device", "batching", "mismatch"):
+        versions.pop(other, None)
+    return {library: sorted(some) for library, some in versions.items() if len(some) > 1}
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
@@ -227,6 +246,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         "  made by "
         + ", ".join(f"{name} {version}" for name, version in document["made_by"].items())
     )
+    for library, versions in document["libraries"].items():
+        say(f"  its shards were made with {library} {listing(versions)}")
     for batching in document["batching"]:
         mismatch = batching["mismatch"]
         if mismatch is None and batching["policy"] == "frames":

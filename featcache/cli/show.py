@@ -111,6 +111,8 @@ def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
         )
     if document["by_ffmpeg"]:
         file += ", decoded by FFmpeg"
+    if document["decoder"] == 1:
+        file += " as older versions of featcache did"
     run, host, manifest = document["run"], document["host"], document["manifest"]
     older = document["superseded"]
     return {

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.content_hash import hash_of_content
 from featcache.audio.decode import Cut, probe_seconds, span_of
-from featcache.audio.formats import UNKNOWN, Header
+from featcache.audio.formats import OLD_FFMPEG, UNKNOWN, Header
 from featcache.audio.members import beginning_of, check_container, copy_of, stamp_now
 from featcache.audio.recording import Recording
 from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
@@ -119,7 +119,8 @@ def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
 def with_changed_files(
     manifest: Manifest, status: RowStatus, index: Index, version: Version
 ) -> RowStatus:
-    """Also extract the rows whose file has another size or mtime than when it was decoded."""
+    """Also extract the rows whose file has another size or mtime than when it was decoded,
+    or was decoded in a way that gave other samples."""
     rows = np.flatnonzero(status.present)
     sources = sources_of(version, index, status.positions[rows])
 
@@ -130,8 +131,8 @@ def with_changed_files(
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # a file that is gone cannot be extracted again
     same = [
-        stat == gone or is_same(stat, tuple(source))
-        for stat, source in zip(now, sources.tolist(), strict=True)
+        stat == gone or (is_same(stat, tuple(source)) and decoder != OLD_FFMPEG)
+        for stat, (*source, decoder) in zip(now, sources.tolist(), strict=True)
     ]
     present = status.present.copy()
     present[rows] = same

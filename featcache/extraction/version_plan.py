@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.decode import probe, probe_seconds
+from featcache.audio.formats import OLD_FFMPEG
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
@@ -310,6 +311,8 @@ def file_change(item: Item, manifest: Manifest) -> str:
         for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns))
         if not same
     ]
-    return (
-        f"its file's {' and '.join(differ)}" if differ else "its file, which has failed meanwhile"
-    )
+    if differ:
+        return f"its file's {' and '.join(differ)}"
+    if item.decoder == OLD_FFMPEG:
+        return "how FFmpeg decodes its file"
+    return "its file, which has failed meanwhile"

@@ -13,10 +13,11 @@ from decoded_audio import WHOLE, fault_of, samples_of
 
 import featcache
 from featcache.audio.decode import Cut, decode
-from featcache.audio.formats import format_of
+from featcache.audio.formats import FFMPEG, OLD_FFMPEG, format_of
 from featcache.errors import Reason
 from featcache.extraction.audio_files import read_headers
 from featcache.manifest.read import read_manifest
+from featcache.version.version import library_versions
 
 av = pytest.importorskip("av")
 
@@ -36,6 +37,11 @@ KINDS = {
     "sound.eac3": ("eac3", 48000, 2, None, 0.98),
     "sound.avi": ("ac3", 48000, 2, None, 0.98),
     "flac.ogg": ("flac", 16000, 2, 0, 1),
+    "alac.caf": ("alac", 16000, 2, 0, 1),
+    "g722.wav": ("g722", 16000, 1, None, 0.98),
+    "g726.wav": ("g726", 8000, 1, 0, 0.9),
+    "yamaha.wav": ("adpcm_yamaha", 16000, 2, 0, 0.98),
+    "g722.w64": ("g722", 16000, 1, None, 0.98),
 }
 
 
@@ -95,7 +101,7 @@ def test_the_signal_that_was_encoded(scratch, kind):
         first = round(cut.start * rate)
         stop = None if cut.duration is None else first + round(cut.duration * rate)
         assert found[0].tobytes() == whole[first:stop].tobytes()
-        assert (found[1].sample_rate, found[1].by_ffmpeg) == (rate, True)
+        assert (found[1].sample_rate, found[1].decoder) == (rate, FFMPEG)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,10 +131,11 @@ def test_playlists_and_whatever_else_is_no_sound_is_not_given_to_ffmpeg(scratch)
     assert fault_of(scratch / "b.m4a").reason == Reason.NOT_AUDIO
 
 
-def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeypatch):
-    encode(scratch / "a.m4a", "aac.m4a")
+@pytest.mark.parametrize("kind", ["aac.m4a", "g722.wav", "alac.caf"])
+def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeypatch, kind):
+    encode(scratch / kind, kind)
     monkeypatch.setitem(sys.modules, "av", None)
-    fault = fault_of(scratch / "a.m4a")
+    fault = fault_of(scratch / kind)
     assert fault.reason == Reason.FILE_UNREADABLE
     assert "pip install 'featcache[formats]'" in str(fault)
 
@@ -156,14 +163,68 @@ def test_a_shard_says_which_items_ffmpeg_has_decoded(scratch):
         corpus.add(name, name)
     cache = scratch / "c"
     featcache.extract(corpus.manifest(), "fbank80", cache, featcache.Options("cpu", 1))
-    assert {id_: item.by_ffmpeg for id_, item in provenance(cache).items()} == {
-        "a.wav": False,
-        "b.m4a": True,
+    assert {id_: item.decoder for id_, item in provenance(cache).items()} == {
+        "a.wav": 0,
+        "b.m4a": FFMPEG,
     }
     found = items(cache)
     assert found["a.wav"] == found["b.m4a"]
     (name,) = only_version(cache).shard_names()
     assert only_version(cache).shard(name).info.made_by["av"] == av.__version__
+
+
+@pytest.fixture
+def mixed(scratch, monkeypatch):
+    """A version of two M4A files, of which an older featcache has decoded the first, with an
+    older PyAV; its cache and its manifest."""
+    corpus = Corpus(scratch)
+    for name in ("a.m4a", "b.m4a"):
+        encode(scratch / name, "alac.m4a")
+        corpus.add(name, name)
+    older = {**library_versions(), "av": "17.0.0"}
+    with monkeypatch.context() as patch:
+        patch.setattr("featcache.audio.recording.FFMPEG", OLD_FFMPEG)
+        patch.setattr("featcache.extraction.jobs.library_versions", lambda: older)
+        first = corpus.manifest(corpus.rows[:1], "first.csv")
+        featcache.extract(first, "fbank80", scratch / "c", featcache.Options("cpu", 1))
+    manifest = corpus.manifest()
+    featcache.extract(manifest, "fbank80", scratch / "c", featcache.Options("cpu", 1))
+    return scratch / "c", manifest
+
+
+def test_what_an_older_featcache_has_decoded_is_said_and_made_again(mixed, cli):
+    cache, manifest = mixed
+    assert [item.decoder for item in provenance(cache).values()] == [OLD_FFMPEG, FFMPEG]
+    said = cli("verify", cache).with_code(0).out
+    assert "1 utterance decoded by FFmpeg as older versions of featcache did" in said
+    assert "as older versions" in cli("show", cache, "a.m4a").with_code(0).out
+    assert "as older versions" not in cli("show", cache, "b.m4a").with_code(0).out
+    why = cli("why", cache, manifest, "-c", "fbank80", "--check-sources").with_code(0).out
+    assert "how FFmpeg decodes its file" in why
+    again = ("extract", manifest, "-c", "fbank80", "-o", cache, "--check-sources")
+    cli(*again).with_code(0)
+    assert [item.decoder for item in provenance(cache).values()] == [FFMPEG, FFMPEG]
+    assert "older versions of featcache" not in cli("verify", cache).with_code(0).out
+
+
+def test_a_cache_of_several_decoders_names_them(mixed, cli):
+    cache, _ = mixed
+    libraries = {"av": ["17.0.0", av.__version__]}
+    (document,) = cli("info", cache, "--json").with_code(0).json()["versions"]
+    assert document["libraries"] == libraries
+    assert f"made with av 17.0.0, {av.__version__}" in cli("info", cache).with_code(0).out
+
+
+def test_verify_names_the_library_of_what_it_cannot_recompute(mixed, cli):
+    cache, _ = mixed
+    for name in ("a.m4a", "b.m4a"):
+        encode(cache.parent / name, "aac.m4a")
+    problems = cli("verify", cache, "--recompute", 2).with_code(1).out.splitlines()
+    (first,) = [line for line in problems if "a.m4a: extracted again" in line]
+    (second,) = [line for line in problems if "b.m4a: extracted again" in line]
+    assert f"av 17.0.0 (here {av.__version__})" in first
+    assert "an older way to decode it by FFmpeg" in first
+    assert "was made with" not in second
 
 
 def test_durations_are_those_of_the_samples_that_are_decoded(scratch):
