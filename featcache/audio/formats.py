@@ -223,6 +223,8 @@ class FFmpegDecoder:
         """Decode a stream. Yields the samples of each frame of the codec, and when they are
         played, in seconds by the file's clock; None if that is not known."""
         context, skip = stream.codec_context, 0
+        if context is None:
+            raise AudioError(Reason.NOT_AUDIO, "FFmpeg has no decoder of its codec")
         try:
             is_opus, is_caf = context.name == "opus", self._format == "caf"
             if is_opus:
@@ -263,7 +265,7 @@ class FFmpegDecoder:
     def _libopus(self, context: Any) -> tuple[Any, int]:
         """The reference decoder of Opus, which leaves to its caller what to skip; and the
         number of samples to skip at the beginning, by the codec's own header. (FFmpeg 8.1
-        skips too few in Matroska if the encoder's input was not at 48 kHz.)"""
+        goes by Matroska's, which FFmpeg 5 wrote wrongly for sound of 16 kHz.)"""
         try:
             opus = self._av.CodecContext.create("libopus", "r")
         except ValueError as error:

@@ -140,6 +140,13 @@ def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeyp
     assert "pip install 'featcache[formats]'" in str(fault)
 
 
+def test_a_codec_that_ffmpeg_lacks_is_no_audio(scratch):
+    encode(scratch / "a.wav", "g722.wav")
+    data = (scratch / "a.wav").read_bytes()
+    (scratch / "a.wav").write_bytes(data[:20] + b"\x99\x99" + data[22:])
+    assert fault_of(scratch / "a.wav").reason == Reason.NOT_AUDIO
+
+
 def test_sphere_compressed_by_shorten_says_what_to_do(scratch):
     fields = (
         "sample_count -i 16000",
