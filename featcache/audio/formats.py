@@ -15,28 +15,27 @@ How to notice was found by cutting files (libsndfile 1.2.2):
 Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a
 pipe do.
 
-M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video, and codecs in WAV, AIFF and
-CAF that libsndfile lacks are decoded by FFmpeg. PyAV brings FFmpeg in its wheels.
-(torchcodec needs an FFmpeg of the system. It is up to 1.7 times as fast, but gives other
-samples of AAC in Matroska, WMA, Speex and ADPCM.) The file's first bytes decide what it is,
-and FFmpeg is told: left to guess, it would also find playlists, which name other files.
-Files are decoded from their beginning on, since seeking gives other samples.
+FFmpeg decodes M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video, and WAV, AIFF and
+CAF with codecs that libsndfile lacks. PyAV brings FFmpeg in its wheels; torchcodec needs an
+FFmpeg of the system, is up to 1.7 times as fast, and gives other samples of AAC in
+Matroska, WMA, Speex and ADPCM. The file's first bytes decide what it is, and FFmpeg is
+told: left to guess, it would also find playlists, which name other files. Files are
+decoded from their beginning on, since seeking gives other samples.
 
-FFmpeg's release does not decide which samples there are. libopus decodes Opus: FFmpeg's own
-decoder differs by a quarter of the signal in the modes for speech. Sound in MP4 ends where
-its edit list ends, sound in CAF where its packet table says: before PyAV 19, FFmpeg decodes
-the last packet to its end. Where packets have timestamps, a sample lies where players play
-it, and silence stands where nothing is played.
+The samples do not depend on FFmpeg's release. libopus decodes Opus: FFmpeg's own decoder
+differs by a quarter of the signal in the modes for speech. Sound in MP4 and CAF ends where
+the edit list or the packet table says, and not with the last packet. Where packets have
+timestamps, samples lie where players play them, and between them there is silence.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,14 +75,13 @@ _TIMED = ("mov", "matroska", "mpegts")
 """Formats in which packets state the time at which they are played."""
 
 OLD_FFMPEG, FFMPEG = 1, 2
-"""Marks of items that FFmpeg has decoded. The old ones were decoded before libopus decoded
-Opus, before ends were cut and timestamps were followed."""
+"""Marks of items that FFmpeg decoded: before the second paragraph above held, and since."""
 
 # the bytes of a file that tell its format: two packets of MPEG-TS, and one byte
 BEGINNING = 377
 _TOLERANCE_SECONDS = 0.1  # headers round the length, and encoders add or drop a little
-_LATE_SECONDS = 0.01  # a file that begins later has different times in different players
-_LONGEST_GAP_SECONDS = 600.0  # in what is played; after a longer one, timestamps are wrong
+_LATE_SECONDS = 0.01  # where a file begins later, players differ
+_LONGEST_GAP_SECONDS = 600.0  # of silence; timestamps that leap further are wrong
 _BLOCK = 65536  # samples
 _HELD_BLOCKS = 4  # frames, of which an encoder's padding may take up three
 _ITUNES = re.compile(r"(?: *[0-9A-F]{8}){3} ([0-9A-F]{16})\b", re.I)
@@ -119,8 +117,7 @@ class FFmpegDecoder:
     installed."""
 
     begins = 0.0
-    """When the file begins by its own timestamps, in seconds, if players differ in whether
-    they count from there or from 0; else 0."""
+    """The first timestamp, in seconds, if players do not all count from there; else 0."""
 
     def __init__(self, descriptor: int, format_name: str) -> None:
         try:
@@ -133,10 +130,9 @@ class FFmpegDecoder:
         self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does
         self._format, self.samplerate, self.channels = format_name, 0, 0
         self._position = 0  # of the sample that comes next
-        # by the file's clock, in seconds: when the first packet and the first sample are
-        # played; when the last frame ends, by its samples and by its duration
-        self._first_packet, self._origin = math.inf, 0.0
-        self._end, self._stated_end = -math.inf, 0.0
+        self._origin = 0.0  # when the first sample is played, in seconds by the file's clock
+        self._end: float | None = None  # when the last frame ends by its samples
+        self._stated_end = 0.0  # and by its stated duration
         path = f"/proc/self/fd/{descriptor}"
         # tags that are not UTF-8, which later releases take
         tags: dict[str, Any] = (
@@ -187,30 +183,58 @@ class FFmpegDecoder:
                 held.append(block)
                 if len(held) > _HELD_BLOCKS:
                     yield held.pop(0)
+        except (self._av.FFmpegError, ValueError) as error:
+            yield from held
+            raise self._fault("decoding fails", f": {_words(error)}") from error
         except AudioError:
             yield from held
             raise
         if not held:
             raise AudioError(Reason.EMPTY, "its sound track holds no samples")
-        rate, last = self.samplerate, np.concatenate(held)
-        promised = num_samples / rate or self._end_by_header(stream)
+        last = np.concatenate(held)
+        promised = num_samples / self.samplerate or self._end_by_header(stream)
         if self._format in ("mov", "caf"):
             ends = promised, self._stated_end, self._end_by_tag()
-            surplus = [self._position - round((end - self._origin) * rate) for end in ends]
+            surplus = [
+                self._position - round((end - self._origin) * self.samplerate) for end in ends
+            ]
             within = [count for count in surplus if 0 < count < len(last)]
             last = last[: len(last) - max(within, default=0)]
         yield last
-        reached = self._origin + self._position / rate
+        reached = self._origin + self._position / self.samplerate
         if reached < promised - _TOLERANCE_SECONDS:
             what = f"its header promises {promised:.3f} s, and it holds {reached:.3f} s"
             raise AudioError(Reason.TRUNCATED, what)
 
     def _played(self, stream: Any, priming: int) -> Iterator[NDArray[np.float32]]:
         """Yield what is decoded after so many samples, and silence where nothing is played."""
-        for time, decoded in self._frames(stream):
-            samples = decoded[priming:]
-            priming -= len(decoded) - len(samples)
-            missing = self._missing_before(time, len(samples), stream)
+        context, is_opus = stream.codec_context, False
+        if context is None:
+            raise AudioError(Reason.NOT_AUDIO, "FFmpeg has no decoder of its codec")
+        if self._format == "caf":  # since 8.1, FFmpeg skips what its packet table says, too
+            context.flags2 |= self._av.codec.context.Flags2.skip_manual
+        if context.name == "opus":
+            is_opus = self._format != "caf"
+            context, pre_skip = self._libopus(context)
+            priming = priming or pre_skip
+        packets = self._container.demux(stream)
+        for frame in chain.from_iterable(map(context.decode, packets)):
+            form = frame.sample_rate, frame.layout.nb_channels
+            if not self.samplerate:
+                self.samplerate, self.channels = form
+            if frame.is_corrupt:
+                raise self._fault("decoding fails")
+            if form != (self.samplerate, self.channels):
+                raise self._fault("its sample rate or its channels change")
+            blocks = [packed.to_ndarray() for packed in self._to_float.resample(frame)]
+            samples: NDArray[Any] = np.concatenate(blocks, axis=None).reshape(-1, self.channels)
+            skipped = frame.side_data.get("SKIP_SAMPLES") if is_opus else None
+            leading, trailing = struct.unpack_from("<II", skipped or bytes(8))
+            priming = max(priming, leading)
+            late, stop = min(priming, len(samples)), max(0, len(samples) - trailing)
+            samples = samples[late:stop]
+            priming -= late
+            missing = self._missing_before(frame, late, len(samples), stream)
             for first in range(0, missing, _BLOCK):
                 silence = np.zeros((min(_BLOCK, missing - first), self.channels), np.float32)
                 self._position += len(silence)
@@ -219,53 +243,9 @@ class FFmpegDecoder:
             if len(samples):
                 yield samples
 
-    def _frames(self, stream: Any) -> Iterator[tuple[float | None, NDArray[np.float32]]]:
-        """Decode a stream. Yields the samples of each frame of the codec, and when they are
-        played, in seconds by the file's clock; None if that is not known."""
-        context, skip = stream.codec_context, 0
-        if context is None:
-            raise AudioError(Reason.NOT_AUDIO, "FFmpeg has no decoder of its codec")
-        try:
-            is_opus, is_caf = context.name == "opus", self._format == "caf"
-            if is_opus:
-                context, skip = self._libopus(context)
-            elif is_caf:  # since 8.1, FFmpeg skips what its packet table says, too
-                context.flags2 |= self._av.codec.context.Flags2.skip_manual
-            for packet in self._container.demux(stream):
-                if packet.pts is not None:
-                    first_packet = float(packet.pts * stream.time_base)
-                    self._first_packet = min(self._first_packet, first_packet)
-                for frame in context.decode(packet):
-                    form = frame.sample_rate, frame.layout.nb_channels
-                    if not self.samplerate:
-                        self.samplerate, self.channels = form
-                    if frame.is_corrupt:
-                        raise self._fault("decoding fails")
-                    if form != (self.samplerate, self.channels):
-                        raise self._fault("its sample rate or its channels change")
-                    time = None
-                    if frame.pts is not None and self._format in _TIMED:
-                        time = float(frame.pts * stream.time_base)
-                        self._stated_end = time + float(frame.duration * stream.time_base)
-                    for packed in self._to_float.resample(frame):
-                        samples: NDArray[Any] = packed.to_ndarray().reshape(-1, self.channels)
-                        if is_opus and not is_caf:
-                            edges = frame.side_data.get("SKIP_SAMPLES") or bytes(8)
-                            leading, trailing = struct.unpack_from("<II", edges)
-                            skip = max(skip, leading)
-                            skipped = min(skip, len(samples))
-                            skip -= skipped
-                            samples = samples[skipped : max(0, len(samples) - trailing)]
-                            time = None if time is None else time + skipped / self.samplerate
-                        yield time, samples
-                        time = None
-        except (self._av.FFmpegError, ValueError) as error:
-            raise self._fault("decoding fails", f": {_words(error)}") from error
-
     def _libopus(self, context: Any) -> tuple[Any, int]:
-        """The reference decoder of Opus, which leaves to its caller what to skip; and the
-        number of samples to skip at the beginning, by the codec's own header. (FFmpeg 8.1
-        goes by Matroska's, which FFmpeg 5 wrote wrongly for sound of 16 kHz.)"""
+        """The reference decoder, which leaves skipping to its caller; and how many samples to
+        skip first, by Opus' own header: Matroska's was often wrong for sound of 16 kHz."""
         try:
             opus = self._av.CodecContext.create("libopus", "r")
         except ValueError as error:
@@ -277,23 +257,25 @@ class FFmpegDecoder:
         opus.options = {"request_sample_fmt": "flt", "flags2": "+skip_manual"}
         return opus, int.from_bytes(head[10:12], "little")
 
-    def _missing_before(self, time: float | None, num_samples: int, stream: Any) -> int:
-        """Count the samples of silence before a frame, by when it is played."""
-        if time is None:
+    def _missing_before(self, frame: Any, late: int, num_samples: int, stream: Any) -> int:
+        """Count the samples of silence before so many of a frame, without its first ones."""
+        if frame.pts is None or self._format not in _TIMED:
             return 0
-        is_first = self._end == -math.inf
-        if is_first:
+        time = float(frame.pts * stream.time_base)
+        self._stated_end = time + float(frame.duration * stream.time_base)
+        time += late / self.samplerate
+        is_first = self._end is None
+        if self._end is None:
             others = [
                 float(max(0, other.start_time) * other.time_base)
                 for other in self._container.streams
                 if other.type in ("audio", "video") and other.index != stream.index
                 if other.start_time is not None
             ]
-            self._origin = min(time, *others, time)
-            begins = min(self._origin, self._first_packet)
-            if begins > _LATE_SECONDS and self._format != "mpegts":
-                self.begins = begins
-            self._end = self._origin
+            self._origin = self._end = min(time, *others, time)
+            can_begin = self._format == "mpegts" or "iTunSMPB" in self._container.metadata
+            if self._origin > _LATE_SECONDS and not can_begin:
+                self.begins = self._origin
         leap = time - self._end
         if not -_TOLERANCE_SECONDS <= leap <= _LONGEST_GAP_SECONDS:
             raise self._fault(f"its timestamps leap by {leap:.3f} s")
@@ -311,8 +293,7 @@ class FFmpegDecoder:
         return (self._container.duration or 0) / 1e6 if len(self._container.streams) == 1 else 0.0
 
     def _end_by_tag(self) -> float:
-        """When the sound ends by iTunes' tag, which stands in place of an edit list: padding
-        at the beginning and the end, and the samples between; 0 without it."""
+        """When the sound ends by iTunes' tag, which stands in place of an edit list, or 0."""
         found = _ITUNES.match(self._container.metadata.get("iTunSMPB", ""))
         return self._origin + int(found[1], 16) / self.samplerate if found else 0.0
 
@@ -322,8 +303,8 @@ class FFmpegDecoder:
 
 
 def _caf_edges(fd: int) -> tuple[int, int]:
-    """How many samples a CAF's packet table leaves out at the beginning, and how many it
-    then plays; zeros if it does not say (Apple's Core Audio Format Specification)."""
+    """How many samples a CAF's packet table leaves out first, and how many it then plays;
+    zeros if it does not say (Apple's Core Audio Format Specification)."""
     at = 8
     for _ in range(_MOST_BLOCKS):
         chunk = os.pread(fd, 36, at)
@@ -333,7 +314,7 @@ def _caf_edges(fd: int) -> tuple[int, int]:
         if name == b"pakt" and len(chunk) == 36:
             num_samples, priming, remainder = struct.unpack_from(">qii", chunk, 20)
             return (max(0, priming), num_samples) if priming or remainder else (0, 0)
-        if length < 0:  # until the end of the file
+        if not 0 <= length < 1 << 62:  # -1: until the end of the file
             break
         at += 12 + length
     return 0, 0

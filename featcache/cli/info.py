@@ -174,8 +174,8 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
 
 
 def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
-    """The libraries that were of several versions when the shards were made, with these:
-    by a shard of each run."""
+    """The libraries of which the shards were made with several versions; by one shard of
+    each run."""
     shards = {
         shard.made_by: name for name, shard in zip(index.shards, index.summaries, strict=True)
     }
@@ -183,9 +183,8 @@ def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
     for name in shards.values():
         with suppress(DamagedError):
             for library, number in version.shard(name).info.made_by.items():
-                versions.setdefault(library, set()).add(str(number))
-    for other in ("run", "device", "batching", "mismatch"):
-        versions.pop(other, None)
+                if library not in ("run", "device", "batching", "mismatch"):
+                    versions.setdefault(library, set()).add(str(number))
     return {library: sorted(some) for library, some in versions.items() if len(some) > 1}
 
 
