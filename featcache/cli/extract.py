@@ -99,7 +99,10 @@ _DISPLAY = (
 @click.option("--from", "source", type=options.LOCATION, metavar="CACHE[/VERSION]", help=_SOURCE)
 @click.option("--batching", type=click.Choice(["single", "equal_length", "padded"]), help=_BATCHING)
 @options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
-@options.flag("--check-sources", "Re-extract utterances whose file has changed in size or mtime.")
+@options.flag(
+    "--check-sources",
+    "Re-extract utterances whose file has changed in size or mtime, or is now decoded otherwise.",
+)
 @options.flag(
     "--replace",
     "Re-extract utterances whose path has changed even if they are more than 5% of the version.",
