@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, overload
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,3 +228,12 @@ def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def other_spellings(text: str) -> dict[str, list[str]]:
+    """The ways in which an id or a path may be written elsewhere, by how they differ."""
+    return {
+        "is another Unicode form": [normalize("NFC", text), normalize("NFD", text)],
+        "has other blanks": [text.strip(), f" {text}", f"{text} "],
+        "has other slashes": [text.replace("\\", "/"), text.replace("/", "\\")],
+    }

@@ -62,6 +62,7 @@ from featcache.manifest.audio_locations import (
     is_compressed,
     suffix_of,
 )
+from featcache.strings import other_spellings
 
 # of where the members of containers lie: those of 20 million members of tars
 _INDEX_BYTES = 512 << 20
@@ -174,7 +175,14 @@ def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStam
             )
         return io.FileIO(path), FileStamp(status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise AudioError(Reason.FILE_MISSING, f"there is no such {what}") from error
+        similar = [
+            f"; there is {other!a}, which {difference}"
+            for difference, others in other_spellings(os.fspath(path)).items()
+            for other in others
+            if other != os.fspath(path) and os.path.exists(other)
+        ]
+        message = f"there is no such {what}{''.join(similar[:1])}"
+        raise AudioError(Reason.FILE_MISSING, message) from error
     except OSError as error:
         raise AudioError(
             Reason.FILE_UNREADABLE, f"the {what} cannot be read: {error.strerror}"

@@ -157,11 +157,7 @@ _ROW_GROUPS: Kept[Sequence[Any]] = Kept(
 def _fields_with_bytes(schema: Any) -> dict[str, str]:
     """The columns of bytes, or of structs with such a field `bytes`, and what of each
     holds the bytes."""
-    types = pyarrow().types
-
-    def is_bytes(kind: Any) -> bool:
-        return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
+    types, is_bytes = pyarrow().types, manifests.is_bytes
     found = {}
     for field in schema:
         if is_bytes(field.type):
@@ -177,6 +173,8 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
     """Where a column's values begin in the file, their sizes, int64 `[2, rows]`; a
     ValueError if they are packed."""
     values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
+    if str(values.type) == "binary_view":
+        raise ValueError("a column holds views, as Polars writes: write it as large_binary")
     count = len(values)
     _, ends, data = values.buffers()
     if count == 0 or data is None or data.size == 0:

@@ -180,6 +180,16 @@ def copying_notes(manifest: Manifest) -> list[str]:
     return [f"{manifest.source}: {note}" for note in notes]
 
 
+def same_span_notes(manifest: Manifest) -> list[str]:
+    """Tell of rows that read the same span of a file under different ids, if there are any."""
+    rows = manifest.read_again()
+    if not len(rows):
+        return []
+    first, second = (manifest[row] for row in rows[:2].tolist())
+    what = f"{len(rows):,} of {len(manifest):,} rows read what another row reads"
+    return [f"{manifest.source}: {what}: {first.id} and {second.id} the same of {first.path}"]
+
+
 def missing_file_notes(
     manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None
 ) -> list[str]:

@@ -23,6 +23,7 @@ from featcache.extraction.audio_files import (
     refuse_another_corpus,
     require_reading,
     row_seconds,
+    same_span_notes,
     with_changed_files,
 )
 from featcache.extraction.from_version import SourceVersion, find_source
@@ -290,6 +291,8 @@ def _notes(plan: ExtractionPlan) -> list[str]:
             notes += replacement_notes(version)
     if plan.only is not None:
         return notes
+    if any(version.is_new for version in plan.versions):
+        notes += same_span_notes(plan.manifest)
     lacking = [version for version in plan.versions if version.num_missing]
     if plan.source is None and lacking:  # the other versions need the same files
         whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else plan.manifest

@@ -34,9 +34,9 @@ from featcache.manifest.formats.source import (
     open_source,
 )
 from featcache.manifest.formats.toolkits import BARS
+from featcache.manifest.segments import SegmentColumns
 from featcache.manifest.utterances import (
     COLUMNS,
-    ENDS,
     LONGEST,
     SPELLINGS,
     START,
@@ -154,7 +154,8 @@ def checked_manifest(
         what = "there are no audio files below it" if kind == "folder" else "there are no rows"
         faults.add(0, "; ".join([what, *reading.notes]))
     ids, paths = columns["id"], columns["path"]
-    faults.add_repeated(ids, places)
+    remedy = "" if reading.has_ids else ": paths stand for ids, so add a column id"
+    faults.add_repeated(ids, places, remedy)
     faults.raise_if_any()
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
@@ -170,12 +171,31 @@ def checked_manifest(
         )
         faults.raise_if_any()
     segments = paths, columns["start"], columns["duration"], columns["channel"]
+    _tell_of_unread_times(SegmentColumns(*segments), places, reading)
+    faults.raise_if_any()
     root = folder if isinstance(folder, Url) else folder.absolute()
     notes = tuple(f"{reading.name}: {note}" for note in reading.notes)
     texts = {name: values.texts for name, values in others.items()}
     kinds = {name: values.kinds for name, values in others.items()}
     placeholders = frozenset(reading.placeholders)
     return Manifest(*segments, reading.name, root, ids, texts, kind, notes, placeholders, kinds)
+
+
+def _tell_of_unread_times(segments: SegmentColumns, places: Any, reading: Source) -> None:
+    """Tell of columns that may say where rows begin and end. It is a fault if two of them
+    do, and rows read the same of a file."""
+    unread = [name for name, has_numbers in reading.unread.items() if has_numbers]
+    if not unread:
+        return
+    what = (
+        f"{listing(map(repr, unread))} may say where rows begin and end, and cannot be read: "
+        "name them start and end, in seconds, or rename what says something else"
+    )
+    again = segments.read_again()
+    if len(again) and len(unread) > 1 and reading.audio:
+        reading.faults.add(places[again[1]], f"reads what another row reads: {what}")
+    else:
+        reading.note(what)
 
 
 def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
@@ -209,10 +229,18 @@ def gather(
     row_places, faults = array("q"), source.faults
     for places, cells in found:
         values = {column.name: _values(column, places, cells, source) for column in COLUMNS}
-        if "start" in cells and np.isnan(values["duration"]).any():
+        for name, time in source.times.items():
+            if name in cells and time.role != "end":
+                meant = next(column for column in COLUMNS if column.name == time.role)
+                seconds = _seconds(meant, name, places, cells[name], source)
+                own = values[time.role]
+                values[time.role] = np.where(np.isnan(own), seconds, own).tolist()
+        if np.isnan(values["duration"]).any():
             values["duration"] = _by_ends(
                 places, cells, values["start"], values["duration"], source
             )
+        for name in cells.keys() & source.unread.keys():
+            source.unread[name] |= any(map(_is_number, cells[name][:_LOOKED_AT]))
         if "id" not in cells and "path" in cells:
             segments = values["path"], values["start"], values["duration"], values["channel"]
             why = "there is no id, and the path, which stands for it, "
@@ -253,7 +281,7 @@ def _by_ends(
 ) -> Sequence[float]:
     """The durations, and of rows that have none, those that starts and ends make, if
     there are ends."""
-    ends = [name for name in cells if name.strip().lower() in ENDS]
+    ends = [name for name, time in source.times.items() if name in cells and time.role == "end"]
     if len(ends) > 1:
         source.faults.add(
             places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations"
@@ -264,10 +292,28 @@ def _by_ends(
         end if math.isnan(given) else None
         for end, given in zip(cells[ends[0]], durations, strict=True)
     ]
-    stops = _values(START._replace(name=ends[0]), places, {ends[0]: wanted}, source)
+    stops = _seconds(START, ends[0], places, wanted, source)
     return source.faults.parsed(
         places, f"{ends[0]} ", _between, starts, stops, durations, default=math.nan
     )
+
+
+def _seconds(
+    column: Column, name: str, places: Sequence[int], cells: Sequence[Any], source: Source
+) -> Sequence[float]:
+    """The times of a column, in seconds."""
+    unit = source.times[name].unit
+    if unit != "seconds":
+        per_second = 1000 if unit == "ms" else source.sample_rate
+        cells = [float(cell) / per_second if _is_number(cell) else cell for cell in cells]
+    return _values(column._replace(name=name), places, {name: cells}, source)
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        return math.isfinite(float(cell)) and not isinstance(cell, bool)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _between(start: float, end: float, duration: float) -> float:
@@ -290,7 +336,7 @@ def _values(column: Column, places: Sequence[int], cells: Cells, source: Source)
     is_required = column.name == "id" or (column.name == "path" and source.audio)
 
     def value_of(cell: Any) -> Any:
-        if cell is None or cell == "":
+        if cell is None or cell == "" or (cell == "NA" and column.not_given != ""):
             if is_required:
                 raise ValueError("is missing")
             return column.not_given
@@ -302,6 +348,8 @@ def _values(column: Column, places: Sequence[int], cells: Cells, source: Source)
         places, f"{column.name} ", value_of, cells[column.name], default=column.not_given
     )
 
+
+_LOOKED_AT = 8  # cells of a column, for numbers
 
 # the types of what pandas has for values that are missing, besides NaN
 _NOT_GIVEN = ("NAType", "NaTType")

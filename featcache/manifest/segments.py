@@ -114,3 +114,12 @@ class SegmentColumns:
         for seconds in (self.start, self.duration):
             hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
         return extend_hashes(hashes, self.channel.astype(np.int32))
+
+    def read_again(self) -> NDArray[np.int64]:
+        """The rows that read the same span of a file as another row, int64 `[n]`: first all
+        of one span. Empty if there are none."""
+        hashes = self.hashes()
+        ordered = np.sort(hashes)
+        again = ordered[1:][ordered[1:] == ordered[:-1]]
+        rows = np.flatnonzero(np.isin(hashes, again))
+        return rows[np.argsort(hashes[rows] != hashes[rows[:1]], kind="stable")]

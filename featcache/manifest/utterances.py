@@ -28,6 +28,7 @@ from featcache.manifest.audio_locations import (
 )
 from featcache.manifest.columns import TypedColumn, cells_of, typed
 from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.times import times_of
 from featcache.strings import GrowingStrings, Strings
 
 
@@ -278,10 +279,6 @@ name, the key here: then the others are carried."""
 
 _COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
 
-ENDS = {"end", "end_time"}
-"""Columns of seconds that stand for a duration where there is none: the duration is what
-is left after the start."""
-
 
 class Column(NamedTuple):
     """A column that an `Utterance` has: what its cells mean."""
@@ -335,6 +332,7 @@ def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
         for name in names
         if meaning_of(name) in ("start", "duration", "channel") or name == "path"
     }
+    of_clips |= {name for name, time in times_of(names).items() if time.role != "duration"}
     return [
         "path" if name == path else f"original_{name}" if name in of_clips else name
         for name in names

@@ -26,7 +26,7 @@ from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Segment, SegmentColumns, Utterance
 from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.storage.base import in_parallel
-from featcache.strings import Strings, hash_of
+from featcache.strings import Strings, hash_of, other_spellings
 from featcache.version.index import Index, open_index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
@@ -363,15 +363,34 @@ def missing_error(
     if len(ids) == 1 and failed:
         reason = f"{failed[0].message} ({failed[0].reason})"
         return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
+    similar = next(filter(None, (_similar(id_, index) for id_ in ids[:_TRIED])), "")
     if len(ids) == 1:
-        example = f", like {index.ids[0]!r}" if len(index) else ""
+        example = similar or (f", like {index.ids[0]!r}" if len(index) else "")
         return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
     reasons = Counter(failure.reason for failure in failed)
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    known = f"; {len(failed):,} of them failed in extraction ({why})" if failed else ""
+    known = f"; {len(failed):,} of them failed in extraction ({why})" if failed else similar
     return MissingItemError(
         f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}{known}"
     )
+
+
+_TRIED = 16  # ids whose other spellings are looked up
+
+
+def _similar(id_: str, index: Index) -> str:
+    """Tell of an item whose id is the same but for how it is written; empty if there is
+    none."""
+    number = id_.removesuffix(".0").lstrip("0")
+    spellings = other_spellings(id_) | {
+        "has other leading zeros": [number.zfill(digits) for digits in range(17)],
+        "has other capitals": [id_.lower(), id_.upper()],
+    }
+    for difference, others in spellings.items():
+        for other in others:
+            if other != id_ and index.find_one(other) >= 0:
+                return f"; it has {other!a}, which {difference}"
+    return ""
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:

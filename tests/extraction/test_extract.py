@@ -196,6 +196,14 @@ def test_a_dry_run_writes_nothing(cli, plain, scratch):
     assert version["bytes"] * 5 / 12 == pytest.approx(size, rel=0.3)
 
 
+def test_a_first_extraction_tells_of_rows_that_read_the_same(cli, plain, scratch):
+    rows = [*plain.rows, {**plain.rows[2], "id": "again"}]
+    for told in ([f"2 of 13 rows read what another row reads: {rows[2]['id']} and again"], []):
+        made = cli("extract", plain.manifest(rows, "same.csv"), "-o", scratch / "c").with_code(0)
+        assert [line for line in told if line in made.err] == told
+        assert len(made.err.splitlines()) == len(told)
+
+
 def test_a_manifest_comes_by_standard_input_and_its_paths_by_root(cli, plain, scratch):
     cli(
         "extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest()

@@ -270,7 +270,7 @@ def test_rows_that_would_have_one_id_are_refused(written):
         '"x\\u0007.wav"}\n'
     )
     assert faults_of(written(lines, "t.jsonl")) == [
-        "line 2: id 'x.wav' is already on line 1",
+        "line 2: id 'x.wav' is already on line 1: paths stand for ids, so add a column id",
         "line 3: there is no id, and the path, which stands for it, has a control "
         "character: 'x\\x07.wav'",
     ]

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manifests import assert_same_manifest, faults_of, refused, rows_of, small_tables
 
-from featcache.errors import MissingDependencyError
+from featcache.audio.members import copy_of
+from featcache.errors import AudioError, MissingDependencyError
+from featcache.manifest.audio_locations import Member
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.segments import Utterance
 
@@ -106,6 +108,28 @@ def test_faults_are_named_by_row(tmp_path):
     assert fault.startswith("no path column among 'id', 'sound': rename or add one")
     twice = pa.Table.from_arrays([pa.array(["a"])] * 4, ["id", "path", "x", "x"])
     assert faults_of(parquet(tmp_path, twice)) == ["2 columns are named 'x'"]
+
+
+def test_bytes_may_be_views_as_polars_has_them(tmp_path):
+    sounds = [b"RIFF, a long clip", b"RIFF, another one"]
+    parts = [pa.array(sounds, pa.binary_view()), pa.array(["a.wav", "b.wav"], pa.string_view())]
+    audio = pa.StructArray.from_arrays(parts, ["bytes", "path"])
+    picture = pa.array([b"1", b"2"], pa.binary_view())
+    path = parquet(tmp_path, {"audio": audio, "text": ["x", "y"], "picture": picture})
+    manifest = read_manifest(path)
+    assert list(manifest.paths) == [f"train.parquet/audio/{row}" for row in range(2)]
+    assert list(manifest.columns) == ["text"]
+    for name, sound in zip(manifest.paths, sounds, strict=True):
+        with copy_of(manifest.resolve(name)).open() as file:
+            assert file.read() == sound
+    table = pq.read_table(path).select(["audio"])
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as stream,
+    ):
+        stream.write_table(table)
+    with pytest.raises(AudioError, match="holds views, as Polars writes: write it as large_binary"):
+        copy_of(Member(tmp_path / "a.arrow", "audio/0"))
 
 
 def test_lists_of_numbers_are_no_bytes_of_audio(tmp_path):

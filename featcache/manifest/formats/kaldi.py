@@ -17,6 +17,7 @@ from featcache.manifest.audio_locations import is_command
 from featcache.manifest.formats.source import (
     ROWS_PER_BATCH,
     Batch,
+    Cells,
     Faults,
     Source,
     batched,
@@ -49,7 +50,8 @@ def is_data_folder(source: Source) -> bool:
 def read_data_folder(source: Source) -> Iterator[Batch]:
     """A data directory; or a `wav.scp` alone, or `segments` beside its `wav.scp`."""
     if not source.is_folder:
-        yield from _recordings(source, source.stream, 0)
+        for places, cells in _recordings(source, source.stream, 0):
+            yield _by_file(source, places, cells)
         return
     lookups = {
         _COLUMNS[name]: _lookup(source, name)
@@ -61,13 +63,32 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
         if "segments" in source.names:
             found = _segments(source, _by_id(found, source.faults))
         for places, cells in found:
-            yield (
-                places,
-                {
-                    **cells,
-                    **{column: values_of(cells["id"]) for column, values_of in lookups.items()},
-                },
-            )
+            values = {column: values_of(cells["id"]) for column, values_of in lookups.items()}
+            yield _by_file(source, places, {**cells, **values})
+
+
+def _by_file(source: Source, places: Sequence[int], cells: Cells) -> Batch:
+    """The rows, with one for each file where ESPnet has several, the channels of an
+    utterance."""
+    files = [_files_of(path) for path in cells["path"]]
+    if max(map(len, files)) == 1:
+        return places, cells
+    source.note("utterances of several files, their channels, are read as ID-c0, ID-c1 …")
+    rows = [row for row, paths in enumerate(files) for _ in paths]
+    split: Cells = {name: [values[row] for row in rows] for name, values in cells.items()}
+    split["path"] = [path for paths in files for path in paths]
+    suffixes = [f"-c{number}" for paths in files for number in range(len(paths))]
+    split["id"] = [
+        f"{id_}{suffix}" if len(files[row]) > 1 else id_
+        for id_, suffix, row in zip(split["id"], suffixes, rows, strict=True)
+    ]
+    return [places[row] for row in rows], split
+
+
+def _files_of(path: str) -> list[str]:
+    """The files that a path names: several, if all between its spaces are audio."""
+    paths = path.split()
+    return paths if len(paths) > 1 and all(map(names_audio, paths)) else [path]
 
 
 def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:

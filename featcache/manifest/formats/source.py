@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from featcache.errors import ManifestError, counted
+from featcache.manifest.times import Time
 from featcache.strings import Strings
 
 _KINDS = (
@@ -43,6 +44,10 @@ than with 1,024."""
 HEAD_BYTES = 1 << 20  # the most bytes of a file by which its format is recognised
 _HEAD_LINES = 200  # the most lines
 
+_TO_SEGMENTS = (
+    "write its times as `segments` (utterance, recording, start, end) beside a `wav.scp`, "
+    "and give their folder"
+)
 _AUDIO = "is an audio file, not a manifest: give its folder, or a list of paths"
 _NO_MANIFESTS = {
     rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > "
@@ -52,6 +57,15 @@ _NO_MANIFESTS = {
     rb"\0...ftyp|\x1a\x45\xdf\xa3": _AUDIO,
     rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": "is compressed; only "
     "gzip, once, is read: unpack it",
+    rb'File type = "ooTextFile"': f"is a TextGrid of Praat: {_TO_SEGMENTS}",
+    rb"(?:;;[^\n]*\n)*(?:SPEAKER|SPKR-INFO|LEXEME|SEGMENT|NON-LEX|NON-SPEECH|NOSCORE)"
+    rb"[ \t]+\S+[ \t]+[0-9AB<]": f"is RTTM: {_TO_SEGMENTS}",
+    rb"(?:;;[^\n]*\n)*\S+[ \t]+[0-9AB][ \t]+(?:\S+[ \t]+)?[0-9.]+[ \t]+[0-9.]+[ \t]+\S": "is "
+    f"CTM or STM: {_TO_SEGMENTS}",
+    rb'\s*\[\s*\{[^}]{0,9999}"(?:sources|sampling_rate|recording_id|supervisions)"\s*:': "is a "
+    "JSON array of Lhotse's: jq -c '.[]' makes lines of it",
+    rb'\s*\{.{0,9999}?"audios"\s*:\s*\[\s*\{': "is JSON of GigaSpeech or WenetSpeech: "
+    "jq -c '.audios[] | {path} + (.segments[] | {id: .sid} + .)' makes a table of it",
     rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk "
     "of datasets wrote, or Parquet",
 }
@@ -129,7 +143,7 @@ class Faults:
                 values.append(default)
         return values
 
-    def add_repeated(self, ids: Strings, places: Sequence[int]) -> None:
+    def add_repeated(self, ids: Strings, places: Sequence[int], remedy: str = "") -> None:
         """Add the ids that are there twice, at the places that come after the first."""
         hashes = ids.hashes()
         ordered = np.sort(hashes)
@@ -139,7 +153,9 @@ class Faults:
             name = ids[row]
             first = first_rows.setdefault(name, row)
             if name and first != row:
-                self.add(places[row], f"id {name!r} is already on {self.where(places[first])}")
+                self.add(
+                    places[row], f"id {name!r} is already on {self.where(places[first])}{remedy}"
+                )
 
     def where(self, place: int) -> str:
         """A place in words: `line 3`, or `segments, line 3`; empty for the whole manifest."""
@@ -219,6 +235,12 @@ class Source:
     has_types: bool = field(default=False, init=False)
     """Whether the cells that are read now have types, as JSON's; set by the format's
     reader. Otherwise they are written text."""
+    times: dict[str, Time] = field(default_factory=dict, init=False)
+    """The columns of time that are read besides `start` and `duration`; added to by the
+    format's reader."""
+    unread: dict[str, bool] = field(default_factory=dict, init=False)
+    """The columns that may say where rows begin and end, and are not read; whether there
+    are numbers in them."""
     has_ids: bool = field(default=True, init=False)
     """Whether rows have ids of their own, or their paths stand for them."""
     file: BinaryIO | None = field(default=None, init=False)
@@ -232,6 +254,18 @@ class Source:
         self.faults = Faults(self.name)
         self.suffix = suffix_of(self.path)
         """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
+
+    @property
+    def sample_rate(self) -> int:
+        """The rate of the files as `--set` gives it; a ManifestError if it does not."""
+        self.placeholders.add("sample_rate")
+        rate = self.values.get("sample_rate", "")
+        if not rate.isdecimal() or int(rate) == 0:
+            raise ManifestError(
+                "start and stop are numbers of samples: say the files' rate, as --set "
+                "sample_rate=16000"
+            )
+        return int(rate)
 
     def note(self, what: str) -> None:
         """Add to what the user is to be told, if it is not there yet."""

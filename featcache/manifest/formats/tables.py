@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -28,10 +29,11 @@ from featcache.manifest.formats.source import (
     lines_of,
     names_audio,
 )
-from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
+from featcache.manifest.times import UNITS, Time, may_be_time, times_of
+from featcache.manifest.utterances import SPELLINGS, meaning_of, names_of_whole_files, shown
 
-# names of columns that are as often numbers of samples as seconds
-_OTHER_ENDS = {"stop", "stop_time"}
+# names of columns, in lower case, of UrbanSound8K, whose files are clips already
+_OF_CLIPS = {"slice_file_name", "fsid"}
 
 _ROWS_OF_PARQUET = 8192  # the rows that pyarrow gives at once
 _CELLS_AT_ONCE = 1 << 20
@@ -65,29 +67,104 @@ def plain_format(source: Source) -> str:
         return "parquet"
     if source.suffix in PLAIN:
         return PLAIN[source.suffix]
-    first = source.first_lines[0].lstrip() if source.first_lines else ""
-    return "jsonl" if first.startswith(("{", "[")) else "tsv" if "\t" in first else "csv"
+    header = _layout_of(source).header.lstrip()
+    return "jsonl" if header.startswith(("{", "[")) else "tsv" if "\t" in header else "csv"
 
 
-def has_header(source: Source, mark: str) -> bool:
-    """Whether the first line names a column of ids or paths between these marks."""
-    return any(
-        meaning_of(cell.strip('"')) in ("id", "path") for cell in source.first_fields.split(mark)
-    )
+class _Layout(NamedTuple):
+    """How a table of text begins."""
+
+    above: int
+    """The lines above the header: comments, or Excel's `sep=;`. Blank ones do not count."""
+    header: str
+    """The header, without the mark of a comment."""
+    row: str
+    """The line below it."""
+    delimiter: str
+    """What separates fields, if Excel says it, or quotes of all names show it."""
+    is_quoted: bool
+    """Whether all names in the header are quoted."""
+
+    def has_row_names(self, delimiter: str) -> bool:
+        """Whether rows have one field more than the header, their names, as R writes them;
+        and not a comma in a text."""
+        lines = self.header, self.row.replace('\\"', '""')
+        try:
+            header, row = (next(csv.reader([line], delimiter=delimiter), []) for line in lines)
+        except csv.Error:  # a carriage return in the midst of a line
+            return False
+        if len(row) != len(header) + 1 or not (self.is_quoted or row[0] == "1"):
+            return False
+        paths = [
+            cell for name, cell in zip(header, row, strict=False) if meaning_of(name) == "path"
+        ]
+        return not any(map(names_audio, paths))
+
+
+_QUOTED = re.compile(r'"[^"]*"(?:([,;\t |])"[^"]*")?(?:\1"[^"]*")*')
+
+
+def _layout_of(source: Source) -> _Layout:
+    """The layout by the first lines. The header is below comments, or the last of them, as
+    in AudioSet."""
+    lines = [*source.first_lines, "", ""]
+    separator = re.fullmatch("sep=(.)", lines[0], re.IGNORECASE)
+    above = 0 if separator is None else 1
+    comments = sum(1 for _ in takewhile(lambda line: line.startswith("#"), lines[above:]))
+    above += comments
+    if comments and not any(_names_columns(lines[above], mark) for mark in ",;\t"):
+        above -= 1
+    header = lines[above].lstrip("# ") if comments else lines[above]
+    quoted = _QUOTED.fullmatch(header)
+    delimiter = separator[1] if separator else quoted[1] if quoted else None
+    return _Layout(above, header, lines[above + 1], delimiter or "", quoted is not None)
+
+
+def _names_columns(header: str, mark: str) -> bool:
+    return any(meaning_of(cell.strip('"')) in ("id", "path") for cell in header.split(mark))
 
 
 def read_csv(source: Source) -> Iterator[Batch]:
     """CSV with a header. Semicolons separate fields if the header has them, and no commas
     give its columns."""
-    by_semicolons = not has_header(source, ",") and has_header(source, ";")
-    return table_batches(
-        csv_rows(source.stream, source.faults, delimiter=";" if by_semicolons else ","), source
-    )
+    header = _layout_of(source).header
+    by_semicolons = not _names_columns(header, ",") and _names_columns(header, ";")
+    return _text_batches(source, ";" if by_semicolons else ",")
 
 
 def read_tsv(source: Source) -> Iterator[Batch]:
-    """TSV with a header."""
-    return table_batches(split_rows(source.stream, source.faults, "\t"), source)
+    """TSV with a header. Quotes have a meaning if all names in the header are quoted."""
+    return _text_batches(source, "\t")
+
+
+def _text_batches(source: Source, usual_delimiter: str) -> Iterator[Batch]:
+    """The rows of a table of text. Between semicolons, numbers have decimal commas."""
+    layout, stream, faults = _layout_of(source), source.stream, source.faults
+    delimiter = layout.delimiter or usual_delimiter
+    base, above = 0, layout.above
+    while above:
+        above -= bool(stream.readline().strip())
+        base += 1
+    has_row_names = layout.has_row_names(delimiter)
+    if delimiter == "\t" and not layout.delimiter:
+        rows = split_rows(stream, faults, delimiter, base)
+    else:
+        gaps = layout.header.count(f"{delimiter} ")
+        is_spaced = 0 < gaps == layout.header.count(delimiter)
+        dialect = {"delimiter": delimiter, "skipinitialspace": is_spaced}
+        rows = csv_rows(stream, faults, base, has_row_names, **dialect)
+    for place, header in rows:
+        if not _is_blank((place, header)):
+            if header[0].startswith("#"):
+                header[0] = header[0].lstrip("# ")
+            names = ["", *header] if has_row_names else header
+            rows = chain([(place, names)], rows)
+            break
+    for places, cells in table_batches(rows, source):
+        if delimiter == ";":
+            for name in {"start", "duration", "channel", *source.times} & cells.keys():
+                cells[name] = [cell.replace(",", ".") for cell in cells[name]]
+        yield places, cells
 
 
 def read_jsonl(source: Source) -> Iterator[Batch]:
@@ -100,12 +177,17 @@ def read_parquet(source: Source) -> Iterator[Batch]:
     return parquet_batches(parquet_table(source.stream), source)
 
 
-def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
-    """The rows of CSV; `base` is the place of the file's line 0, and `dialect` what
-    `csv.reader` is told besides."""
+def csv_rows(
+    stream: BinaryIO, faults: Faults, base: int = 0, is_of_r: bool = False, **dialect: Any
+) -> Rows:
+    """The rows of CSV. `base` is the place of the file's line 0. R has a backslash before
+    a quote inside a field. `dialect` is what `csv.reader` is told besides."""
+    lines = lines_of(stream, faults, base)
+    if is_of_r:
+        lines = (line.replace('\\"', '""') for line in lines)
     # the process has one limit, at first 131,072 characters
     csv.field_size_limit(max(csv.field_size_limit(), _CELL))
-    reader, is_over = csv.reader(lines_of(stream, faults, base), strict=True, **dialect), False
+    reader, is_over = csv.reader(lines, strict=True, **dialect), False
     while not is_over:
         line = base + reader.line_num + 1
         try:
@@ -117,9 +199,9 @@ def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) ->
             faults.add(line, f"not a CSV row: {error} (is a quote not closed, or not doubled?)")
 
 
-def split_rows(stream: BinaryIO, faults: Faults, delimiter: str) -> Rows:
+def split_rows(stream: BinaryIO, faults: Faults, delimiter: str, base: int = 0) -> Rows:
     """The rows of lines whose fields are everything between two delimiters."""
-    for place, line in enumerate(lines_of(stream, faults), 1):
+    for place, line in enumerate(lines_of(stream, faults, base), base + 1):
         yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
@@ -243,11 +325,9 @@ def parquet_batches(table: Table, reading: Source, file: str = "") -> Iterator[B
     reading.has_types = True
     base = reading.faults.file(file, "row")
     names = dict(zip(table.names, _meanings_of_header(table.names, base, reading), strict=True))
-    needed = {*SPELLINGS, *ENDS}
+    needed = {*SPELLINGS, *reading.times, *reading.unread}
     wanted = {
-        name: meaning
-        for name, meaning in names.items()
-        if reading.carry or meaning.strip().lower() in needed
+        name: meaning for name, meaning in names.items() if reading.carry or meaning in needed
     }
     for rows, cells in table.batches(wanted):
         yield (
@@ -298,9 +378,15 @@ def _meanings_of_header(header: Sequence[str], line: int, reading: Source) -> li
 
 def _meanings(given: Sequence[str], line: int, reading: Source) -> list[str]:
     """The column that each name means, or the name that it is carried by."""
+    if reading.renamed is list and not _OF_CLIPS.isdisjoint(map(str.lower, given)):
+        reading.renamed = partial(names_of_whole_files, "path")
+        reading.note("files are read whole: a start says where in a recording they come from")
     names = reading.renamed(given)
-    there = set(names)
-    found = [name if meaning_of(name) in there else meaning_of(name) for name in names]
+    there, times = {*names}, times_of(names)
+    ends = {name for name, time in times.items() if time.role == "end"}
+    found = [
+        name if name in ends or meaning_of(name) in there else meaning_of(name) for name in names
+    ]
     for column in SPELLINGS:
         same = {name: None for name, meaning in zip(names, found, strict=True) if meaning == column}
         if len(same) > 1:
@@ -308,12 +394,7 @@ def _meanings(given: Sequence[str], line: int, reading: Source) -> list[str]:
                 line,
                 f"{' and '.join(map(repr, same))} both mean {column}: name one of them {column}",
             )
-    if "start" in found and "duration" not in found:
-        for name in names:
-            if name.strip().lower() in _OTHER_ENDS:
-                reading.faults.add(
-                    line, f"{name!r} is not read: give a duration, {name} - start, instead"
-                )
+    found = _with_times(names, found, times, line, reading)
     paths = {
         meaning: name
         for name, meaning in zip(given, found, strict=True)
@@ -325,6 +406,76 @@ def _meanings(given: Sequence[str], line: int, reading: Source) -> list[str]:
             f"{listing(map(repr, paths.values()))}"
         )
     return found
+
+
+def _with_times(
+    names: Sequence[str], found: list[str], times: dict[str, Time], line: int, reading: Source
+) -> list[str]:
+    """Choose the columns of time that cut the rows: a start, and what ends it in the same
+    unit. Returns `found`, without a `duration` of another unit."""
+    if "path" not in found:
+        return found
+    others = {name: time for name, time in times.items() if name in found}
+    start, unit = _start_of(found, others, line, reading)
+    if not start:
+        return found
+    written = names[found.index(start)]
+    stops = [name for name in others if others[name].role != "start"]
+    fitting = [name for name in stops if others[name].unit == unit]
+    ends = [name for name in fitting if others[name].role == "end"]
+    has_duration = "duration" in found and unit == "seconds"
+    chosen = ends if ends or has_duration else fitting[:1]
+    reading.times |= {name: others[name] for name in chosen}
+    if not (chosen or has_duration):
+        offsets = [name for name in others if name != start and "offset" in name.lower()]
+        for name in [*stops, *offsets, *(name for name in found if name == "duration")][:1]:
+            reading.faults.add(line, _why_not_read(name, written, others.get(name)))
+    elif start != "start" or not has_duration:
+        until = f" to {chosen[0]!r}" if ends else ""
+        reading.note(
+            f"rows are cut from {written!r}{until}, in {unit}: where each file is a clip "
+            "already, leave these columns out"
+        )
+    if has_duration or not ends:
+        return found
+    return ["original_duration" if name == "duration" else name for name in found]
+
+
+def _why_not_read(name: str, start: str, time: Time | None) -> str:
+    if time is not None and time.role != "duration" and not time.is_explicit:
+        return f"{name!r} is not read: give a duration, {name} - start, instead"
+    remedy = "say one unit in both names, as start_ms and length_ms"
+    return f"{name!r} is not read beside {start!r}: {remedy}"
+
+
+def _start_of(
+    found: Sequence[str], others: dict[str, Time], line: int, reading: Source
+) -> tuple[str, str]:
+    """The column that says where rows begin, and its unit; two empty texts if none does,
+    and then what is not read is told. A name that says no unit needs a time beside it."""
+    if "start" in found:
+        return "start", "seconds"
+    with_stops = {time.unit for time in others.values() if time.role != "start"}
+    with_stops |= {"seconds"} if "duration" in found else set()
+    for unit in filter(None, UNITS):
+        starts = [
+            name
+            for name, time in others.items()
+            if (time.role, time.unit) == ("start", unit)
+            and (time.is_explicit or unit in with_stops)
+        ]
+        if len(starts) > 1:
+            both = " and ".join(map(repr, starts))
+            reading.faults.add(line, f"{both} both mean start: name one of them start")
+        if starts:
+            reading.times[starts[0]] = others[starts[0]]
+            return starts[0], unit
+    for name in found:
+        if may_be_time(name) or (name in others and others[name].role != "duration"):
+            reading.unread.setdefault(name, False)
+        elif name in others and others[name].is_explicit and "duration" not in found:
+            reading.note(f"{name!r} is not read, since no column says where rows begin")
+    return "", ""
 
 
 def _require(names: Collection[str], line: int, reading: Source) -> None:
@@ -464,13 +615,15 @@ def _checked(read: Callable[..., Any], *arguments: Any) -> Any:
         raise ManifestError(f"not Parquet or Arrow, or damaged: {first_line(error)}") from error
 
 
+def is_bytes(arrow_type: Any) -> bool:
+    """Whether a type of Arrow's is bytes of any length. Polars writes `binary_view`."""
+    return str(arrow_type) in ("binary", "large_binary", "binary_view")
+
+
 def _holds_bytes(arrow_type: Any) -> bool:
     """Whether values of a type of Arrow's are bytes, or have bytes in them."""
     types = pyarrow().types
-    if any(
-        of(arrow_type)
-        for of in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    ):
+    if is_bytes(arrow_type) or types.is_fixed_size_binary(arrow_type):
         return True
     if types.is_dictionary(arrow_type):
         return _holds_bytes(arrow_type.value_type)

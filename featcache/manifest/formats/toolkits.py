@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from featcache.errors import ManifestError, counted
+from featcache.errors import counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
 from featcache.manifest.formats.source import (
     Batch,
@@ -40,6 +40,7 @@ from featcache.manifest.formats.tables import (
     split_rows,
     table_batches,
 )
+from featcache.manifest.times import times_of
 from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
@@ -136,10 +137,13 @@ def _renamed(names: Sequence[str]) -> list[str]:
     """Columns as SpeechBrain's recipes use them: `wav` is read, from `start` to `stop` in
     samples, or for `duration` seconds from `start` on. A duration without a start is the
     file's, by which batches are made."""
-    own = {"ID": "id", "stop": "original_stop"}
+    own = {"ID": "id"}
+    if "stop" in names:
+        others = times_of(names).keys() - {"start"}
+        own |= {name: f"original_{name}" for name in others}
     if "wav" in names:
         own |= {"wav": "path", "path": "original_path"}
-    if "stop" in names or "start" not in map(meaning_of, names):
+    if "start" not in map(meaning_of, names):
         own["duration"] = "original_duration"
     return [own.get(name, name) for name in names]
 
@@ -160,14 +164,10 @@ def _in_seconds(source: Source, places: Sequence[int], cells: Cells) -> Cells:
     ManifestError if nothing says how many of them are a second."""
     if "original_stop" not in cells:
         return cells
-    source.placeholders.add("sample_rate")
-    if not (rate := source.values.get("sample_rate", "")).isdecimal() or int(rate) == 0:
-        raise ManifestError(
-            "start and stop are numbers of samples: say the files' rate, as --set sample_rate=16000"
-        )
+    rate = source.sample_rate
     firsts, stops = cells.get("start", [None] * len(places)), cells["original_stop"]
     parts = source.faults.parsed(
-        places, "", partial(_part_in_seconds, int(rate)), firsts, stops, default=(None, None)
+        places, "", partial(_part_in_seconds, rate), firsts, stops, default=(None, None)
     )
     start, duration = zip(*parts, strict=True)
     return {**cells, "start": start, "duration": duration}
