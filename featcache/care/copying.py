@@ -5,7 +5,9 @@ have. What is there already stays and is not read again, so a copy that was inte
 continued by making it again. Nothing is removed.
 
 The version's own document comes last: nobody opens a new copy before it is whole. To one
-that there is, what manifests want comes first: so a reader is told what is missing."""
+that there is, what manifests want comes first: so a reader is told what is missing. It may
+want more than the source, and go on wanting it; and it may have been extracted into, as
+`care/diverged.py` says."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from featcache.care.diverged import Copy, find_diverged
 from featcache.care.verify import Problem
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES
@@ -22,10 +25,11 @@ from featcache.format.shard import Shard
 from featcache.storage.base import MARK, Buffer, Store, open_store
 from featcache.storage.location import Location
 from featcache.version.corpus import put_part, read_parts
-from featcache.version.index import index_name, load_index, open_index
+from featcache.version.index import Index, index_name, load_index, open_index
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import PLAIN_GROUP, Version, read_info
+from featcache.version.wanted import read_all_wanted
 
 _AT_MOST_BYTES = 1 << 37
 _AT_ONCE_BYTES = 1 << 30
@@ -47,6 +51,9 @@ class Copied:
     records: int = 0
     """The number of files that were copied besides: what is wanted, has failed and was
     done, and the index."""
+    diverged: int = 0
+    """The number of utterances of which both have made features, and nothing tells which
+    are newer. They are missing in the copy until they are extracted again."""
     problems: list[Problem] = field(default_factory=list)
     """Damaged shards, which were not copied."""
     interrupted: bool = False
@@ -66,24 +73,29 @@ def copy_version(
     The cache need not exist. At most as many shards as there are `threads` are copied at
     once; `report` is called after each, and no more are begun once `stop` is set.
 
-    Raises ArgumentError if the cache is a corpus, or where the version is; StoreError if
+    Raises ArgumentError if the cache is a corpus, or overlaps with the version's; StoreError if
     something cannot be read or written, or another version has that name there;
     DamagedError if the version's own metadata is damaged."""
     stop = stop or threading.Event()
-    given, path = (str(place.resolve()) for place in (cache, version.path))
-    if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
-        raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
+    name = version.path.name
+    if name in ("", ".."):  # of a path that ends so
+        name = version.info.folder_name
+    refuse_overlap(version.path.resolve().parent, cache, cache / name)  # which may be a link
     if is_corpus(cache):
         raise ArgumentError(
             f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache"
         )
-    store, is_new = _begin(version, cache)
+    store, is_new = _begin(version, open_store(cache / name))
     copied = Copied(str(version.path), str(store.location))
     index = open_index(version)  # which keeps one, if the version can be written
     names, there = version.shard_names(), {*store.names("shards")}
     missing = [name for name in names if name not in there]
     copied.there, copied.others = len(names) - len(missing), len(there.difference(names, [MARK]))
-    copied.records += _copy_files(version, store, ["wanted", "failures"])
+    if is_new:
+        copied.records += _copy_files(version, store, ["wanted"])
+    else:
+        _join_wanted(version, index, Version(store, version.info), copied)
+    copied.records += _copy_files(version, store, ["failures"])
 
     def copy_one(name: str) -> int | DamagedError:
         if stop.is_set():
@@ -109,7 +121,7 @@ def copy_version(
             report()
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
-        copied.records += _copy_files(version, store, ["wanted", "failures", "runs", "probes"])
+        copied.records += _copy_files(version, store, ["failures", "runs", "probes"])
         _copy_tags(version, store, copied)
         copied.records += _copy_index(version, store)
         if is_new and not copied.problems:
@@ -117,25 +129,33 @@ def copy_version(
     return copied
 
 
+def refuse_overlap(source: Location, *targets: Location) -> None:
+    """Refuse to copy a cache, or a corpus, to a place in it, or to one that it is in: one
+    version would hide the other. Raises ArgumentError."""
+    given, *others = (f"{place.resolve()}".rstrip("/") + "/" for place in (source, *targets))
+    if any(other.startswith(given) or given.startswith(other) for other in others):
+        what = f"is {source}, which is copied, lies in it or holds it"
+        raise ArgumentError(f"{targets[0]}: {what}: give another cache to copy to")
+
+
 def copy_parts_list(corpus: Location, to: Location) -> None:
-    """List the parts of a corpus in another, too, where they are copied to; others that
-    it lists stay. Raises ArgumentError if that is the cache of one manifest; DamagedError
-    if what a corpus says of a part is not what was written; StoreError if the list cannot
-    be written."""
+    """List the parts of a corpus in another, too, where they are copied to; what that
+    knows of parts stays. Raises ArgumentError if that is the cache of one manifest, or
+    overlaps with the corpus; DamagedError if what a corpus says of a part is not what was
+    written; StoreError if the list cannot be written."""
+    refuse_overlap(corpus, to)
     if versions := version_names(to):
         raise ArgumentError(
             f"{to}: is the cache of one manifest, with {listing(versions)}: give another folder"
         )
+    known = {part.name for part in read_parts(to)}
     for part in read_parts(corpus):
-        put_part(to, part)
+        if part.name not in known:
+            put_part(to, part)
 
 
-def _begin(version: Version, cache: Location) -> tuple[Store, bool]:
+def _begin(version: Version, store: Store) -> tuple[Store, bool]:
     """The store of the copy, and whether there is none yet."""
-    name = version.path.name
-    if name in ("", ".."):  # of a path that ends so
-        name = version.info.folder_name
-    store = open_store(cache / name)
     if not store.exists(MARK):
         store.put(f"shards/{MARK}", PLAIN_GROUP)
         return store, True
@@ -153,6 +173,24 @@ def _read_shard(shard: Shard) -> dict[str, Buffer]:
         path: b"".join(map(bytes, shard.checked_blocks(path))) for path in shard.info.files
     }
     return {**files, MARK: shard.store.read(f"{shard.key}/{MARK}", AT_MOST_BYTES)}
+
+
+def _join_wanted(version: Version, index: Index, to: Version, copied: Copied) -> None:
+    """Have a copy want what the version wants, besides what it wants itself. A set that
+    cannot be read stays as it is."""
+    damaged = list[str]()
+    source = Copy(version, index, [*read_all_wanted(version, damaged)])
+    target = Copy(to, open_index(to, keep=False), [*read_all_wanted(to, damaged)])
+    copied.problems += [Problem("record", what) for what in damaged]
+    diverged = find_diverged(source, target)
+    copied.diverged = len(diverged)
+    theirs = {one.name: one for one in target.wanted}
+    unreadable = {*to.store.names("wanted")} - theirs.keys()
+    for name, one in (theirs | {one.name: one for one in source.wanted}).items():
+        key, data = f"wanted/{name}", one.joined(theirs.get(name, one), diverged).encode()
+        if name not in unreadable and not _is_same(to.store, key, data):
+            to.store.put(key, data)
+            copied.records += 1
 
 
 def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:

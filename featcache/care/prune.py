@@ -210,7 +210,7 @@ def prune(
             return Pruned(plan.path)
         run = Run(version, {"config": version.info.config})
         if wanted_ids is not None:
-            forget_rows(version, wanted_ids)
+            forget_rows(version, wanted_ids, open_index(version))
         pruned = _take_away(version, needed, wanted_ids, report, stop or threading.Event())
         _forget_failures(version, open_index(version), run.id)
         run.finish({"extracted": 0, "failed": 0, "interrupted": pruned.interrupted})

@@ -4,7 +4,7 @@ was written, byte for byte, and makes sense; and whether all that is wanted is t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ import numpy as np
 
 from featcache.audio.formats import OLD_FFMPEG
 from featcache.audio.remote import StoppedError
+from featcache.care.diverged import VALUE_COLUMNS, are_alike
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
 from featcache.format.group import WRONG_CHECKSUM
@@ -24,12 +25,12 @@ from featcache.manifest.utterances import Manifest
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, index_name, index_of, load_index
-from featcache.version.join import RowKeys, join, sources_of
-from featcache.version.ledger import Failure, standing_failures
+from featcache.version.join import RowKeys, columns_of, join
+from featcache.version.ledger import RowFailures, by_id, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
 from featcache.version.version import Version
-from featcache.version.wanted import find_lacking
+from featcache.version.wanted import find_lacking, read_all_wanted
 
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
@@ -88,8 +89,8 @@ class Report:
     surplus: int = 0
     """The number of utterances in the version that are not in the manifest."""
     repeated: int = 0
-    """The number of items that do not count, since another, no newer, of their utterance
-    does: they only cost space."""
+    """The number of items that do not count, since an equal one of their utterance does:
+    they only cost space."""
     notes: list[str] = field(default_factory=list)
     """What is worth knowing and no damage."""
     interrupted: bool = False
@@ -224,15 +225,16 @@ def _report(
         index = index_of(sound)  # their tables have just been checked, and are not read again
     num_old = 0
     if any((shard.table["decoder"] == OLD_FFMPEG).any() for shard in sound):
-        decoders = sources_of(version, index, np.arange(len(index)))[:, 2]
+        (decoders,) = columns_of(version, index, np.arange(len(index)), ["decoder"])
         num_old = int((decoders == OLD_FFMPEG).sum())
     if num_old:
         notes.append(
             f"{counted(num_old, 'utterance')} decoded by FFmpeg as older versions of "
             "featcache did: `featcache extract … --check-sources` extracts them again"
         )
-    failures = standing_failures(version, index)
-    lacking, failed, surplus = list[Problem](), len(failures), 0
+    repeated, unlike = _compare_repeated(version, index, sound)
+    failures = failures_by_row(version, index)
+    lacking, failed, surplus = list[Problem](), len(by_id(failures)), 0
     if manifest is not None:
         lacking, failed, surplus = _against(
             expand(manifest, copies_of(version.info.config)), index, failures
@@ -240,10 +242,10 @@ def _report(
     return replace(
         result,
         utterances=len(index),
-        problems=[*problems, *_of_records(version, index, damaged), *lacking],
+        problems=[*problems, *_of_records(version, index, damaged), *unlike, *lacking],
         failed=failed,
         surplus=surplus,
-        repeated=_count_newest(index, sound) - len(index),
+        repeated=repeated,
         notes=notes,
     ), index
 
@@ -294,17 +296,35 @@ def _check_shards(
     return checked
 
 
-def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
-    """The number of items in some shards than which there is none newer of their
-    utterances."""
+def _compare_repeated(
+    version: Version, index: Index, shards: Sequence[Shard]
+) -> tuple[int, list[Problem]]:
+    """Compare items with those that count, if row and generation are the same: how many are
+    equal; and of which wanted utterances others are of other audio."""
     if sum(shard.info.items for shard in shards) == len(index):
-        return len(index)
-    count = 0
-    for table in (shard.table for shard in shards):
-        positions = index.find_hashes(table["id_hash"])
-        there = positions >= 0
-        count += int((table["generation"][there] == index.generation[positions[there]]).sum())
-    return count
+        return 0, []
+    wanted = np.concatenate(
+        [np.empty(0, np.uint64), *(one.rows[0] for one in read_all_wanted(version))]
+    )
+    repeated, unlike = 0, set[str]()
+    for shard in shards:
+        table = shard.table
+        at = index.find_hashes(table["id_hash"])
+        is_rival = (at >= 0) & (table["generation"] == index.generation[at])
+        is_rival &= table["row_hash"] == index.row_hash[at]
+        rivals = np.flatnonzero(is_rival)
+        own = np.stack([table[name][rivals] for name in VALUE_COLUMNS])
+        counting = columns_of(version, index, at[rivals], VALUE_COLUMNS)
+        repeated += int((own[1] == counting[1]).sum())
+        is_open = ~are_alike(own, counting) & np.isin(table["id_hash"][rivals], wanted)
+        unlike |= {table.ids[number] for number in rivals[is_open].tolist()}
+    what = (
+        "has features of several files, and nothing tells the right ones: `featcache extract "
+        "--check-sources` with its manifest, and then `featcache prune`"
+    )
+    problems = [Problem("unlike", f"{id_}: {what}", id=id_) for id_ in sorted(unlike)]
+    # a tag stays as it is
+    return repeated - len(index), problems if version.tag is None else []
 
 
 def _notes(version: Version) -> Iterator[str]:
@@ -350,7 +370,7 @@ def _notes_on_records(version: Version) -> Iterator[str]:
 
 
 def _against(
-    manifest: Manifest, index: Index, failures: Mapping[str, Failure]
+    manifest: Manifest, index: Index, failures: RowFailures
 ) -> tuple[list[Problem], int, int]:
     """What a version lacks of a manifest, how many of its utterances have failed, and how
     many are not in it."""
@@ -359,8 +379,8 @@ def _against(
     problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
     for row in np.flatnonzero(status.changed).tolist():
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
-        if status.failed[row]:
-            failure = failures[id_]
+        failure = status.failures.get(row)
+        if failure is not None:
             what = (
                 f"what is there is older: extracting {failure.path} failed: "
                 f"{failure.reason}: {failure.message}"

@@ -124,6 +124,10 @@ def copy(path: Location, to: Location, threads: int) -> int:
     interrupted, or to add what has been extracted since. Nothing is removed. A shard is
     there as a whole or not at all, and a new version once all of it is there.
 
+    What is wanted of the copy stays wanted. If both have extracted an utterance anew, from
+    different rows or files, nothing tells which features are newer: it is missing in the
+    copy until `featcache extract` makes it there. TO may neither lie in CACHE nor hold it.
+
     Exits with 1 if a shard is damaged.
 
     \b
@@ -132,6 +136,7 @@ def copy(path: Location, to: Location, threads: int) -> int:
       featcache copy s3://bucket/features/fbank80 /local/features
     """
     from featcache.care.copying import copy_version
+    from featcache.storage.location import as_location
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
@@ -154,6 +159,8 @@ def copy(path: Location, to: Location, threads: int) -> int:
     )
     for result in results:
         _print(result)
+        if not (result.interrupted or result.problems):
+            note_unfinished(Version.open(as_location("to", result.path)))
     return INTERRUPTED if interrupted else 1 if damaged else 0
 
 
@@ -161,6 +168,9 @@ def _print(result: Copied) -> None:
     copied = f"{counted(result.copied, 'shard')} copied, {megabytes(result.num_bytes)}"
     there = counted(result.there, "shard was", "shards were")
     say(f"{result.path}: {copied}; {there} there; {counted(result.records, 'other file')} copied")
+    if result.diverged:
+        utterances = count_are(result.diverged, "utterance")
+        say(f"  {utterances} to be extracted again: nothing tells which features are newer")
     if result.others:
         say(f"  {count_are(result.others, 'shard')} there that {result.source} does not have")
     say_problems(result.problems)

@@ -24,7 +24,7 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
-from featcache.version.selection import is_corpus
+from featcache.version.selection import is_corpus, refuse_version
 
 _READING = ("root", "format", "values", "allow_commands", "allow_queries")
 
@@ -140,6 +140,7 @@ def extract(
     ]
     if not loaded:
         raise ArgumentError("configs: give one at least")
+    refuse_version(place)
     if is_table(manifest):
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=False)
     if isinstance(manifest, Manifest):

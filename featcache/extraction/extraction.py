@@ -32,7 +32,7 @@ from featcache.extraction.version_plan import VersionPlan
 from featcache.version.in_flight import forget_suspects
 from featcache.version.records import Run
 from featcache.version.version import Version
-from featcache.version.wanted import Wanted, damaged_wanted, read_all_wanted, read_wanted
+from featcache.version.wanted import damaged_wanted, read_all_wanted, read_wanted
 
 _POLL_SECONDS = 0.2
 
@@ -172,7 +172,7 @@ def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
         known.update(*(one.names for one in read_all_wanted(version)))
         if planned.wanted.name not in known:
             rows = planned.first_row + np.flatnonzero(planned.rows.missing)
-            Wanted(planned.wanted.manifest, planned.wanted.rows[:, rows]).save(version)
+            replace(planned.wanted, rows=planned.wanted.rows[:, rows]).save(version)
         return
     with suppress(FileNotFoundError, DamagedError):
         if np.array_equal(read_wanted(version, planned.wanted.name).rows, planned.wanted.rows):

@@ -35,7 +35,7 @@ from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, ObjectPath, as_location
 from featcache.version.index import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed
-from featcache.version.ledger import standing_failures
+from featcache.version.ledger import Failure, failures_by_row
 from featcache.version.selection import select_versions
 from featcache.version.version import Version
 
@@ -67,7 +67,7 @@ class SourceVersion:
     def __init__(self, version: Version, keep_index: bool = True) -> None:
         self.version = version
         self._index = open_index(version, keep=keep_index)
-        self._failures = standing_failures(version, self._index)
+        self._failures = failures_by_row(version, self._index)
         self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
 
     def read(self, utterances: Sequence[Utterance]) -> list[StoredUtterance | AudioError]:
@@ -77,14 +77,14 @@ class SourceVersion:
         same path, start, duration and channel, and its file has not changed and failed
         since. Others give an `AudioError` with the reason NOT_IN_SOURCE. Raises
         DamagedError if a shard is damaged."""
-        ids = [utterance.id for utterance in utterances]
-        failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
-        status = join(RowKeys.of_utterances(utterances), self._index, failures)
+        rows = RowKeys.of_utterances(utterances)
+        keys = zip(rows.id_hashes.tolist(), rows.hashes.tolist(), strict=True)
+        failures = {key: self._failures[key] for key in keys if key in self._failures}
+        status = join(rows, self._index, failures)
         stored = self._stored(status.positions[status.present])
-        rows = zip(utterances, status.positions.tolist(), status.failed.tolist(), strict=True)
         return [
-            stored.get(at) or self._missing(utterance, at, has_failed)
-            for utterance, at, has_failed in rows
+            stored.get(at) or self._missing(utterances[row], at, status.failures.get(row))
+            for row, at in enumerate(status.positions.tolist())
         ]
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -149,11 +149,11 @@ class SourceVersion:
                 stored[position] = StoredUtterance(replace(item, generation=1), features)
         return stored
 
-    def _missing(self, utterance: Utterance, position: int, has_failed: bool) -> AudioError:
-        where, failure = f"not in {self.version.path.name}", self._failures.get(utterance.id)
+    def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
+        where = f"not in {self.version.path.name}"
         if position >= 0:
             item = item_at(self.version, self._index, position)
-            changed = what_changed(item, utterance, failure if has_failed else None)
+            changed = what_changed(item, utterance, failure)
             where += f", whose features of this id are of another row or file: {changed}"
         elif failure is not None:
             where += f", where it failed: {failure.reason}: {failure.message}"

@@ -45,7 +45,7 @@ from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index, index_of, open_index
 from featcache.version.join import RowKeys, RowStatus, join, refuse_paths
-from featcache.version.ledger import Failure, standing_failures
+from featcache.version.ledger import RowFailures, by_id, failures_by_row
 from featcache.version.records import read_probes
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, read_all_wanted
@@ -199,15 +199,15 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     """Open the version, compare it with the rows that it should hold, and choose how to
     put rows together."""
     path, options = plan.cache / built.folder_name, plan.options
-    index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
+    index, suspects = index_of([]), Suspects()
     before, probes = list[Wanted](), list[dict[str, Any]]()
     info, batching = None, None
     is_new = not open_store(path).exists(MARK)
     if not is_new:
         version = Version.open(path)
         index = open_index(version, keep=False)
-        failures = standing_failures(version, index)
-        suspects = find_suspects(version, failures)
+        failures = failures_by_row(version, index)
+        suspects = find_suspects(version, by_id(failures))
         status = _compare(plan, built, rows, version, index, failures)
         before, probes = [*read_all_wanted(version)], read_probes(version)
         info = version.info if version.info.fingerprint == built.fingerprint else None
@@ -223,9 +223,8 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     # stand for that.
     own = slice(rows.first, rows.first + len(rows.manifest))
     status = replace(status, present=status.present & ~wanted.lacks(index)[own])
-    reasons = Counter(
-        failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist()
-    )
+    failed_rows = np.flatnonzero(status.failed).tolist()
+    reasons = Counter(status.failures[row].reason for row in failed_rows)
     if info is None or status.missing.any() or options.batching is not None:
         info, extractor = built.info, built.extractor
         # Workers look for probes of their devices themselves.
@@ -246,14 +245,14 @@ def _compare(
     rows: _Rows,
     version: Version,
     index: Index,
-    failures: dict[str, Failure],
+    failures: RowFailures,
 ) -> RowStatus:
     """Compare the rows with what the version holds, and refuse the manifest of another
     corpus."""
     options, keys, manifest = plan.options, rows.keys, rows.manifest
     status = join(keys, index, failures)
     tried = np.flatnonzero(status.failed)
-    failed = [failures[manifest.ids[row]] for row in tried.tolist()]
+    failed = [status.failures[row] for row in tried.tolist()]
     files = [manifest.resolve(path) for path in manifest.paths.take(tried)]
     stands = status.failed.copy()
     stands[tried] = not options.retry_failed and built.would_fail_again(failed, files)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -64,14 +64,15 @@ def want(
     manifest: str,
     keys: Sequence[NDArray[np.uint64]],
     index: Index,
-    before: Iterable[Wanted],
+    before: Sequence[Wanted],
     again: ArrayLike = (),
 ) -> Wanted:
     """What a run over a manifest wants. Raises ManifestError if two ids have the same hash.
 
     A row that is there in the same form keeps its generation, another one of its id gets
     the next; so do those that are to be extracted `again`, by their numbers, because
-    their audio has changed, for example.
+    their audio has changed, for example. A row of which nothing is known gets a higher one
+    than all that were forgotten.
 
     Args:
         manifest: What tells the manifest from others.
@@ -82,7 +83,9 @@ def want(
     id_hash, row_hash = keys
     if not are_distinct(id_hash):
         raise ManifestError(f"{manifest}: two ids have the same hash: rename one of them")
-    mine = Wanted(manifest, np.stack([id_hash, row_hash, np.zeros_like(id_hash)]))
+    forgotten = max((one.forgotten for one in before), default=0)
+    rows = np.stack([id_hash, row_hash, np.zeros_like(id_hash)])
+    mine = Wanted(manifest, rows, forgotten=forgotten)
     generation = mine.rows[2]
     highest, is_same = np.zeros(len(mine), np.uint64), np.ones(len(mine), bool)
     of_index = index.find_hashes(id_hash)
@@ -99,12 +102,12 @@ def want(
         same = row_hashes[at] == row_hash
         is_same = np.where(theirs > highest, same, is_same & (same | (theirs < highest) | (at < 0)))
         np.maximum(highest, theirs, out=highest)
-    np.maximum(highest + ~is_same, 1, out=generation)
-    rows = np.asarray(again, np.int64)
-    if len(rows) and len(index):
-        at = of_index[rows]
+    generation[:] = np.where(highest, highest + ~is_same, np.uint64(forgotten + 1))
+    numbers = np.asarray(again, np.int64)
+    if len(numbers) and len(index):
+        at = of_index[numbers]
         next_ones = np.where(at < 0, np.uint64(1), index.generation[at] + np.uint64(1))
-        generation[rows] = np.maximum(generation[rows], next_ones)
+        generation[numbers] = np.maximum(generation[numbers], next_ones)
     return mine
 
 

@@ -33,7 +33,7 @@ from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.join import RowKeys, describe_changed, join, with_other_files
-from featcache.version.ledger import standing_failures
+from featcache.version.ledger import failures_by_row
 
 Columns = dict[str, TypedColumn]
 """Columns of utterances, by name."""
@@ -333,7 +333,7 @@ def _compared(
     give a warning."""
     stored, index = version.cache.version, version.cache.index
     # else they are not asked for
-    failures = standing_failures(stored, index) if rows.has_path.any() else {}
+    failures = failures_by_row(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)
     if status.changed.any():
         message = describe_changed(manifest, rows, stored, index, status)

@@ -12,7 +12,7 @@ import filecmp
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +28,7 @@ from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings, hash_of, other_spellings
 from featcache.version.index import Index, open_index
-from featcache.version.ledger import Failure, standing_failures
+from featcache.version.ledger import Failure, RowFailures, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
@@ -99,6 +99,8 @@ class RowStatus:
     `[rows]`."""
     wanted: NDArray[np.bool_] | bool = True
     """Whether the row may be extracted, bool `[rows]`; True for all."""
+    failures: Mapping[int, Failure] = field(default_factory=dict)
+    """The failures of the very rows, by the numbers of these, tried again or not."""
 
     @property
     def changed(self) -> NDArray[np.bool_]:
@@ -118,8 +120,8 @@ class RowStatus:
         return self.missing & self.changed
 
 
-def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowStatus:
-    """Compare rows with the items of the same ids; `failures` are those that stand, by id.
+def join(rows: RowKeys, index: Index, failures: RowFailures) -> RowStatus:
+    """Compare rows with the items of the same ids; `failures` are those that stand.
 
     A row of which one stands is not present: what there is of it is older than its file."""
     positions = index.find(rows.ids, rows.id_hashes)
@@ -127,15 +129,16 @@ def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowSta
     compared = np.flatnonzero(present & rows.has_path)
     present[compared] = index.row_hash[positions[compared]] == rows.hashes[compared]
     failed = np.zeros(len(positions), bool)
+    of_rows: dict[int, Failure] = {}
     if failures:
-        failed_row = dict(
-            zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True)
-        )
-        may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
+        failed_ids = np.array([id_hash for id_hash, _ in failures], np.uint64)
+        may_have_failed = np.isin(rows.id_hashes, failed_ids) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
-            if failed_row.get(rows.ids[row]) == int(rows.hashes[row]):
+            failure = failures.get((int(rows.id_hashes[row]), int(rows.hashes[row])))
+            if failure is not None and failure.id == rows.ids[row]:
                 present[row], failed[row] = False, True
-    return RowStatus(positions, present, failed)
+                of_rows[row] = failure
+    return RowStatus(positions, present, failed, failures=of_rows)
 
 
 def with_other_files(
@@ -248,13 +251,23 @@ def refuse_paths(
 
 
 def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
-    """The audio files of the items at some positions: size in bytes, mtime in ns, and what
-    decoded them; int64 `[n, 3]`. Raises DamagedError if a shard is not what was written."""
-    sources = np.empty((len(positions), 3), np.int64)
+    """Read what the items at some positions were made from: the size of the file in bytes,
+    its mtime in ns, and the mark of the decoder; int64 `[n, 3]`. Raises DamagedError if a
+    shard is not what was written."""
+    names = ["source_size", "source_mtime_ns", "decoder"]
+    return columns_of(version, index, positions, names).T.view(np.int64)
+
+
+def columns_of(
+    version: Version, index: Index, positions: Numbers, names: Sequence[str]
+) -> NDArray[np.uint64]:
+    """Read columns of shards for the items at some positions, as bits: uint64 `[columns,
+    n]`. Raises DamagedError if a shard is not what was written."""
+    columns = np.empty((len(names), len(positions)), np.uint64)
     for inside, shard, items in by_shard(version, index, positions):
-        for column, name in enumerate(("source_size", "source_mtime_ns", "decoder")):
-            sources[inside, column] = shard.table[name][items]
-    return sources
+        for column, name in zip(columns, names, strict=True):
+            column[inside] = shard.table[name][items].view(np.uint64)
+    return columns
 
 
 def by_shard(
@@ -292,10 +305,9 @@ def describe_changed(
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(status.positions[first]))
     utterance = manifest[first // copies]
-    failures = standing_failures(version, index) if status.failed.any() else {}
-    what = what_changed(item, utterance, failures.get(item.id) if status.failed[first] else None)
+    what = what_changed(item, utterance, status.failures.get(first))
     what = what or f"{manifest.resolve(utterance.path)} is not the file that was extracted"
-    condition = " once what failed is mended" if failures else ""
+    condition = " once what failed is mended" if status.failures else ""
     is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
     again = (
         "Extract these rows again"
@@ -326,10 +338,7 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
 
 def differences(old: Segment, new: Segment) -> str:
     """How a segment differs from an older one, value by value; empty if they are equal."""
-    pairs = [
-        (field.name, getattr(old, field.name), getattr(new, field.name))
-        for field in fields(Segment)
-    ]
+    pairs = [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in fields(Segment)]
     return ", ".join(
         f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
     )

@@ -1,9 +1,9 @@
 """The failure ledger: every utterance that could not be extracted, and why.
 
-A failure is of a row and of a generation of its id. It stands until there is an item of
-this generation or a later one. It is in the ledger before the shard that lacks the
-utterance is there. A damaged line is passed over: its utterance counts as missing, and is
-tried again."""
+A failure is of a row, and by the row it is found. It also has a generation: it stands until
+there is an item of its id of this generation or a later one. It is in the ledger before
+the shard that lacks the utterance is there. A damaged line is passed over: its utterance
+counts as missing, and is tried again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 from featcache.errors import DamagedError
 from featcache.format.documents import encode_line, parse
-from featcache.manifest.segments import Utterance
+from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings
 from featcache.version.index import Index
@@ -42,6 +42,10 @@ class Failure(Utterance):
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)] = 1
     """The generation that the item would have had: it stands until there is an item of
     this one, or a later one."""
+
+
+RowFailures = dict[tuple[int, int], Failure]
+"""Failures by the hashes of their ids and of their rows."""
 
 
 def put_failures(version: Version, name: str, failures: Iterable[Failure]) -> None:
@@ -89,15 +93,44 @@ def _read(version: Version, name: str) -> bytes | DamagedError:
         return error
 
 
-def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id: of each id, that of the highest generation, and of
-    several the last. Of a tag, there are none: what runs have tried is no part of it."""
-    failures = [] if version.tag is not None else read_failures(version)
-    latest = {
-        failure.id: failure for failure in sorted(failures, key=lambda failure: failure.generation)
+def by_row(failures: Iterable[Failure]) -> RowFailures:
+    """Find the last failure of each row: that of the highest generation, and of several the
+    last. They are in this order, too."""
+    rising = sorted(failures, key=lambda failure: failure.generation)
+    ids = Strings.of(failure.id for failure in rising).hashes().tolist()
+    rows = SegmentColumns.of(rising).hashes().tolist()
+    last: RowFailures = {}
+    for key, failure in zip(zip(ids, rows, strict=True), rising, strict=True):
+        last.pop(key, None)
+        last[key] = failure
+    return last
+
+
+def standing(failures: RowFailures, index: Index) -> RowFailures:
+    """Find the failures of whose ids there is no item of their generation or a later one."""
+    positions = index.find(Strings.of(failure.id for failure in failures.values())).tolist()
+    return {
+        key: failure
+        for position, (key, failure) in zip(positions, failures.items(), strict=True)
+        if position < 0 or index.generation[position] < failure.generation
     }
-    found = zip(latest.items(), index.find(Strings.of(latest)).tolist(), strict=True)
-    return {id_: one for (id_, one), at in found if at < 0 or index.generation[at] < one.generation}
+
+
+def failures_by_row(version: Version, index: Index) -> RowFailures:
+    """The failures of a version that stand. Of a tag, there are none: what runs have tried
+    is no part of it."""
+    return {} if version.tag is not None else standing(by_row(read_failures(version)), index)
+
+
+def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
+    """The failures of a version that stand, by id: of several of an id, the last in the
+    order of `by_row`."""
+    return by_id(failures_by_row(version, index))
+
+
+def by_id(failures: RowFailures) -> dict[str, Failure]:
+    """The last failure of each id."""
+    return {failure.id: failure for failure in failures.values()}
 
 
 def rewrite_failures(

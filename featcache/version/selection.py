@@ -8,7 +8,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from featcache.errors import StoreError, listing
+from featcache.errors import ArgumentError, StoreError, listing
 from featcache.format.documents import differing_keys
 from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location
@@ -68,6 +68,19 @@ def version_names(path: Location) -> list[str]:
     """The names of the folders of all versions in the cache at `path`; none if there is
     no such folder."""
     return [name for name in open_store(path).names("") if _is_version(path / name)]
+
+
+def refuse_version(cache: Location) -> None:
+    """Refuse to make a cache in a version, or under a version's name, by which it would be
+    opened in the version's place. Raises ArgumentError."""
+    found = [folder for folder in (cache, cache.parent) if _is_version(folder)]
+    if not found and not open_store(cache).exists(""):
+        with suppress(StoreError):
+            found = _named(cache.parent, cache.name)
+    if found:
+        raise ArgumentError(
+            f"{cache}: is the version {found[0]}, or in it: give a cache, as {found[0].parent}"
+        )
 
 
 def _is_version(path: Location) -> bool:

@@ -5,13 +5,13 @@ each row the hashes of its id and of itself, and the lowest generation of its it
 is missing is that, without what the index has, and without failures that stand. What a
 run wants takes the place of what earlier ones did over the same manifest, and over
 manifests all of whose rows it has: so one that has moved, or has grown, leaves nothing
-behind."""
+behind. But no generation comes again: rows that are forgotten leave the highest of theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -22,18 +22,19 @@ from xxhash import xxh3_64_hexdigest
 
 from featcache.errors import DamagedError, counted, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
-from featcache.manifest.segments import SegmentColumns
 from featcache.storage.base import as_bytes
-from featcache.strings import Strings
 from featcache.version.index import Index
-from featcache.version.ledger import Failure, read_failures
+from featcache.version.ledger import Failure, by_row, read_failures, standing
 from featcache.version.version import Version
 
 _FIRST_LINE_BYTES = 4096
 """As many bytes have the first line of most files."""
 
 _ROW_BYTES = 24
-_AGAIN = "run the same `featcache extract` again (or of a copy, the same `featcache copy`)"
+_AGAIN = (
+    "run `featcache extract` with this manifest again (if a copy was interrupted, the same "
+    "`featcache copy`)"
+)
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -43,6 +44,7 @@ class _Header(msgspec.Struct, frozen=True):
     rows: Count
     crc32c: Count
     instead_of: Annotated[list[Hash], msgspec.Meta(max_length=1 << 16)] = []
+    forgotten: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Wanted:
     that its item may have."""
     instead_of: Set[str] = frozenset()
     """The names of the sets in whose place it is."""
+    forgotten: int = 0
+    """The highest generation of rows that were forgotten. A row that is new, or comes back,
+    gets a higher one."""
 
     @property
     def name(self) -> str:
@@ -107,6 +112,20 @@ class Wanted:
         at = self.find(other.rows[0])
         return bool(((at >= 0) & (self.rows[1][at] == other.rows[1])).all())
 
+    def joined(self, other: Wanted, above: Mapping[int, int]) -> Wanted:
+        """Join it with the set of its name of another copy of the version: of an id that
+        both have, the row of the higher generation counts. Of some ids, by their hashes,
+        rows of the generation before that `above` get this one."""
+        at = self.find(other.rows[0])
+        rows, both = self.rows.copy(), np.flatnonzero(at >= 0)
+        later = both[other.rows[2, both] > rows[2, at[both]]]
+        rows[:, at[later]] = other.rows[:, later]
+        rows = np.concatenate([rows, other.rows[:, at < 0]], axis=1)
+        for row in np.flatnonzero(np.isin(rows[0], np.array([*above], np.uint64))).tolist():
+            rows[2, row] += int(rows[2, row]) + 1 == above[int(rows[0, row])]
+        instead_of = self.instead_of | other.instead_of
+        return Wanted(self.manifest, rows, instead_of, max(self.forgotten, other.forgotten))
+
     def save(self, version: Version) -> None:
         """Keep it, in the place of sets that it has all rows of."""
         others = [
@@ -115,13 +134,19 @@ class Wanted:
             if other.name == self.name or self.contains(other)
         ]
         instead_of = {*self.instead_of}.union(*(other.names for other in others)) - {self.name}
-        header = {"manifest": self.manifest, "rows": len(self), "crc32c": self.checksum}
-        line = encode_line({**header, "instead_of": sorted(instead_of)})
-        version.store.put(
-            f"wanted/{self.name}", line + as_bytes(np.ascontiguousarray(self.rows, "<u8"))
-        )
+        forgotten = max([self.forgotten, *(other.forgotten for other in others)])
+        kept = replace(self, instead_of=instead_of, forgotten=forgotten)
+        version.store.put(f"wanted/{self.name}", kept.encode())
         for name in {other.name for other in others} - {self.name}:
             version.store.remove(f"wanted/{name}")
+
+    def encode(self) -> bytes:
+        """Its file."""
+        header: dict[str, object] = {"manifest": self.manifest, "rows": len(self)}
+        header |= {"crc32c": self.checksum, "instead_of": sorted(self.instead_of)}
+        if self.forgotten:
+            header["forgotten"] = self.forgotten
+        return encode_line(header) + np.ascontiguousarray(self.rows, "<u8").tobytes()
 
 
 def name_of(manifest: str) -> str:
@@ -148,6 +173,7 @@ def read_wanted(version: Version, name: str, index: Index | None = None) -> Want
             header.manifest,
             np.empty((3, 0 if is_complete else header.rows), "<u8"),
             {*header.instead_of},
+            header.forgotten,
         )
         file.read_into(as_bytes(wanted.rows), begin)
         if is_complete or wanted.checksum == header.crc32c:
@@ -185,25 +211,25 @@ def find_missing(
 ) -> Iterator[tuple[Wanted, NDArray[np.int64], list[Failure]]]:
     """What an index lacks of each wanted set, with these failures in the ledger: the
     numbers of the rows that have neither an item nor a failure that stands, int64 `[n]`;
-    and those failures of its rows that stand."""
-    ids, rows = (
-        Strings.of(failure.id for failure in failures).hashes(),
-        SegmentColumns.of(failures).hashes(),
-    )
-    keys = zip(
-        ids.tolist(), rows.tolist(), (failure.generation for failure in failures), strict=True
-    )
-    by_key = dict(zip(keys, failures, strict=True))
+    and those failures of its rows that stand. So does one of a row whose own generation
+    has come to an item of another row."""
+    of_rows = by_row(failures)
+    standing_rows = standing(of_rows, index)
+    failed_ids = np.array([id_hash for id_hash, _ in of_rows], np.uint64)
     for one in wanted:
-        numbers, standing = np.flatnonzero(one.lacks(index)), list[Failure]()
-        if failures:  # else 10^7 rows would be looked up for nothing
-            is_missing = ~np.isin(one.rows[0, numbers], ids)
+        numbers, failed = np.flatnonzero(one.lacks(index)), list[Failure]()
+        if of_rows:  # else 10^7 rows would be looked up for nothing
+            is_missing = ~np.isin(one.rows[0, numbers], failed_ids)
             for place in np.flatnonzero(~is_missing).tolist():
-                failure = by_key.get(tuple(one.rows[:, numbers[place]].tolist()))
-                is_missing[place] = failure is None
-                standing += [] if failure is None else [failure]
+                id_hash, row_hash, generation = one.rows[:, numbers[place]].tolist()
+                key = id_hash, row_hash
+                failure = of_rows.get(key)
+                if failure and (key in standing_rows or failure.generation >= generation):
+                    failed.append(failure)
+                else:
+                    is_missing[place] = True
             numbers = numbers[is_missing]
-        yield one, numbers, standing
+        yield one, numbers, failed
 
 
 @dataclass(frozen=True)
@@ -263,11 +289,20 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
     return [*findings, *records]
 
 
-def forget_rows(version: Version, wanted_ids: NDArray[np.uint64]) -> None:
-    """Have no manifest want rows whose ids do not have one of these hashes. Raises
-    DamagedError if one cannot be read: what it wants would be missing."""
+def forget_rows(version: Version, wanted_ids: NDArray[np.uint64], index: Index) -> None:
+    """Have no manifest want rows whose ids do not have one of these hashes. What stays of
+    them is the highest of their generations. Raises DamagedError if a wanted set cannot be
+    read: what it wants would be missing."""
     # saving removes some
-    for one in [read_wanted(version, name) for name in version.store.names("wanted")]:
+    before = [read_wanted(version, name) for name in version.store.names("wanted")]
+    goes = ~np.isin(index.id_hash, wanted_ids)
+    forgotten = int(index.generation[index.by_hash[goes]].max(initial=0))
+    for one in before:
+        goes = ~np.isin(one.rows[0], wanted_ids)
+        forgotten = max(forgotten, int(one.rows[2, goes].max(initial=0)))
+    if before and forgotten > max(one.forgotten for one in before):
+        replace(before[0], forgotten=forgotten).save(version)
+    for one in before:
         stays = np.isin(one.rows[0], wanted_ids)
         if not stays.all():
-            Wanted(one.manifest, one.rows[:, stays], one.instead_of).save(version)
+            replace(one, rows=one.rows[:, stays]).save(version)

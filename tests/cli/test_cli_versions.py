@@ -221,3 +221,37 @@ def test_index_says_what_is_missing_and_that_it_could_not_be_written(cli, plain,
     (version,) = scratch.glob("fbank80-*")
     os.symlink(scratch, version / "index")
     assert "index: is a symbolic link to" in cli.refused("index", version, code=1)
+
+
+def test_a_copy_that_was_extracted_into_says_what_is_missing_and_a_run_ends_it(cli, plain, scratch):
+    """Both have extracted a row anew, each from another file."""
+    one, two = scratch / "one", scratch / "two"
+    swapped = [{**plain.rows[0], "path": plain.rows[at]["path"]} for at in (1, 2)]
+    theirs, ours = (
+        plain.manifest([row, *plain.rows[1:]], f"{name}.csv")
+        for row, name in zip(swapped, ("theirs", "ours"), strict=True)
+    )
+    cli("extract", plain.manifest(), "-o", one).with_code(0)
+    cli("copy", one, two).with_code(0)
+    cli("extract", theirs, "-o", one).with_code(0)
+    cli("extract", ours, "-o", two).with_code(0)
+    copied = cli("copy", one, two).with_code(0)
+    told = "1 utterance is to be extracted again: nothing tells which features are newer"
+    assert told in copied.out
+    assert f"1 of the 12 utterances of {ours} are missing" in copied.err
+    assert cli("verify", two).code == 1
+    for manifest in (theirs, ours):
+        cli("extract", manifest, "-o", two).with_code(0)
+    cli("verify", two).with_code(0)
+    cli("copy", two, one).with_code(0)
+    assert "12 utterances" in cli("verify", one).with_code(0).out
+
+
+@pytest.mark.parametrize("to", ["fbank80", "VERSION", "VERSION/new"])
+def test_no_cache_is_made_in_a_version_or_under_its_name(version, to):
+    cache = version.path.parent
+    before = sorted(cache.rglob("*"))
+    place = cache / to.replace("VERSION", version.path.name)
+    told = run("extract", "no.csv", "-o", place, code=2)
+    assert f"{place}: is the version {version.path}, or in it: give a cache, as {cache}" in told
+    assert sorted(cache.rglob("*")) == before

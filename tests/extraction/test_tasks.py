@@ -15,7 +15,7 @@ from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 from featcache.version.index import COLUMNS, Index, ShardSummary
 from featcache.version.join import RowKeys, join
-from featcache.version.ledger import Failure
+from featcache.version.ledger import Failure, by_row
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
 ROWS = st.lists(SECONDS, min_size=1, max_size=60)
@@ -84,11 +84,7 @@ def test_every_missing_row_is_in_exactly_one_task_and_no_other_row_is_in_any(
         st.lists(st.sampled_from("pfm"), min_size=len(durations), max_size=len(durations))
     )
     present = [row for row, state in enumerate(states) if state == "p"]
-    failures = {
-        manifest.ids[row]: failure(manifest, row)
-        for row, state in enumerate(states)
-        if state == "f"
-    }
+    failures = by_row(failure(manifest, row) for row, state in enumerate(states) if state == "f")
     planned = plan(manifest, holding(manifest, present), seconds_per_shard, failures)
     asked = [utterance.id for task in planned for utterance in task.utterances]
     assert sorted(asked) == sorted(

@@ -19,7 +19,14 @@ from featcache.format.documents import encode_line
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import Strings
 from featcache.version.index import build_index, open_index
-from featcache.version.ledger import Failure, put_failures, read_failures, standing_failures
+from featcache.version.join import RowKeys, join
+from featcache.version.ledger import (
+    Failure,
+    failures_by_row,
+    put_failures,
+    read_failures,
+    standing_failures,
+)
 from featcache.version.tags import at_tag, make_tag
 from featcache.version.version import Version
 from featcache.version.wanted import (
@@ -137,9 +144,16 @@ class Model:
             is_there = id_ in items and (
                 items[id_] == (start, generation) or items[id_][1] > generation
             )
-            if not is_there and (id_, start, generation) not in self.failed:
+            if not is_there and not self.stands_failed(id_, start, generation):
                 lacking.append(id_)
         return lacking
+
+    def stands_failed(self, id_: str, start: float, generation: int) -> bool:
+        """Whether a failure of the row is of this generation, or of a later one than what
+        there is of its id."""
+        failed = max((of for *row, of in self.failed if row == [id_, start]), default=0)
+        _, counting = self.counting().get(id_, (0.0, 0))
+        return failed >= generation or failed > counting
 
     def want(self, manifest: str, rows: Rows) -> None:
         """A row has the generation of what is known of its id, and the next one if that
@@ -356,8 +370,93 @@ def test_rows_that_an_index_is_known_to_have_are_not_read_again(version):
 
 def test_rows_that_nobody_wants_any_more_are_forgotten(version):
     plan(version, "m", B)
-    forget_rows(version, Strings.of(["a", "c"]).hashes())
+    forget_rows(version, Strings.of(["a", "c"]).hashes(), open_index(version))
     assert missing(version) == {"m": {"a", "c"}}
+
+
+def generations(version: Version, rows: Rows) -> list[int]:
+    """Those of the items of a run over a manifest."""
+    run(version, "m", rows)
+    index = open_index(version)
+    return index.generation[index.find(Strings.of(rows))].tolist()
+
+
+def forget(version: Version, rows: Rows) -> None:
+    """Prune what is not in these rows."""
+    forget_rows(version, Strings.of(rows).hashes(), open_index(version))
+    for name in version.shard_names():
+        if not {*version.shard(name).table.ids} & rows.keys():
+            version.store.remove(f"shards/{name}")
+
+
+def test_a_row_that_was_forgotten_and_comes_back_gets_a_higher_generation(version):
+    """Also after other runs, and if it was wanted and never extracted; and what nobody has
+    forgotten keeps the first generation."""
+    assert generations(version, {"a": 0.0}) == [1]
+    assert generations(version, {"a": 0.0, "b": 0.0}) == [1, 1]
+    assert generations(version, {"a": 0.0, "b": 0.5}) == [1, 2]
+    assert b"forgotten" not in version.store.read(f"wanted/{name_of('m')}", 1 << 16)
+    plan(version, "m", {"a": 0.0, "b": 1.0})
+    forget(version, {"a": 0.0})
+    run(version, "m", {"a": 0.0})
+    run(version, "larger", {"a": 0.0, "d": 0.0})
+    assert generations(version, {"a": 0.0, "b": 1.5}) == [1, 4]
+    forget(version, {"a": 0.0})
+    assert generations(version, {"a": 0.0, "b": 0.0}) == [1, 5]
+    assert missing(version) == {}
+
+
+def test_what_was_dropped_before_and_goes_is_forgotten_too(version):
+    """No manifest wants it any more, and there is an item."""
+    generations(version, {"a": 0.0})
+    generations(version, {"a": 0.0, "b": 0.0})
+    generations(version, {"a": 0.0, "b": 0.5})
+    run(version, "m", {"a": 0.0})
+    forget(version, {"a": 0.0})
+    assert generations(version, {"a": 0.0, "b": 1.0}) == [1, 3]
+
+
+def test_joined_sets_want_what_each_wants_in_the_higher_generation(version):
+    ours, theirs = (
+        Wanted("m", np.array(rows, np.uint64).T, {other}, forgotten)
+        for rows, other, forgotten in (
+            ([[7, 1, 1], [3, 1, 2]], "a" * 16, 4),
+            ([[9, 1, 1], [3, 5, 3], [7, 5, 1]], "b" * 16, 2),
+        )
+    )
+    joined = ours.joined(theirs, {9: 2, 3: 2, 5: 5})
+    assert joined.rows.T.tolist() == [[7, 1, 1], [3, 5, 3], [9, 1, 2]]
+    assert (joined.instead_of, joined.forgotten) == ({"a" * 16, "b" * 16}, 4)
+    nothing = Wanted("m", np.zeros((3, 0), np.uint64))
+    for both in (ours.joined(nothing, {}), nothing.joined(ours, {})):
+        assert both.rows.tolist() == ours.rows.tolist()
+
+
+def test_a_row_that_has_failed_has_failed_in_each_generation(version):
+    """It fails, is another and good while a run is killed, and is then the first again."""
+    run(version, "m", {"a": 0.0}, failing={"a"})
+    plan(version, "m", {"a": 0.5})
+    assert missing(version) == {"m": {"a"}}
+    wanted = plan(version, "m", {"a": 0.0})
+    assert wanted.rows[2].tolist() == [3]
+    assert missing(version) == {}
+    status = join(
+        RowKeys.of_utterances([utterance("a", 0.0)]),
+        open_index(version),
+        failures_by_row(version, open_index(version)),
+    )
+    assert (status.missing.tolist(), status.failures[0].generation) == ([False], 1)
+
+
+def test_two_rows_of_an_id_that_have_failed_have_both_failed(version):
+    """Of two manifests: neither is tried again, and neither is missing."""
+    rows = {"m": 0.0, "n": 0.5}
+    for manifest, start in rows.items():
+        run(version, manifest, {"a": start}, failing={"a"})
+    index = open_index(version)
+    keys = RowKeys.of_utterances([utterance("a", start) for start in rows.values()])
+    assert join(keys, index, failures_by_row(version, index)).failed.tolist() == [True, True]
+    assert missing(version) == {}
 
 
 @pytest.mark.parametrize(("larger", "smaller"), ["mn", "nm"])
@@ -367,7 +466,7 @@ def test_rows_are_forgotten_of_a_manifest_whose_others_are_all_that_another_want
     """It takes that one's place, whichever of the two is read first."""
     plan(version, larger, B)
     plan(version, smaller, A)
-    forget_rows(version, Strings.of(A).hashes())
+    forget_rows(version, Strings.of(A).hashes(), open_index(version))
     (wanted,) = read_all_wanted(version)
     assert (wanted.manifest, wanted.names, len(wanted)) == (
         larger,
