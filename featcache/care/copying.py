@@ -77,20 +77,14 @@ def copy_version(
     something cannot be read or written, or another version has that name there;
     DamagedError if the version's own metadata is damaged."""
     stop = stop or threading.Event()
-    name = version.path.name
-    if name in ("", ".."):  # of a path that ends so
-        name = version.info.folder_name
-    refuse_overlap(version.path.resolve().parent, cache, cache / name)  # which may be a link
-    if is_corpus(cache):
-        raise ArgumentError(
-            f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache"
-        )
-    store, is_new = _begin(version, open_store(cache / name))
-    copied = Copied(str(version.path), str(store.location))
+    store = _store_of_copy(version, cache)
+    is_new = not store.exists(MARK)
+    if is_new:
+        store.put(f"shards/{MARK}", PLAIN_GROUP)
+    else:
+        store.sweep()
+    copied, missing = _compare(version, store)
     index = open_index(version)  # which keeps one, if the version can be written
-    names, there = version.shard_names(), {*store.names("shards")}
-    missing = [name for name in names if name not in there]
-    copied.there, copied.others = len(names) - len(missing), len(there.difference(names, [MARK]))
     if is_new:
         copied.records += _copy_files(version, store, ["wanted"])
     else:
@@ -138,6 +132,25 @@ def refuse_overlap(source: Location, *targets: Location) -> None:
         raise ArgumentError(f"{targets[0]}: {what}: give another cache to copy to")
 
 
+def plan_copy(version: Version, cache: Location) -> Copied:
+    """Say which shards `copy_version` would copy, and how many bytes; nothing is written.
+    Raises what `copy_version` raises of these places."""
+    planned, missing = _compare(version, _store_of_copy(version, cache))
+    sizes = (version.store.walk(f"shards/{name}") for name in missing)
+    planned.copied = len(missing)
+    planned.num_bytes = sum(num_bytes for files in sizes for _, num_bytes in files)
+    return planned
+
+
+def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:
+    """How many shards of a version its copy has, and the names of those that it lacks."""
+    names, there = version.shard_names(), {*store.names("shards")}
+    missing = [name for name in names if name not in there]
+    copied = Copied(str(version.path), str(store.location), there=len(names) - len(missing))
+    copied.others = len(there.difference(names, [MARK]))
+    return copied, missing
+
+
 def copy_parts_list(corpus: Location, to: Location) -> None:
     """List the parts of a corpus in another, too, where they are copied to; what that
     knows of parts stays. Raises ArgumentError if that is the cache of one manifest, or
@@ -154,16 +167,22 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
             put_part(to, part)
 
 
-def _begin(version: Version, store: Store) -> tuple[Store, bool]:
-    """The store of the copy, and whether there is none yet."""
-    if not store.exists(MARK):
-        store.put(f"shards/{MARK}", PLAIN_GROUP)
-        return store, True
-    info = read_info(store.read(MARK, AT_MOST_BYTES), store.location)
-    if info.fingerprint != version.info.fingerprint:
-        raise StoreError(f"{store.location}: its fingerprint is another: copy to another cache")
-    store.sweep()
-    return store, False
+def _store_of_copy(version: Version, cache: Location) -> Store:
+    """Return the store of a version's copy in a cache, which need not exist."""
+    name = version.path.name
+    if name in ("", ".."):  # of a path that ends so
+        name = version.info.folder_name
+    refuse_overlap(version.path.resolve().parent, cache, cache / name)  # which may be a link
+    if is_corpus(cache):
+        raise ArgumentError(
+            f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache"
+        )
+    store = open_store(cache / name)
+    if store.exists(MARK):
+        info = read_info(store.read(MARK, AT_MOST_BYTES), store.location)
+        if info.fingerprint != version.info.fingerprint:
+            raise StoreError(f"{store.location}: its fingerprint is another: copy to another cache")
+    return store
 
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:

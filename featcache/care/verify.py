@@ -26,11 +26,11 @@ from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, index_name, index_of, load_index
 from featcache.version.join import RowKeys, columns_of, join
-from featcache.version.ledger import RowFailures, by_id, failures_by_row
+from featcache.version.ledger import RowFailures, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
 from featcache.version.version import Version
-from featcache.version.wanted import find_lacking, read_all_wanted
+from featcache.version.wanted import find_lacking, read_all_wanted, wanted_failures
 
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
@@ -233,12 +233,10 @@ def _report(
             "featcache did: `featcache extract … --check-sources` extracts them again"
         )
     repeated, unlike = _compare_repeated(version, index, sound)
-    failures = failures_by_row(version, index)
-    lacking, failed, surplus = list[Problem](), len(by_id(failures)), 0
+    lacking, failed, surplus = list[Problem](), len(wanted_failures(version, index)), 0
     if manifest is not None:
-        lacking, failed, surplus = _against(
-            expand(manifest, copies_of(version.info.config)), index, failures
-        )
+        rows = expand(manifest, copies_of(version.info.config))
+        lacking, failed, surplus = _against(rows, index, failures_by_row(version, index))
     return replace(
         result,
         utterances=len(index),

@@ -10,7 +10,7 @@ from featcache.errors import ArgumentError, ConfigError
 from featcache.storage.location import Location
 
 
-@click.command(short_help="List the packaged configs; print one, or a version's.")
+@options.command(short_help="List the packaged configs; print one, or a version's.")
 @click.argument("name", required=False)
 @click.option(
     "--from",

@@ -79,7 +79,7 @@ def _call_for_parts(
         )
     manifest = given.get("manifest")
     manifests = manifest and (manifests_of_parts([manifest]) or by_part_name([Path(manifest)]))
-    if (to := given.get("to")) is not None:
+    if (to := given.get("to")) is not None and not given["dry_run"]:
         from featcache.care.copying import copy_parts_list
 
         copy_parts_list(corpus, to)

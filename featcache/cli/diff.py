@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
-@click.command(short_help="Compare two versions: configs, utterances, values.")
+@options.command(short_help="Compare two versions: configs, utterances, values.")
 @click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
 @options.number(

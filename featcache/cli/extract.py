@@ -63,7 +63,7 @@ _DISPLAY = (
 )
 
 
-@click.command(short_help="Extract the features of a manifest's utterances.")
+@options.command(short_help="Extract the features of a manifest's utterances.")
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
 @options.config("configs", _CONFIGS, multiple=True, default=("fbank80",), show_default=True)
 @options.cache(
@@ -199,6 +199,9 @@ def extract(
         os.environ |= dict.fromkeys(
             ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)
         )
+    is_there = isinstance(cache, Path) and cache.exists()
+    if not (is_there or chosen["dry_run"]):  # one that is complete need not be written
+        options.refuse_unwritable(cache)
     _import_torch_when_used()
     from featcache.config import load_config
     from featcache.engines.main_job import Observer

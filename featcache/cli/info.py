@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from featcache.version.version import Version
 
 
-@click.command(short_help="Show what a cache holds.")
+@options.command(short_help="Show what a cache holds.")
 @version_or_corpus
 @options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
 @options.flag(
@@ -121,17 +121,16 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     import msgspec
 
     from featcache.version.index import open_index
-    from featcache.version.ledger import standing_failures
     from featcache.version.records import began, read_probes, run_names
     from featcache.version.tags import tags_to_show
-    from featcache.version.wanted import find_lacking
+    from featcache.version.wanted import find_lacking, wanted_failures
 
     index, spec = open_index(version), version.info.spec
     if spec.outputs:
         num_bytes = sum(version.shard(name).num_bytes for name in index.shards)
     else:  # as `Shard.num_bytes` counts them
         num_bytes = sum(spec.num_bytes(shard.frames, shard.items) for shard in index.summaries)
-    failures = [failure.document() for failure in standing_failures(version, index).values()]
+    failures = [failure.document() for failure in wanted_failures(version, index).values()]
     policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
     lacking = find_lacking(version, index)
     times = [
@@ -154,7 +153,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "utterances": len(index),
         "replaced": sum(shard.items for shard in index.summaries) - len(index),
         "frames": int(index.num_frames.sum()),
-        "audio_seconds": round(sum(shard.seconds for shard in index.summaries), 3),
+        "audio_seconds": round(_audio_seconds(version, index), 3),
         "bytes": num_bytes,
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
@@ -186,6 +185,21 @@ def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
                 if library not in ("run", "device", "batching", "mismatch"):
                     versions.setdefault(library, set()).add(str(number))
     return {library: sorted(some) for library, some in versions.items() if len(some) > 1}
+
+
+def _audio_seconds(version: Version, index: Index) -> float:
+    """Seconds of the audio of all items that count. Only shards that also hold replaced
+    items are read for it."""
+    seconds = 0.0
+    for number, shard in enumerate(index.summaries):
+        span = slice(*index.span(number))
+        numbers = index.item[span]
+        if len(numbers) == shard.items:
+            seconds += shard.seconds
+        elif len(numbers):
+            samples = version.shard(shard.name).table["num_samples"][numbers].sum()
+            seconds += int(samples) / version.info.spec.sample_rate
+    return seconds
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
@@ -309,7 +323,7 @@ _FIELDS = (
 )
 
 
-@click.command(short_help="List the versions of a cache, a line each.")
+@options.command(short_help="List the versions of a cache, a line each.")
 @version_or_corpus
 @options.as_json()
 def ls(path: Location) -> int:

@@ -20,7 +20,7 @@ _LOOKING_THREADS = 4
 """Threads for each core: they mostly wait for the disk."""
 
 
-@click.command(
+@options.command(
     short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's."
 )
 @click.option(

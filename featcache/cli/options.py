@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -17,12 +19,29 @@ from click.shell_completion import CompletionItem
 
 from featcache.cli.common import note, printing
 from featcache.errors import MOST_THREADS, ArgumentError, StoreError, listing, refuse_url
-from featcache.storage.location import ObjectPath, as_location
+from featcache.storage.location import Location, ObjectPath, as_location
 
 if TYPE_CHECKING:
     from featcache.manifest.utterances import Manifest
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class _Command(click.Command):
+    """A command that refuses an option that is given twice: click would take the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            *_, given = self.make_parser(ctx).parse_args([*args])
+            for option, count in Counter(given).items():
+                is_flag = getattr(option, "is_flag", False) and not option.secondary_opts
+                if count > 1 and not (is_flag or option.multiple):
+                    raise ArgumentError(f"{_name(option)}: it is given twice")
+        return super().parse_args(ctx, args)
+
+
+command = functools.partial(click.command, cls=_Command)
+"""`click.command`, for every command."""
 
 
 class _LocalPath(click.Path):
@@ -380,11 +399,21 @@ def refuse_output(path: Path, force: bool) -> None:
                 f"{path}: is a file of the version {versions[0]}, which only featcache writes"
             )
     refuse_to_replace(path, force)
-    folder = path.resolve().parent
-    if not folder.is_dir():
+    if not path.resolve().parent.is_dir():
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
-    if not os.access(folder, os.W_OK):
-        raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
+    refuse_unwritable(path.resolve().parent, path)
+
+
+def refuse_unwritable(place: Location, path: Location | None = None) -> None:
+    """Refuse a place on this machine in which nothing can be made, before the work: by
+    trying it. Raises StoreError, about the `path` that was given."""
+    if isinstance(place, Path):
+        folder = next(one for one in (place, *place.absolute().parents) if os.path.lexists(one))
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=".featcache-", dir=folder))
+        except OSError as error:
+            what = f"nothing can be made in {folder}: {error.strerror}"
+            raise StoreError(f"{path or place}: cannot be written: {what}") from error
 
 
 def is_agreed(question: str, yes: bool) -> bool:

@@ -21,7 +21,7 @@ _NEAR = 16
 there."""
 
 
-@click.command(short_help="Measure how batching and precision change a config's values.")
+@options.command(short_help="Measure how batching and precision change a config's values.")
 @click.argument("config", type=options.CONFIG)
 @options.manifest_argument
 @options.cache(
@@ -61,6 +61,8 @@ def probe(
     from featcache.version.records import write_probe
     from featcache.version.version import Version
 
+    if cache is not None:
+        options.refuse_unwritable(cache)
     device, threads = reading.pop("device"), reading.pop("threads")
     loaded = load_config(config, options.take_keys(reading))
     wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from featcache.care.prune import Pruned, PrunePlan
 
 
-@click.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
+@options.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
 @version_or_corpus
 @options.manifest("Also remove the utterances that are not in it.")
 @options.manifest_format
@@ -124,7 +124,7 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
         say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
 
 
-@click.command(short_help="Remove a version, or a tag.")
+@options.command(short_help="Remove a version, or a tag.")
 @click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
 @options.flag(
     "--force", "Remove a version even if it has tags, or files in it are not featcache's."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from featcache.cli import options
 from featcache.cli.common import as_document, count_are, say, say_json
 from featcache.cli.corpora import version_or_corpus, worst
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from featcache.care.repair import Repaired
 
 
-@click.command(short_help="Re-extract damaged utterances, and keep the others.")
+@options.command(short_help="Re-extract damaged utterances, and keep the others.")
 @version_or_corpus
 @options.manifest("The manifest that the utterances came from.", required=True)
 @options.root()

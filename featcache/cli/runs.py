@@ -282,7 +282,9 @@ def say_summary(summary: Summary, where: str) -> int:
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
     if summary.too_many_failures:
-        why = f"{summary.too_many_failures}; why: featcache info {shlex.quote(where)} --failures"
+        why = summary.too_many_failures
+        if summary.failed:
+            why += f"; why: featcache info {shlex.quote(where)} --failures"
         complain("\n  ".join([why, *summary.traceback.splitlines()]))
         return 1
     return INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0

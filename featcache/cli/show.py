@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
-@click.command(short_help="Show one utterance: its place, its source, its values.")
+@options.command(short_help="Show one utterance: its place, its source, its values.")
 @version_or_corpus
 @click.argument("utterance", metavar="ID")
 @options.as_json()
@@ -155,12 +155,14 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-@click.command(
+@options.command(
     short_help="Say why a config is another version, and why utterances would be extracted."
 )
 @version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
-@options.config("config", "A YAML file, or a packaged config.", required=True)
+@options.config(
+    "config", "A YAML file, or a packaged config.", default="fbank80", show_default=True
+)
 @click.option(
     "--id", "utterance", metavar="ID", help="Say where this utterance's features came from."
 )
@@ -183,8 +185,8 @@ def why(
 
     \b
     Examples:
-      featcache why features -c fbank80.yaml
-      featcache why features -c fbank80 --set params.low_freq=0
+      featcache why features -c my-config.yaml
+      featcache why features --set params.low_freq=0
       featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """

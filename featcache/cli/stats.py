@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@click.command(short_help="Compute mean and variance of features, or how codes are used.")
+@options.command(short_help="Compute mean and variance of features, or how codes are used.")
 @options.version_location
 @options.manifest("Count only the utterances of this manifest.")
 @options.manifest_format
@@ -43,13 +43,15 @@ def stats(
     force: bool,
     threads: int,
     **reading: Any,
-) -> None:
+) -> int:
     """Compute the mean and variance of every dimension of a version's features in one
     pass: over all frames and, with --by, for each speaker or other group. For codes,
     report how many are used.
 
     The same utterances give the same bits, however spread over shards or a corpus's
     parts, with any number of threads.
+
+    Exits with 1 if parts of a corpus are missing.
 
     \b
     Examples:
@@ -59,7 +61,9 @@ def stats(
     """
     import featcache
     from featcache.loader.cache import Cache
+    from featcache.loader.corpus import Corpus
     from featcache.stats import Usage, moments, usage
+    from featcache.version.corpus import read_parts
     from featcache.version.selection import corpus_of, select_version
 
     if by is not None and manifest is None:
@@ -67,9 +71,12 @@ def stats(
     if output is not None:
         options.refuse_output(output, force)
     corpus: Cache | None = None
-    if corpus_of(path) is not None:
+    is_partial = False
+    found = corpus_of(path)
+    if found is not None:
         with warnings.catch_warnings(record=True, action="always") as caught:
             corpus = featcache.open(str(path))
+        is_partial = isinstance(corpus, Corpus) and len(corpus.parts) < len(read_parts(found[0]))
         for warning in caught:
             note(str(warning.message))
     version = select_version(path) if corpus is None else corpus.version
@@ -106,6 +113,8 @@ def stats(
         _say_codes(computed) if isinstance(computed, Usage) else _say_features(computed, output)
     )
     say_json({"path": str(version.path), **document})
+    # what is missing has been said when it was opened
+    return int(is_partial)
 
 
 def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
@@ -165,7 +174,7 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     return {**head, "codebooks": codebooks}
 
 
-@click.command(
+@options.command(
     "fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`."
 )
 @options.version_location

@@ -40,7 +40,7 @@ _SOURCES = (
 )
 
 
-@click.command(short_help="Check a cache: what is damaged, missing, changed.")
+@options.command(short_help="Check a cache: what is damaged, missing, changed.")
 @version_or_corpus
 @options.manifest(
     "Also report which of its utterances are missing, changed or failed, and which others "

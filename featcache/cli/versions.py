@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from featcache.care.copying import Copied
 
 
-@click.command(short_help="Build the index, after the jobs of an array.")
+@options.command(short_help="Build the index, after the jobs of an array.")
 @version_or_corpus
 @options.as_json()
 def index(path: Location) -> None:
@@ -43,16 +43,16 @@ def index(path: Location) -> None:
     """
     from featcache.version.corpus import PartVersion, record_version
     from featcache.version.index import keep_index
-    from featcache.version.ledger import standing_failures
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
+    from featcache.version.wanted import wanted_failures
 
     documents = []
     for folder in version_folders(path):
         version = Version.open(folder)
         opened, is_built = keep_index(version)
         if not note_unfinished(version, opened):
-            failed = len(standing_failures(version, opened))
+            failed = len(wanted_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
         shards, utterances = len(opened.shards), len(opened)
         documents.append(
@@ -66,7 +66,7 @@ def index(path: Location) -> None:
     say_json({"versions": documents})
 
 
-@click.command(short_help="Give a version a name, to read it later as it is now.")
+@options.command(short_help="Give a version a name, to read it later as it is now.")
 @click.argument("path", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("name", metavar="NAME")
 @options.as_json()
@@ -106,15 +106,16 @@ def tag(path: Location, name: str) -> None:
     )
 
 
-@click.command(short_help="Copy a cache to another folder or object store.")
+@options.command(short_help="Copy a cache to another folder or object store.")
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.threads(
     "How many shards are copied at once.  [default: every core, at most 8]",
     default=options.all_cores,
 )
+@options.flag("--dry-run", "Only say what would be copied.")
 @options.as_json()
-def copy(path: Location, to: Location, threads: int) -> int:
+def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what
     manifests want, failure ledgers, and records of runs and probes. Both may be folders
     or URLs: s3://bucket/features, gs://…, az://….
@@ -134,13 +135,21 @@ def copy(path: Location, to: Location, threads: int) -> int:
     Examples:
       featcache copy features s3://bucket/features
       featcache copy s3://bucket/features/fbank80 /local/features
+      featcache copy features s3://bucket/features --dry-run
     """
-    from featcache.care.copying import copy_version
+    from featcache.care.copying import copy_version, plan_copy
     from featcache.storage.location import as_location
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
     versions = [Version.open(folder) for folder in version_folders(path)]
+    if dry_run:
+        plans = [plan_copy(version, to) for version in versions]
+        say_json({"dry_run": True, "versions": [as_document(plan) for plan in plans]})
+        for plan in plans:
+            _print(plan, "to copy")
+        return 0
+    options.refuse_unwritable(to)
     total = sum(len(version.shard_names()) for version in versions)
     results = []
     with stoppable() as stop, progress_bar(total, "shards") as bar:
@@ -164,10 +173,11 @@ def copy(path: Location, to: Location, threads: int) -> int:
     return INTERRUPTED if interrupted else 1 if damaged else 0
 
 
-def _print(result: Copied) -> None:
-    copied = f"{counted(result.copied, 'shard')} copied, {megabytes(result.num_bytes)}"
+def _print(result: Copied, done: str = "copied") -> None:
+    copied = f"{counted(result.copied, 'shard')} {done}, {megabytes(result.num_bytes)}"
     there = counted(result.there, "shard was", "shards were")
-    say(f"{result.path}: {copied}; {there} there; {counted(result.records, 'other file')} copied")
+    records = f"; {counted(result.records, 'other file')} copied" if done == "copied" else ""
+    say(f"{result.path}: {copied}; {there} there{records}")
     if result.diverged:
         utterances = count_are(result.diverged, "utterance")
         say(f"  {utterances} to be extracted again: nothing tells which features are newer")

@@ -18,7 +18,7 @@ from featcache.audio.noise import read_noise
 from featcache.audio.waveform import AudioPolicy, AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, FeatcacheError, listing
-from featcache.extractors.base import SELECTING_KEYS, revision_of
+from featcache.extractors.base import SELECTING_KEYS, blamed_on, revision_of
 from featcache.format.documents import AT_MOST_NAME, differing_keys
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
@@ -115,7 +115,9 @@ class Config:
         loaded."""
         try:
             with without_downloads(self.is_recorded):
-                return self.extractor_class(self.params, self.audio.sample_rate, device)
+                return extractors.build(
+                    self.extractor_class, self.params, self.audio.sample_rate, device
+                )
         except (
             ConfigError
         ) as error:  # a run may have several configs, so the message names the one at fault
@@ -239,9 +241,10 @@ def config_from(
     if isinstance(document.get("extractor"), str):
         try:
             extractor = extractors.find(document["extractor"])
-            params = _validated(
-                extractor.Params, document.get("params", {}), folder, faults, ["params"]
-            )
+            with blamed_on(extractor):
+                params = _validated(
+                    extractor.Params, document.get("params", {}), folder, faults, ["params"]
+                )
         except ConfigError as error:
             faults.append(str(error))
     if file is not None and file.augment is not None:
@@ -255,7 +258,8 @@ def config_from(
         )
         raise ConfigError(f"config {source}: {listed}")
     try:
-        dtype = file.store.dtype or extractor.stored_dtype(params)
+        with blamed_on(extractor):
+            dtype = file.store.dtype or extractor.stored_dtype(params)
     except ConfigError as error:  # about weights, which decide the dtype of some extractors
         raise ConfigError(f"config {source}: {error}") from error
     known = "" if source == _NAMELESS else source

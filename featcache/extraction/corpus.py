@@ -51,10 +51,10 @@ from featcache.version.corpus import (
     remove_part,
 )
 from featcache.version.index import open_index
-from featcache.version.ledger import read_failures
 from featcache.version.records import read_run, run_names
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.version import Version
+from featcache.version.wanted import wanted_failures
 
 _NAMED = 5
 
@@ -333,14 +333,17 @@ def _signed(known: Part, manifest: Path) -> Part:
 
 
 def _all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
-    """Whether the files of all utterances that ever failed are as they were; False where
+    """Whether the files of all utterances whose failures stand are as they were; False where
     a server would have to say, or nothing says where they are. Without a `root`, paths
-    are relative to what the latest run took."""
+    are relative to what the latest extraction took."""
     if root is None:  # a manifest may say itself what its paths are relative to
-        latest = read_run(version.store, max(run_names(version.store), default=""))
-        if latest is None or latest.asked.get("root") is None:
+        # the latest first; a prune, and a command that was killed, says nothing of it
+        runs = (read_run(version.store, name) for name in reversed(run_names(version.store)))
+        roots = (run.asked.get("root") for run in runs if run is not None)
+        latest = next((named for named in roots if named is not None), None)
+        if latest is None:
             return False
-        root = as_root(latest.asked["root"])
-    failures = read_failures(version)
+        root = as_root(latest)
+    failures = [*wanted_failures(version, open_index(version)).values()]
     files = [locate(root, failure.path) for failure in failures]
     return not any(map(url_of, files)) and all(built.would_fail_again(failures, files))

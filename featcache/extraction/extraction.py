@@ -105,7 +105,13 @@ def run_extraction(
             nothing more is taken.
     """
     began = perf_counter()
-    control = RunControl(Progress(), report, stop or Event(), plan.options.failure_limit)
+    limit = plan.options.failure_limit
+    unproven = {
+        planned.config.name
+        for planned in plan.versions
+        if limit is None and not planned.index.shards
+    }
+    control = RunControl(Progress(), report, stop or Event(), limit, unproven=unproven)
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
@@ -145,12 +151,28 @@ def _fill(
     tasks = shard_tasks(
         first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row
     )
-    engine(group, tasks, control)
-    for job in jobs:
+    has_ended = False
+    try:
+        engine(group, tasks, control)
         # The jobs of an array leave the index to `featcache index`.
-        job.finish(
-            control.progress, control.stop.is_set(), builds_index=plan.options.partition is None
-        )
+        for job in jobs:
+            job.finish(
+                control.progress, control.stop.is_set(), builds_index=plan.options.partition is None
+            )
+        has_ended = not control.progress.too_many_failures
+    finally:
+        for planned, job in zip(versions, jobs, strict=True):
+            if planned.is_new and plan.options.partition is None and not has_ended:
+                _remove_if_empty(job.version)
+
+
+def _remove_if_empty(version: Version) -> None:
+    """Remove a version that a failed run has made, if it holds neither features nor
+    failures, nor marks of what may have crashed the run."""
+    with suppress(OSError, StoreError):  # the error of the run says more
+        kept = version.shard_names() + version.store.names("failures")
+        if not kept and not any(version.store.desk.iterdir()):
+            version.store.destroy()
 
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.device import Device
-from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, listing
+from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, counted, listing
 from featcache.extraction.audio_files import failure_of
 from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.base import describe_raised, fault, require_tensor
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation
@@ -88,16 +88,13 @@ class Extracted:
         self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError]
     ) -> Extracted:
         """Take the features of some items, or why there are none; returns this. An item
-        fails if NaN or infinity is among its features, which a cast may have made."""
+        fails if its quantised features are not finite."""
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
                 self.fail(item, result)
-            elif not all_finite(
-                result.side[QUANTIZATION] if self.spec.is_quantized else result.features
-            ):
+            elif self.spec.is_quantized and not all_finite(result.side[QUANTIZATION]):
                 # Of levels, their scale and offset tell what they stand for.
-                what = f"features are NaN or infinite as {self.spec.dtype}"
-                self.fail(item, AudioError(Reason.NON_FINITE_FEATURES, what))
+                self.fail(item, _non_finite(self.spec.dtype))
             else:
                 self.items.append(item)
                 self.features.append(result)
@@ -109,6 +106,11 @@ class Extracted:
         if isinstance(error, RaisedError):
             self.traceback = error.traceback
         return self
+
+
+def _non_finite(dtype: str, hint: str = "") -> AudioError:
+    what = f"features are NaN or infinite as {dtype}{hint}"
+    return AudioError(Reason.NON_FINITE_FEATURES, what)
 
 
 def compute_clips(
@@ -132,23 +134,8 @@ class RaisedError(AudioError):
     It does not hold on to the exception, whose frames hold waveforms."""
 
     def __init__(self, error: Exception) -> None:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        own = [
-            frame
-            for frame in frames
-            if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_ITS_OWN
-        ]
-        where = ""
-        if own:
-            path = "/".join(Path(own[-1].f_code.co_filename).parts[-2:])
-            where = f" ({path}:{own[-1].f_lineno}, in {own[-1].f_code.co_name})"
-        what = "".join(traceback.format_exception_only(error)).strip()
-        super().__init__(Reason.EXTRACTOR_ERROR, f"{what}{where}")
+        super().__init__(Reason.EXTRACTOR_ERROR, describe_raised(error))
         self.traceback = "".join(traceback.format_exception(error))
-
-
-_NOT_ITS_OWN = ("featcache", "torch", "contextlib")
-"""Packages whose frames do not tell where in an extractor an exception was raised."""
 
 
 @contextmanager
@@ -204,30 +191,47 @@ def in_halves(
 
 def _compute(
     extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: list[Clip]
-) -> list[ClipFeatures]:
+) -> list[ClipFeatures | AudioError]:
     """Compute clips together. Raises AudioError if one of them cannot be extracted;
-    ExtractorError if the extractor returned other numbers of frames than its `num_frames`
-    says."""
+    ExtractorError if the extractor returned something else than its `num_frames` and its
+    `spec` say."""
     with errors_of(extractor, (clip.id for clip in clips), device):
-        features = extractor.extract(clips)
-    samples = [len(clip.waveform) for clip in clips]
-    num_frames = [*map(extractor.num_frames, samples)]
-    if (returned := [len(clip) for clip in features]) != num_frames:
-        what = f"{returned} frames for clips of {samples} samples; its num_frames says {num_frames}"
-        raise ExtractorError(f"{type(extractor).__name__} returned {what}")
-    return download(features, spec, device, spec.is_quantized)
+        returned = extractor.extract(clips)
+        features = [*returned] if isinstance(returned, Iterable) else []
+        num_frames = [extractor.num_frames(len(clip.waveform)) for clip in clips]
+    if len(features) != len(clips):
+        what = f"extract returned {type(returned).__name__} of {len(features):,}"
+        raise fault(extractor, f"{what}, and no list of {counted(len(clips), 'tensor')}")
+    for one, count in zip(features, num_frames, strict=True):
+        require_tensor(extractor, "extract", one, (count, *extractor.spec.item_shape))
+    return download(extractor, features, spec, device, spec.is_quantized)
 
 
 def download(
-    clips: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, quantizes: bool
-) -> list[ClipFeatures]:
+    extractor: Extractor[Params],
+    clips: Sequence[torch.Tensor],
+    spec: FeatureSpec,
+    device: Device,
+    quantizes: bool,
+) -> list[ClipFeatures | AudioError]:
     """The features of some clips, or pieces of them, from the device: each quantised, or
-    all cast as `spec` says."""
+    all cast as `spec` says. In the place of features that are not finite then, there is
+    an error. Raises ExtractorError if integers do not hold them."""
     num_frames = [len(clip) for clip in clips]
     together, ends = torch.cat([*clips]), np.cumsum(num_frames)[:-1]
     if not quantizes:
-        stored = device.download(together.to(getattr(torch, spec.dtype)))
-        return [ClipFeatures(one, {}) for one in np.split(stored, ends)]
+        cast = together.to(getattr(torch, spec.dtype))
+        if not cast.is_floating_point() and not torch.equal(cast.to(together.dtype), together):
+            span = f"from {together.min():g} to {together.max():g}"
+            raise fault(extractor, f"{spec.dtype} cannot hold its features, {span}")
+        stored = device.download(cast)
+        features = np.split(stored, ends)
+        if all_finite(stored):
+            return [ClipFeatures(one, {}) for one in features]
+        return [
+            ClipFeatures(one, {}) if all_finite(one) else _non_finite(spec.dtype, _hint(clip, cast))
+            for one, clip in zip(features, clips, strict=True)
+        ]
     quantized, scales = quantize(together, num_frames)
     levels = np.split(device.download(quantized), ends)
     # held for long, in the midst of what torch frees soon
@@ -235,6 +239,13 @@ def download(
     return [
         ClipFeatures(one, {QUANTIZATION: own}) for one, own in zip(levels, parameters, strict=True)
     ]
+
+
+def _hint(clip: torch.Tensor, cast: torch.Tensor) -> str:
+    """What to do about features that are not finite once they are cast."""
+    if cast.dtype == torch.float16 and clip.float().isfinite().all():
+        return ", which ends at 65,504: store.dtype: float32 holds them"
+    return ""
 
 
 # If memory runs out

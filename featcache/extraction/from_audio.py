@@ -36,6 +36,7 @@ from featcache.extraction.features import (
 )
 from featcache.extraction.padded_rows import PendingRows, compute_now
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.extractors.base import fault
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
@@ -182,7 +183,10 @@ def _item_of(
     if too_long := error_if_too_long(len(samples), source.sample_rate * speed, config.max_seconds):
         raise too_long
     with errors_of(config.extractor, [decoded.utterance.id]):
-        if config.extractor.num_frames(len(waveform)) <= 0:
+        num_frames = config.extractor.num_frames(len(waveform))
+        if not hasattr(num_frames, "__index__"):
+            raise fault(config.extractor, f"num_frames returned {num_frames!r}: no whole number")
+        if num_frames <= 0:
             too_few = (
                 f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
             )

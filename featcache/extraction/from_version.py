@@ -27,6 +27,7 @@ from featcache.extraction.features import (
 )
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.extractors.base import require_tensor
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
@@ -166,15 +167,20 @@ class SourceVersion:
         return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
 
 
-def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> list[ClipFeatures]:
+def _from_features(
+    config: BuiltConfig, stored: Sequence[StoredUtterance]
+) -> list[ClipFeatures | AudioError]:
     """What the config makes of the features of each utterance. Raises AudioError if one
     gives none."""
     device = config.device
     features = [one.features for one in stored]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        made = torch.split(config.extractor.from_features(frames), [len(one) for one in features])
-        return download(made, config.spec, device, quantizes=False)
+        made = config.extractor.from_features(frames)
+        shape = len(frames), *config.extractor.spec.item_shape
+        require_tensor(config.extractor, "from_features", made, shape)
+        clips = torch.split(made, [len(one) for one in features])
+        return download(config.extractor, clips, config.spec, device, quantizes=False)
 
 
 def find_source(

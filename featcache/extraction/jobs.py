@@ -7,14 +7,14 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from featcache.audio.members import copy_of
 from featcache.device import Device
-from featcache.errors import Reason
+from featcache.errors import Reason, listing
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
 from featcache.extraction.from_version import SourceVersion
@@ -142,6 +142,9 @@ class RunControl:
     done: Callable[[DoneTask], None] = lambda _: None
     """Called for each task whose shards have been committed, from any thread, by one at a
     time."""
+    unproven: Set[str] = frozenset()
+    """The names of versions that hold nothing yet, while no `max_failures` is given: if
+    their configs refuse all of the first utterances, they are at fault."""
     leaves_unread: bool = False
     """Whether utterances whose file this machine cannot read are left to whoever has
     dealt out the tasks: another machine may have the file, and then they have not
@@ -156,8 +159,15 @@ class RunControl:
     def check(self, is_end: bool = False) -> None:
         """Stop if an extractor keeps raising, or a version has too many failures;
         `is_end` if nothing more follows."""
-        for counts in self.progress.versions.values():
+        refused = self.progress.failures.keys() <= _OF_CONFIG
+        for name, counts in self.progress.versions.items():
             tried = counts.failed + counts.extracted
+            if name in self.unproven and refused and tried == counts.failed >= _REFUSED_FIRST:
+                reasons = listing(sorted(self.progress.failures))
+                self.give_up(
+                    f"{name}: all of the first {tried:,} utterances failed: {reasons}: does the "
+                    "config suit this audio? --max-failures 100% tries all of them"
+                )
             if self.max_failures and (
                 fault := self.max_failures.fault(counts.failed, tried, is_end)
             ):
@@ -166,9 +176,33 @@ class RunControl:
             self.stop.set()
 
 
-_MOST_RAISED_FIRST, _MOST_RAISED_IN_A_ROW = 5, 20
-"""Utterances in a row at which an extractor may raise exceptions: the first ones of a
-version, and later ones."""
+_MOST_FIRST, _MOST_IN_A_ROW = 5, 20
+"""Utterances in a row that an extractor may fail: the first ones of a version, and by
+exceptions later ones."""
+
+_REMEDIES = {
+    Reason.EXTRACTOR_ERROR: ("raised exceptions at", "mend it"),
+    Reason.NON_FINITE_FEATURES: (
+        "gave no finite features for",
+        "change the config, or check the weights",
+    ),
+}
+"""What to say of failures that are the extractor's, and what to do about them."""
+
+_REFUSED_FIRST = 100
+"""Utterances in a row at the beginning of a version that its config may refuse."""
+
+_OF_CONFIG = {
+    Reason.NO_SUCH_CHANNEL,
+    Reason.RATE_REFUSED,
+    Reason.TOO_SHORT,
+    Reason.TOO_LONG,
+    Reason.NON_FINITE_FEATURES,
+    Reason.EXTRACTOR_REFUSED,
+    Reason.EXTRACTOR_ERROR,
+    Reason.OUT_OF_MEMORY,
+}
+"""Reasons that may be the fault of the config: other audio would not help."""
 
 
 @dataclass(eq=False)
@@ -184,9 +218,8 @@ class VersionJob:
     """What the run records in the version; and the failure ledger."""
     has_extracted: bool = False
     """Whether the extractor is known to have extracted anything, in this run or before it."""
-    _raised_in_a_row: int = 0
-    """Utterances at which the extractor has raised an exception since it has extracted
-    any."""
+    _in_a_row: Counter[str] = field(default_factory=Counter)
+    """Utterances that have failed since the extractor has extracted any, by reason."""
 
     @property
     def name(self) -> str:
@@ -215,27 +248,25 @@ class VersionJob:
         return done
 
     def _fault(self, extracted: Extracted) -> str:
-        """That the extractor has raised exceptions again and again, also at this part;
-        empty if it has not."""
+        """That the extractor has failed again and again, also at this part; empty if it
+        has not."""
         if extracted.items:
-            self._raised_in_a_row, self.has_extracted = 0, True
+            self._in_a_row.clear()
+            self.has_extracted = True
             return ""
-        raised = [
-            failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR
-        ]
-        self._raised_in_a_row += len(raised)
-        most = _MOST_RAISED_IN_A_ROW if self.has_extracted else _MOST_RAISED_FIRST
-        if not raised or self._raised_in_a_row < most:
-            return ""
-        what = (
-            f"raised exceptions at {self._raised_in_a_row:,} utterances in a row, the last "
-            f"one {raised[-1].id}"
-        )
-        extractor = type(self.built.extractor).__name__
-        return (
-            f"{self.name}: {extractor} {what}: {raised[-1].message}; mend it, and run with "
-            "--retry-failed"
-        )
+        self._in_a_row.update(failure.reason for failure in extracted.failures)
+        for last in reversed(extracted.failures):
+            count = self._in_a_row[last.reason]
+            is_first = not self.has_extracted and count >= _MOST_FIRST
+            is_raising = last.reason == Reason.EXTRACTOR_ERROR and count >= _MOST_IN_A_ROW
+            if last.reason in _REMEDIES and (is_first or is_raising):
+                did, remedy = _REMEDIES[Reason(last.reason)]
+                extractor = type(self.built.extractor).__name__
+                return (
+                    f"{self.name}: {extractor} {did} {count:,} utterances in a row, the last one "
+                    f"{last.id}: {last.message}; {remedy}, and run with --retry-failed"
+                )
+        return ""
 
     @cached_property
     def made_by(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from featcache.device import Device
-from featcache.errors import AudioError, ConfigError, ExtractorError, listing, percent
+from featcache.errors import AudioError, ConfigError, listing, percent
 from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
@@ -30,8 +30,8 @@ from featcache.extraction.features import (
     until_it_fits,
 )
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import Batching
-from featcache.extractors.rows import Piece, RowExtractor
+from featcache.extractors.base import Batching, fault, require_tensor
+from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.format.shard import Item
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
@@ -247,7 +247,7 @@ def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioEr
 
 def _compute_batch(
     rows: Sequence[Row], count: int, device: Device, alone: bool
-) -> list[ClipFeatures]:
+) -> list[ClipFeatures | AudioError]:
     """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips
     cannot be extracted."""
     extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
@@ -255,19 +255,11 @@ def _compute_batch(
         encoded = extractor.run(
             *device.upload_rows([row.waveform for row in rows], count, rows[0].padded_length)
         )
-        made = encoded.features.shape[1]
-        for row in rows:
-            if made < row.frames.stop:
-                what = (
-                    f"{made} frames for a row of {len(row.waveform)} samples; its "
-                    f"num_frames says {row.frames.stop}"
-                )
-                raise ExtractorError(f"{type(extractor).__name__} returned {what}")
+        _require_rows(extractor, encoded, rows, count)
         # Pieces of clips are quantised by `PendingRows`, once all are there.
         quantizes = spec.is_quantized and all(row.is_whole for row in rows)
-        clips = download(
-            [encoded.features[i, row.frames] for i, row in enumerate(rows)], spec, device, quantizes
-        )
+        features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
+        clips = download(extractor, features, spec, device, quantizes)
         names = [side.name for side in extractor.spec.side]
         side = {
             name: device.download(encoded.side[name][: len(rows)].contiguous()) for name in names
@@ -275,9 +267,26 @@ def _compute_batch(
     # Copies, because views would keep all of the batch in memory.
     sides = [{name: array[i].copy() for name, array in side.items()} for i in range(len(clips))]
     return [
-        ClipFeatures(clip.features.copy(), {**clip.side, **own})
+        clip
+        if isinstance(clip, AudioError)
+        else ClipFeatures(clip.features.copy(), {**clip.side, **own})
         for clip, own in zip(clips, sides, strict=True)
     ]
+
+
+def _require_rows(
+    extractor: RowExtractor[Params], encoded: object, rows: Sequence[Row], count: int
+) -> None:
+    """Raise ExtractorError unless `encode` has returned `count` rows, as long as these are."""
+    if not isinstance(encoded, Rows):
+        raise fault(extractor, f"encode returned {type(encoded).__name__}, and not Rows")
+    made = getattr(encoded.features, "shape", ())[1:2]
+    frames = max([*made, *(row.frames.stop for row in rows)])
+    shape = count, frames, *extractor.spec.item_shape
+    require_tensor(extractor, "encode", encoded.features, shape)
+    for side in extractor.spec.side:
+        if side.name not in encoded.side:
+            raise fault(extractor, f"encode returned no side array {side.name}")
 
 
 # How a run puts rows together: as the extractor declares, unless a probe of the device

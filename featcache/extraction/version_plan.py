@@ -29,6 +29,7 @@ from featcache.errors import (
 from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
+from featcache.extractors.base import blamed_on
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioSource, Command
@@ -68,8 +69,9 @@ class BuiltConfig:
         extractor."""
         self.device.configure_torch()
         extractor = self.config.build(self.device.torch_device)
-        _refuse_dtype(self.config, extractor.spec)
-        extractor.check_audio(self.config.audio.model_dump())
+        with blamed_on(type(extractor)):
+            _refuse_dtype(self.config, extractor.spec)
+            extractor.check_audio(self.config.audio.model_dump())
         return extractor
 
     @property

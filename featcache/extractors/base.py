@@ -5,18 +5,29 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import json
 import os
+import sys
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
+import msgspec
+from pydantic import (
+    AfterValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+)
 
-from featcache.errors import ConfigError, ExtractorError
+from featcache.errors import ConfigError, ExtractorError, FeatcacheError, listing
 from featcache.sections import Section
 from featcache.spec import FeatureSpec
 from featcache.trust import remote_code_is_allowed
@@ -117,6 +128,8 @@ class Extractor(ABC, Generic[P]):
     revision: ClassVar[int]
     """A number that goes up whenever a change to the code changes values; it is part of
     the fingerprint."""
+    batchings: ClassVar[tuple[str, ...]] = get_args(Batching)
+    """What `batching` may be."""
     batching: Batching
     """How clips may be batched: see above."""
     chosen_batching: Batching | None = None
@@ -222,20 +235,104 @@ def find(name: str) -> type[Extractor[Params]]:
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (
-        ImportError,
-        AttributeError,
-        ValueError,
-        TypeError,
-    ) as error:  # the last two: ":Class", ".module:Class"
+    except (Exception, SystemExit) as error:  # also of ":Class" and ".module:Class"
         is_absent = (
             isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
         )
         hint = "; put the folder of your own module on PYTHONPATH" if is_absent else ""
-        raise ConfigError(f"extractor: {path} cannot be imported: {error}{hint}") from error
+        raise ConfigError(
+            f"extractor: {path} cannot be imported: {describe_raised(error)}{hint}"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Extractor)):
         raise ConfigError(f"extractor: {path} is not a featcache.extractors.Extractor")
+    if lacking := [name for name in ("Params", "revision") if not hasattr(found, name)]:
+        raise ConfigError(f"extractor: {fault(found, _lacks(lacking))}")
+    params: object = found.Params
+    if not (isinstance(params, type) and issubclass(params, Params)):
+        what = "Params does not inherit from featcache.extractors.Params"
+        raise ConfigError(f"extractor: {fault(found, what)}")
     return found
+
+
+def build(
+    kind: type[Extractor[P]], params: P, sample_rate: int, device: torch.device
+) -> Extractor[P]:
+    """Build an extractor, and check what it says of itself. Raises what its `__init__`
+    may raise; ExtractorError for whatever else is wrong."""
+    if kind.__abstractmethods__:
+        raise fault(kind, _lacks(sorted(kind.__abstractmethods__)))
+    with blamed_on(kind):
+        extractor = kind(params, sample_rate, device)
+        bases = [base for base in kind.__mro__ if base.__module__.startswith("featcache.")]
+        names = [name for base in bases for name in inspect.get_annotations(base)]
+        lacking = [name for name in names if name[0] != "_" and not hasattr(extractor, name)]
+        if lacking:
+            raise fault(kind, _lacks(lacking))
+        if extractor.batching not in kind.batchings:
+            choices = listing(kind.batchings)
+            raise fault(kind, f"batching is {extractor.batching!r}: choose from {choices}")
+        msgspec.convert(msgspec.to_builtins(extractor.spec), FeatureSpec)
+    return extractor
+
+
+# Mistakes in an extractor
+
+
+def fault(extractor: object, what: str) -> ExtractorError:
+    """The error about an extractor, or its class, that names the class and its file."""
+    kind = extractor if isinstance(extractor, type) else type(extractor)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", kind.__module__)
+    return ExtractorError(f"{kind.__name__} ({file}): {what}")
+
+
+def _lacks(names: Sequence[str]) -> str:
+    return f"lacks {listing(names)}: see docs/extractors.md, Your own"
+
+
+def require_tensor(
+    extractor: Extractor[Any], method: str, returned: object, shape: Sequence[int]
+) -> None:
+    """Raise ExtractorError unless a method has returned a tensor of that shape."""
+    import torch
+
+    what = type(returned).__name__
+    if isinstance(returned, torch.Tensor):
+        if returned.shape == tuple(shape):
+            return
+        what = f"a tensor {[*returned.shape]}"
+    wanted = f"its num_frames and spec say a tensor {[*shape]}"
+    raise fault(extractor, f"{method} returned {what}; {wanted}")
+
+
+_NOT_ITS_OWN = ("featcache", "torch", "contextlib", "importlib")
+"""Packages whose frames do not tell where in an extractor an exception was raised."""
+
+
+def describe_raised(error: BaseException) -> str:
+    """An exception in one line, with the line of the extractor's code that raised it."""
+    own = [
+        frame
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_ITS_OWN
+    ]
+    where = ""
+    if own:
+        path = "/".join(Path(own[-1].f_code.co_filename).parts[-2:])
+        where = f" ({path}:{own[-1].f_lineno}, in {own[-1].f_code.co_name})"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{message and ': '}{message}{where}"
+
+
+@contextmanager
+def blamed_on(kind: type) -> Iterator[None]:
+    """Turn what somebody's class raises into an ExtractorError. Errors of featcache, faults
+    of parameters, and memory that runs out stay what they are."""
+    try:
+        yield
+    except (FeatcacheError, ValidationError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise fault(kind, describe_raised(error)) from error
 
 
 def require_registered(name: str) -> None:
@@ -268,7 +365,8 @@ def fingerprint(config: Mapping[str, Any]) -> str:
 
     Raises ConfigError if there is no such extractor or its weights cannot be loaded;
     ValidationError for parameters."""
-    return _hash(_deciding(config))
+    with blamed_on(find(config["extractor"])):
+        return _hash(_deciding(config))
 
 
 def revision_of(config: Mapping[str, Any], wanted: str) -> int | None:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from featcache.extractors.base import Clip, Extractor, P
+from featcache.extractors.base import Clip, Extractor, P, require_tensor
 
 BLOCK_ROWS = {"cpu": 640, "cuda": 8192}
 """Rows of a block, by the type of the device. On a CPU, 640 rows keep a block's
@@ -95,12 +95,19 @@ class FrameExtractor(Extractor[P]):
         features = clips[0].waveform.new_empty((total, *self.spec.item_shape))
         done = 0
         for block, used in self._blocks(clips, rows):
-            features[done : done + used] = self.compute(block)[:used]
+            features[done : done + used] = self._computed(block)[:used]
             done += used
         items = list(features.split_with_sizes(num_frames))
         for item in items:
             self.finish(item)
         return items
+
+    def _computed(self, block: torch.Tensor) -> torch.Tensor:
+        """What `compute` returns, which must be of the right shape: it would be broadcast."""
+        rows = len(block)
+        features = self.compute(block)
+        require_tensor(self, "compute", features, (rows, *self.spec.item_shape))
+        return features
 
     @cached_property
     def _short_blocks_are_exact(self) -> bool:
@@ -113,7 +120,7 @@ class FrameExtractor(Extractor[P]):
         )
 
         def computed(frames: torch.Tensor) -> torch.Tensor:
-            return self.compute(aligned_rows(noise, *frames.shape).copy_(frames))
+            return self._computed(aligned_rows(noise, *frames.shape).copy_(frames))
 
         parts = [computed(part) for part in torch.split(noise, SHORT_BLOCK_ROWS)]
         return torch.equal(torch.cat(parts), computed(noise))
@@ -125,8 +132,8 @@ class FrameExtractor(Extractor[P]):
         used = 0
         for clip in clips:
             frames = self.frames(clip)
-            # len() of a tensor takes as long as a slice
-            num_frames, done = frames.shape[0], 0
+            num_frames, done = self.num_frames(len(clip.waveform)), 0
+            require_tensor(self, "frames", frames, (num_frames, self.spec.frame_length))
             while done < num_frames:
                 more = min(num_frames - done, rows - used)
                 block[used : used + more] = frames[done : done + more]

@@ -79,6 +79,7 @@ class RowExtractor(Extractor[P]):
     `C` channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q`
     codebooks. Tensors' names may end in their shape: `hidden_RFD`."""
 
+    batchings = ("padded", "equal_length", "single")
     batching: Batching = "padded"
     """The loosest batching that the extractor declares to be safe; see `chosen_batching`."""
     granularity: int

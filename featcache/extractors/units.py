@@ -27,6 +27,7 @@ from featcache.extractors.base import (
     Extractor,
     LocalPath,
     Params,
+    build,
     find,
     fingerprint,
     require_registered,
@@ -74,7 +75,8 @@ class Units(RowExtractor[UnitsParams]):
         self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         extractor = find(config["extractor"])
-        source = extractor(extractor.Params.model_validate(config["params"]), sample_rate, device)
+        source_params = extractor.Params.model_validate(config["params"])
+        source = build(extractor, source_params, sample_rate, device)
         self._source = source if isinstance(source, RowExtractor) else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])

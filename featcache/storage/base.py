@@ -7,18 +7,19 @@ bytes."""
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError
+from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 
 Buffer = bytes | bytearray | memoryview
@@ -29,6 +30,8 @@ MARK = "zarr.json"
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
+_log = logging.getLogger(__name__)
+_untidy: set[Location] = set()
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
@@ -142,6 +145,18 @@ def open_store(location: Location) -> Store:
     from featcache.storage.bucket import Bucket
 
     return Bucket(location)
+
+
+@contextmanager
+def tidying(store: Location) -> Iterator[None]:
+    """Within, what nothing depends on is removed. Where that fails, it stays, which is
+    said once a store."""
+    try:
+        yield
+    except StoreError as error:
+        if store not in _untidy:
+            _untidy.add(store)
+            _log.info("%s: what could be removed stays, and nothing depends on it", error)
 
 
 def checked_key(key: str) -> str:

@@ -37,6 +37,7 @@ from featcache.storage.base import (
     require_at_most,
     require_size,
     require_within,
+    tidying,
 )
 from featcache.storage.clients import asked
 from featcache.storage.files import map_file
@@ -213,7 +214,8 @@ class Bucket:
                 self.put(f"{folder}/{MARK}", files[MARK])
             lacking = self._lacking(files, folder)
             if not lacking:
-                self._delete([note])
+                with tidying(self.location):
+                    self._delete([note])
                 return
         raise StoreError(
             f"{self._place(folder)}: somebody removes what is written of it: run the same "
@@ -269,12 +271,13 @@ class Bucket:
         now, left = self._now(), []
         for folder, notes in written.items():
             if now - max(notes.values()) > _DAY_SECONDS:
-                if not self.exists(f"{folder}/{MARK}"):
-                    left.append(folder)
-                    if remove:
+                is_left = not self.exists(f"{folder}/{MARK}")
+                left += [folder] if is_left else []
+                with tidying(self.location):
+                    if remove and is_left:
                         self.remove(folder)
-                if remove:
-                    self._delete([*notes])
+                    if remove:
+                        self._delete([*notes])
         return left
 
     def _now(self) -> float:
@@ -286,7 +289,8 @@ class Bucket:
             entry = asked(self.location / key, lambda connection, path: connection.head(path))
             return float(entry["last_modified"].timestamp())
         finally:
-            self._delete([key])
+            with tidying(self.location):
+                self._delete([key])
 
     @property
     def desk(self) -> Path:

@@ -112,6 +112,9 @@ class Directory:
                     return not key or next(entries, None) is not None
             except NotADirectoryError:
                 return os.path.lexists(path)
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # a link that leads nowhere, as others do
+                    raise
         return False
 
     def names(self, folder: str) -> list[str]:

@@ -23,7 +23,7 @@ from featcache.errors import DamagedError, FeatcacheError, StoreError
 from featcache.format.documents import Count, Hash, decoder_of
 from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
 from featcache.format.shard import Shard
-from featcache.storage.base import in_parallel
+from featcache.storage.base import in_parallel, tidying
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
 
@@ -367,7 +367,8 @@ def write_index(index: Index, version: Version) -> None:
     )
     document = {"fingerprint": version.info.fingerprint, **told}
     _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")
-    store.remove(f"index/{name}")
+    if store.exists(f"index/{name}"):  # then it is damaged
+        store.remove(f"index/{name}")
     store.publish(files, f"index/{name}")
     if version.shards is None:  # else it is no later one
         forget_indexes(version, index)
@@ -383,5 +384,6 @@ def forget_indexes(version: Version, latest: Index) -> None:
         with suppress(StoreError):
             staying.add(index_name(version, read_tag(version, tag).shards))
     others = [name for name, _ in _by_size(version, {*latest.shards}) if name not in staying]
-    for name in others[: 1 - _KEPT]:
-        version.store.remove(f"index/{name}")
+    with tidying(version.path):
+        for name in others[: 1 - _KEPT]:
+            version.store.remove(f"index/{name}")

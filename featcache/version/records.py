@@ -23,8 +23,9 @@ from featcache.manifest.utterances import Manifest
 from featcache.storage.base import Store
 from featcache.strings import Strings
 from featcache.version.index import open_index
-from featcache.version.ledger import Failure, put_failures, standing_failures
+from featcache.version.ledger import Failure, put_failures
 from featcache.version.version import Version
+from featcache.version.wanted import wanted_failures
 
 _TIME = "%Y%m%dT%H%M%S.%f"
 
@@ -105,7 +106,7 @@ def failures_as_manifest(version: Version) -> Manifest:
     """A version's standing failures, as rows with the columns `reason` and `message`; a
     copy's are of its utterance."""
     copies = copies_of(version.info.config)
-    failures = standing_failures(version, open_index(version))
+    failures = wanted_failures(version, open_index(version))
     rows = {
         id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()
     }

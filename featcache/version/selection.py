@@ -30,9 +30,15 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
     As in a cache, the last part of the path may be a config's name: `corpus/fbank80`."""
     if is_corpus(location):
         return location, ""
-    if is_corpus(location.parent) and not open_store(location.parent).exists(location.name):
-        return location.parent, location.name
+    parent = location.parent
+    if is_corpus(parent) and not (open_store(location).exists("") or _is_part(location)):
+        return parent, location.name
     return None
+
+
+def _is_part(location: Location) -> bool:
+    """Whether a corpus lists a part at a location."""
+    return f"{location.name}.json" in open_store(location.parent).names(PARTS)
 
 
 def version_folders(path: Location, *, of_one_name: bool = False) -> list[Location]:
@@ -91,10 +97,24 @@ def _is_version(path: Location) -> bool:
 def _named(cache: Location, name: str) -> list[Location]:
     """The folders of the versions in the cache whose config is called `name`; there are
     some."""
-    there = version_names(cache)
+    there, faults = list[str](), dict[str, StoreError]()
+    for folder in open_store(cache).names(""):
+        try:
+            there += [folder] if _is_version(cache / folder) else []
+        except StoreError as error:
+            faults[folder] = error
     named = [cache / folder for folder in there if _name_of(cache / folder) == name]
     if not named:
+        for part in (cache, cache / name):
+            if _is_part(part) and not open_store(part).exists(""):
+                raise StoreError(
+                    f"{part}: nothing of this part of the corpus is there: `featcache extract` "
+                    "with its manifest extracts it"
+                )
         _refuse_corpus(cache)
+        for folder, fault in faults.items():
+            if folder.startswith(name):  # what others are has nothing to do with it
+                raise fault
         hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
         if split_tag(cache / name)[1] is not None:
             hint = ": this takes a version, and no tag"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Annotated
 
 import msgspec
@@ -22,9 +23,16 @@ from xxhash import xxh3_64_hexdigest
 
 from featcache.errors import DamagedError, counted, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
-from featcache.storage.base import as_bytes
+from featcache.storage.base import as_bytes, tidying
 from featcache.version.index import Index
-from featcache.version.ledger import Failure, by_row, read_failures, standing
+from featcache.version.ledger import (
+    Failure,
+    by_id,
+    by_row,
+    failures_by_row,
+    read_failures,
+    standing,
+)
 from featcache.version.version import Version
 
 _FIRST_LINE_BYTES = 4096
@@ -137,8 +145,9 @@ class Wanted:
         forgotten = max([self.forgotten, *(other.forgotten for other in others)])
         kept = replace(self, instead_of=instead_of, forgotten=forgotten)
         version.store.put(f"wanted/{self.name}", kept.encode())
-        for name in {other.name for other in others} - {self.name}:
-            version.store.remove(f"wanted/{name}")
+        with tidying(version.path):
+            for name in {other.name for other in others} - {self.name}:
+                version.store.remove(f"wanted/{name}")
 
     def encode(self) -> bytes:
         """Its file."""
@@ -230,6 +239,23 @@ def find_missing(
                     is_missing[place] = True
             numbers = numbers[is_missing]
         yield one, numbers, failed
+
+
+def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
+    """The failures that stand, by id, of rows that manifests still want; all of them,
+    where it cannot be read what manifests want."""
+    failures, damaged = failures_by_row(version, index), list[str]()
+    if not failures or not version.store.names("wanted"):
+        return by_id(failures)
+    ids, rows = np.array([*failures], np.uint64).T
+    is_wanted = np.zeros(len(failures), bool)
+    for one in read_all_wanted(version, damaged):
+        at = one.find(ids)
+        found = np.flatnonzero(at >= 0)
+        is_wanted[found] |= one.rows[1][at[found]] == rows[found]
+    if damaged:
+        return by_id(failures)
+    return by_id(dict(compress(failures.items(), is_wanted)))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 code 2, nothing written."""
 
 import os
+import re
 from pathlib import Path
 
 import click
@@ -78,6 +79,53 @@ def test_paths_that_cannot_be_are_refused(cli, scratch, paths, command, message)
         f"{message.format(**paths)}\n"
     )
     assert listed(scratch) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "extract {manifest} -o {place}",
+        "extract {manifest} -o {place}/deeper",
+        "probe fbank80 {manifest} -o {place}",
+        "copy {cache} {place}",
+        "stats {cache} -o {place}",
+        "fit-kmeans {cache} -k 2 -o {place}",
+        "manifest {manifest} -o {place} --to csv",
+    ],
+)
+@pytest.mark.parametrize("folder", ["/proc", "/dev/null"])
+def test_a_place_where_nothing_can_be_made_is_refused_before_the_work(
+    cli, paths, features, command, folder
+):
+    """Also for root, who may do everything."""
+    make_version(paths["cache"], features)
+    said = cli.refused(*command.format(**paths, place=f"{folder}/x").split(), code=1)
+    assert re.fullmatch(f"featcache: {folder}/x.*: cannot be written: .* {folder}.*\n", said)
+    assert "zarr.json" not in said
+
+
+def options_that_count_once():
+    """The words of a command that gives an option twice, for each that takes one value."""
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        for option in main.get_command(context, name).params:
+            if isinstance(option, click.Option) and not option.multiple and not option.is_flag:
+                yield name, option.opts[0]
+
+
+@pytest.mark.parametrize(("command", "option"), [*options_that_count_once()], ids=str)
+def test_no_option_is_given_twice(command, option):
+    """click would take the last, and `prune --manifest` remove what the first one has."""
+    arguments = [f"{option}=1", f"{option}=2"] if option.startswith("--") else [option, "1"] * 2
+    said = run_here(command, "x", *arguments, code=2)
+    assert said == f"featcache: {option}: it is given twice\n"
+
+
+def test_flags_may_be_given_twice_unless_they_may_contradict(scratch, features):
+    make_version(scratch / "cache", features)
+    run_here("verify", scratch / "cache", "--json", "--json")
+    said = run_here("verify", scratch / "cache", "--data", "--no-data", code=2)
+    assert said == "featcache: --data: it is given twice\n"
 
 
 def path_parameters():
@@ -219,8 +267,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, 
         name, scratch / "cache", *options, "-o", folder / "x", powerless=True, code=1
     )
     assert (
-        said == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be "
-        "written\n"
+        said == f"featcache: {folder / 'x'}: cannot be written: nothing can be made in "
+        f"{folder}: Permission denied\n"
     )
 
 

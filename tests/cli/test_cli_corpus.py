@@ -10,7 +10,7 @@ from damage import CHUNKS, flip
 
 import featcache
 from featcache.manifest.read import read_manifest
-from featcache.version.corpus import read_parts
+from featcache.version.corpus import Part, put_part, read_parts
 
 UNCHANGED = dict.fromkeys(("p0", "p1", "p2"))
 """What was extracted where nothing had changed."""
@@ -290,3 +290,51 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, corpus, extract, scrat
     metadata.write_bytes(whole)
     (corpus / "parts" / "p1.json").unlink()
     assert extracted(extract("--json")) == {"p0": None, "p1": 0, "p2": None}
+
+
+def test_a_part_that_was_not_begun_is_said_to_be(cli, audio, corpus, extract):
+    """As after a kill in the first part: nothing is known of any part, and the others
+    have no folder."""
+    manifests = audio.folder / "p*.csv"
+    extract().with_code(0)
+    for part in read_parts(corpus):
+        put_part(corpus, Part(part.name, part.manifest))
+    shutil.rmtree(corpus / "p1")
+    told = f"{corpus / 'p1'}: nothing of this part of the corpus is there: `featcache extract`"
+    for command in (
+        *(["info"], ["ls"], ["verify"], ["index"], ["prune", "--yes"]),
+        *(["why", manifests], ["repair", "--manifest", manifests]),
+    ):
+        name, *options = command
+        assert f"featcache: {told}" in cli(name, corpus, *options).with_code(1).err
+    for path in (corpus / "p1", corpus / "p1" / "fbank80"):
+        assert cli.refused("info", path, code=1).startswith(f"featcache: {told}")
+    assert "is a corpus" not in cli("info", corpus / "p0" / "nothing").with_code(1).err
+
+
+def test_statistics_of_a_part_of_a_corpus_are_no_success(cli, corpus, extract):
+    extract().with_code(0)
+    whole = cli("stats", corpus, "--json").with_code(0).json()
+    shutil.rmtree(corpus / "p1")
+    some = cli("stats", corpus, "--json").with_code(1)
+    assert (whole["utterances"], some.json()["utterances"]) == (12, 8)
+    assert "the folder of its part p1 is not there" in some.err
+
+
+@pytest.mark.parametrize("ending", [["prune", "--yes"], []])
+def test_a_part_with_a_failure_is_unchanged_whatever_was_done_to_it(
+    cli, audio, corpus, extract, ending
+):
+    """A prune records a run without a root; of what failed once and does not any more,
+    nothing is asked."""
+    sound = (audio.folder / "05.wav").read_bytes()
+    for name in ("01.wav", "05.wav", "06.wav"):
+        (audio.folder / name).write_bytes(b"no audio")
+    extract("--json").with_code(3)
+    (audio.folder / "05.wav").write_bytes(sound)
+    assert extracted(extract("--json").with_code(3)) == {"p0": None, "p1": 1, "p2": None}
+    if ending:
+        name, *options = ending
+        cli(name, corpus, *options).with_code(0)
+    extract().with_code(3)
+    assert extracted(extract("--json").with_code(3)) == UNCHANGED

@@ -73,6 +73,7 @@ COMMANDS = {
     "stats": "stats {cache} --manifest {there} --by path",
     "index": "index {cache}",
     "copy": "copy {cache} {home}/copy",
+    "copy --dry-run": "copy {cache} {home}/no-copy --dry-run",
     "manifest": "manifest {gone} -o {home}/manifest.jsonl",
     "probe": "probe fbank80 {new} -o {cache}",
     "fit-kmeans": "fit-kmeans {cache} -k 2 -o {home}/units.safetensors",

@@ -22,9 +22,9 @@ def failing(plain, numbers, name="failing.csv", copies=1):
 
 @pytest.fixture
 def extract(cli, slow_config, scratch):
-    def run(manifest, *options):
+    def run(manifest, *options, to="c"):
         one_each = ("--shard-size", "0.0003", "--threads", 1)
-        return cli("extract", manifest, "-c", slow_config, "-o", scratch / "c", *one_each, *options)
+        return cli("extract", manifest, "-c", slow_config, "-o", scratch / to, *one_each, *options)
 
     return run
 
@@ -62,13 +62,9 @@ def test_a_share_is_judged_when_enough_were_tried_and_at_the_end(extract, plain,
     """The first utterance of twelve fails, which is a hundred percent of one: the run
     goes on to its end."""
     assert extract(failing(plain, {0}), "--max-failures", "10%").code == 3
-    ended = extract(
-        failing(plain, {12, 13}, "more.csv", copies=2), "--max-failures", "10%", "-o", scratch / "d"
-    )
+    ended = extract(failing(plain, {12, 13}, "more.csv", copies=2), "--max-failures", "10%", to="d")
     assert (ended.code, ended.out.count("stopped")) == (3, 0)
-    ended = extract(
-        failing(plain, {0, 1}), "--max-failures", "10%", "--json", "-o", scratch / "e"
-    ).with_code(1)
+    ended = extract(failing(plain, {0, 1}), "--max-failures", "10%", "--json", to="e").with_code(1)
     assert (
         "2 of the 12 utterances that were tried have failed, "
         "and --max-failures allows 10%" in last_line(ended)

@@ -52,6 +52,22 @@ def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
     assert "has no tag paper" in run("rm", cache / "fbank80@paper", "--yes", code=1)
 
 
+def test_hours_are_those_of_what_counts(version):
+    """Of a shard in which all items count, nothing is read."""
+    items = sum(version.shard(name).info.items for name in version.shard_names())
+    seconds = sum(version.shard(name).info.seconds for name in version.shard_names())
+    tables = [version.shard(name).table for name in version.shard_names()]
+    samples = {}
+    for table in sorted(tables, key=lambda table: int(table["generation"].max())):
+        samples |= zip(table["id_hash"].tolist(), table["num_samples"].tolist(), strict=True)
+    counted = sum(samples.values()) / version.info.spec.sample_rate
+    assert (items, len(samples)) == (8, 6)
+    assert counted < seconds
+    for command in ("ls", "info"):
+        (told,) = json.loads(run(command, version.path.parent, "--json"))["versions"]
+        assert told["audio_seconds"] == round(counted, 3)
+
+
 def test_of_two_versions_of_a_name_the_tag_of_one_is_removed(tmp_path):
     old, new = (
         make_version(tmp_path, make_features(3), params={"low_freq": hertz})

@@ -44,6 +44,7 @@ def causes(cli, corpus, cache, *options):
 def test_it_says_which_keys_make_a_config_another_version(cli, cache):
     (name,) = (path.name for path in cache.iterdir() if path.name.startswith("fbank80"))
     assert cli("why", cache, "-c", "fbank80").out == f"{cache}/{name}: the version of this config\n"
+    assert cli("why", cache).out == cli("why", cache, "-c", "fbank80").out  # as for `extract`
     changes = ("--set", "params.low_freq=0", "--set", "audio.max_seconds=9")
     first, second = cli("why", cache / "fbank80", "-c", "fbank80", *changes).out.splitlines()
     assert first.startswith("fbank80-")

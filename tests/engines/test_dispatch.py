@@ -162,7 +162,7 @@ def test_where_nothing_lives_long_the_run_fails(run, scratch):
             ExtractorError, match=r"worker 1, worker 2: processes ended again and again.*SIGBUS"
         ):
             run(team, shard_megabytes=size)
-        assert ledger(scratch / "cache") == {}
+        assert [*(scratch / "cache").iterdir()] == []  # not even a version
 
 
 def test_nobody_waits_for_a_worker_that_never_begins(run, scratch, whole):
@@ -224,8 +224,7 @@ def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
     refusal = r"has none of 12 audio files, such as /no/such/.*share"
     with pytest.raises(ManifestError, match=refusal):
         run(Elsewhere(Path("/no/such")))
-    version = only_version(scratch / "cache")
-    assert (ledger(scratch / "cache"), version.shard_names()) == ({}, [])
+    assert [*(scratch / "cache").iterdir()] == []
 
 
 def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain, scratch, whole):

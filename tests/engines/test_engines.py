@@ -132,22 +132,16 @@ def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
     utterance's shard exceeds."""
     corpus = plain.copy(scratch / "corpus")
     corpus.record("long", "long.wav", speech(5.0), duration=5.0)
-    job = (
-        "extract",
-        corpus.manifest(),
-        "-o",
-        scratch / "c",
-        "--shard-size",
-        "0.01",
-        "--threads",
-        1,
-    )
+    job = ("extract", corpus.manifest(), "--shard-size", "0.01", "--threads", 1, "-o")
     assert_one_line(
-        cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "run again"
+        cli(*job, scratch / "c", limits={"FSIZE": 30_000}),
+        "cannot be written",
+        "File too large",
+        "run again",
     )
     assert len(items(scratch / "c")) > 3
-    assert cli(*job).code == 0
-    assert cli(*job, "-o", scratch / "fresh").code == 0
+    assert cli(*job, scratch / "c").code == 0
+    assert cli(*job, scratch / "fresh").code == 0
     assert chunk_files(scratch / "c") == chunk_files(scratch / "fresh")
 
 

@@ -230,6 +230,22 @@ def test_a_lowered_bound_of_rates_lets_in_what_it_kept_out_where_resampling_is_f
         assert (extracted(made), made.json()["versions"][0]["failed"]) == (added, failed)
 
 
+def test_a_failure_of_a_row_that_nobody_wants_counts_no_more(cli, plain, scratch):
+    rows = [*plain.rows[:3], {"id": "gone", "path": "nowhere.wav"}]
+    job = ("extract", "-o", scratch / "c", "--root", plain.folder)
+    manifest = plain.manifest(rows, "dropped.csv")
+    cli(*job, manifest).with_code(3)
+    cli("verify", scratch / "c").with_code(3)
+    plain.manifest(rows[:3], "dropped.csv")
+    cli(*job, manifest).with_code(0)
+    assert "ledger" not in cli("verify", scratch / "c").with_code(0).out
+    (told,) = cli("info", scratch / "c", "--json").json()["versions"]
+    assert (told["failed"], told["failures"]) == (0, [])
+    plain.manifest(rows, "dropped.csv")
+    cli(*job, manifest).with_code(3)
+    cli("verify", scratch / "c").with_code(3)
+
+
 # What extractors get wrong
 
 
@@ -237,7 +253,7 @@ def test_a_lowered_bound_of_rates_lets_in_what_it_kept_out_where_resampling_is_f
     ("extractor", "told"),
     [
         ("Crashing", r"Crashing called sys\.exit\(0\) while it extracted one!exit"),
-        ("Wrong", "Wrong returned .*num_frames"),
+        ("Wrong", r"Wrong \(.*odd_extractors\.py\): extract returned .*num_frames"),
     ],
 )
 def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the_run(
@@ -250,7 +266,7 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
     ).with_code(1)
     (line,) = made.err.splitlines()
     assert re.search(told, line)
-    assert chunk_files(scratch / "c") == {}
+    assert [*(scratch / "c").iterdir()] == []
 
 
 # Exceptions of extractors
@@ -407,3 +423,56 @@ def test_the_ledger_as_a_manifest_is_of_one_version_and_asked_for_alone(cli, pla
         said == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as "
         f"{scratch}/c/a\n"
     )
+
+
+# Faults of the config that show as a fault of every clip
+
+
+def test_features_beyond_float16_end_the_run_early_and_the_remedy_is_named(
+    plain, scratch, monkeypatch
+):
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    config = write_config(scratch, "Overflowing", module="mistaken_extractors")
+    half = load_config(config, {"store.dtype": "float16"})
+    summary = featcache.extract(plain.manifest(), half, scratch / "c", Options("cpu", 1))
+    assert 5 <= summary.failed < len(plain.rows)
+    assert "overflowing: Overflowing gave no finite features for 5 utterances in a row" in (
+        summary.too_many_failures
+    )
+    assert "ends at 65,504: store.dtype: float32 holds them" in summary.too_many_failures
+    whole = featcache.extract(plain.manifest(), config, scratch / "c", Options("cpu", 1))
+    assert whole.versions[0].extracted == len(plain.rows)
+
+
+def test_features_that_no_dtype_holds_are_not_said_to_fit_float32(plain, scratch):
+    config = write_config(scratch, "NotANumber", module="mistaken_extractors")
+    half = load_config(config, {"store.dtype": "float16"})
+    summary = featcache.extract(plain.manifest(), half, scratch / "c", Options("cpu", 1))
+    assert "features are NaN or infinite as float16;" in summary.too_many_failures
+
+
+def test_a_config_that_refuses_all_of_the_first_utterances_ends_the_run(
+    plain, scratch, monkeypatch
+):
+    monkeypatch.setattr("featcache.extraction.jobs._REFUSED_FIRST", 6)
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    config = load_config("fbank80", {"audio.max_seconds": 0.1})
+    manifest = plain.manifest([{**row, "duration": None} for row in plain.rows], "unknown.csv")
+    job = manifest, config, scratch / "c"
+    first = featcache.extract(*job, Options("cpu", 1))
+    assert "fbank80: all of the first 6 utterances failed: too_long" in first.too_many_failures
+    assert "--max-failures 100%" in first.too_many_failures
+    assert first.failed == 6
+    told = featcache.extract(*job, Options("cpu", 1, max_failures="100%"))
+    assert (told.too_many_failures, told.failed) == ("", len(plain.rows))
+
+
+def test_a_version_that_holds_something_may_get_many_refused_utterances(
+    plain, scratch, monkeypatch
+):
+    monkeypatch.setattr("featcache.extraction.jobs._REFUSED_FIRST", 6)
+    config = load_config("fbank80", {"audio.max_seconds": 0.41})
+    manifest = plain.manifest(plain.rows[:1], "first.csv")
+    featcache.extract(manifest, config, scratch / "c", Options("cpu", 1))
+    summary = featcache.extract(plain.manifest(), config, scratch / "c", Options("cpu", 1))
+    assert (summary.too_many_failures, summary.failed) == ("", len(plain.rows) - 1)

@@ -351,3 +351,21 @@ def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
         found = {key for key, _ in store.walk("shards")}
         assert found == KEYS or f"shards/ab/{MARK}" not in found
         store.remove("shards/ab")
+
+
+def test_a_bucket_that_lets_nothing_be_removed_is_written_to(remembered, monkeypatch, caplog):
+    """Its notes in `work/` stay, which is said once; a sweep does not end a run either."""
+
+    def refuse(store, keys):
+        raise StoreError(f"{store.location / keys[0]}: the server forbids it (403)")
+
+    monkeypatch.setattr(Bucket, "_delete", refuse)
+    caplog.set_level("INFO")
+    for name in ("shards/ab", "shards/cd"):
+        remembered.publish(FILES, name)
+    assert remembered.names("shards") == ["ab", "cd"]
+    monkeypatch.setattr(bucket, "_DAY_SECONDS", -1.0)
+    assert remembered.sweep() == []
+    assert caplog.text.count("403") == 1
+    with pytest.raises(StoreError, match="403"):  # what must be removed
+        remembered.remove("shards/ab")

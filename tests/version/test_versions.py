@@ -12,6 +12,7 @@ from small_shards import INFO, SIDED, SPEC, create
 
 from featcache.errors import DamagedError, StoreError
 from featcache.format.writing import seal_group
+from featcache.storage.directory import Directory
 from featcache.version.selection import select_version, select_versions, version_folders
 from featcache.version.version import Version
 
@@ -135,3 +136,29 @@ def test_several_processes_create_one_version(scratch):
     os.close(starting_signal[0])
     assert [path.name for path in (scratch / "cache").iterdir()] == ["mine-0123456789ab"]
     assert Version.open(scratch / "cache" / "mine-0123456789ab").info == INFO
+
+
+def test_a_link_in_a_circle_is_not_blamed_for_a_cache_that_is_missing(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(StoreError, match=r"missing: there is no such cache folder$"):
+        version_folders(tmp_path / "missing")
+    with pytest.raises(StoreError, match="holds no version"):
+        version_folders(tmp_path)
+
+
+def test_a_neighbour_that_cannot_be_read_is_not_blamed_unless_it_is_meant(tmp_path, monkeypatch):
+    exists = Directory.exists
+
+    def refuse(store, key):
+        if store.location.name == "other-0123":
+            raise StoreError(f"{store.location}: cannot be read: Permission denied")
+        return exists(store, key)
+
+    (tmp_path / "other-0123").mkdir()
+    monkeypatch.setattr(Directory, "exists", refuse)
+    with pytest.raises(StoreError, match=r"missing: there is no such cache folder$"):
+        version_folders(tmp_path / "missing")
+    with pytest.raises(StoreError, match="other-0123: cannot be read"):
+        version_folders(tmp_path / "other")
+    with pytest.raises(StoreError, match="other-0123: cannot be read"):
+        version_folders(tmp_path)
