@@ -24,6 +24,7 @@ parameter is called: presigned URLs have their signature in the query.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import operator
 import os
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from numbers import Real
+from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -52,6 +54,9 @@ class FeatcacheError(Exception):
 
 class FeatcacheWarning(UserWarning):
     """Something goes on, but in another way than was asked for, or incompletely."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 class ConfigError(FeatcacheError):
@@ -81,10 +86,9 @@ class MissingDependencyError(FeatcacheError):
     exit_code = 2
 
     def __init__(self, package: str, needed_for: str, extra: str | None = "extract") -> None:
-        what = package if extra is None else f"'featcache[{extra}]'"
+        remedy = f"pip install {package}" if extra is None else install_hint(extra)
         super().__init__(
-            f"{needed_for} needs the package {package!r}, which cannot be imported: pip "
-            f"install {what}"
+            f"{needed_for} needs the package {package!r}, which cannot be imported: {remedy}"
         )
 
 
@@ -161,6 +165,29 @@ class MissingItemError(StoreError, KeyError):
     __str__ = Exception.__str__  # KeyError's would print the repr
 
 
+def install_hint(extra: str) -> str:
+    """Name the command that installs an extra into this copy of featcache, from where the
+    copy came: a checkout, or what pip has recorded. The bare name `featcache` would
+    install whatever an index has under it."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {quote(f'{checkout}[{extra}]')}"
+    try:
+        origin = json.loads(distribution("featcache").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url = origin.get("url", "")
+    if url.startswith("file:///") and "vcs_info" not in origin:
+        return f"pip install {quote(f'{unquote(url[7:])}[{extra}]')}"
+    if not url:
+        return f"install featcache's extra {extra!r} from where this copy came"
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install {quote(f'featcache[{extra}] @ {url}')}"
+
+
 def listing(names: Iterable[str], at_most: int = 10) -> str:
     """Join names for a message: the first `at_most`, then how many more there are."""
     names = list(names)
@@ -213,21 +240,31 @@ def hours(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
 
 
-_COLON, _SLASH = "(?::|%3a)", r"(?:[\\/]|%2f|%5c)"
-_URL = re.compile(
-    rf"(?:[a-z][a-z0-9+.-]{{1,20}}{_COLON}{_SLASH}{{2,}}|\b(?:s3[an]?|gs|az|memory){_COLON}{_SLASH}|\b(?:https?|s?ftps?){_COLON})"
-    r"(?P<authority>[^\\/?#]*)",
-    re.IGNORECASE,
+_COLON, _SLASH, _AT = "(?::|%3a)", r"(?:[\\/]|%2f|%5c)", "(?:@|%40)"
+_SCHEME = rf"[a-z][a-z0-9+.-]{{1,20}}{_COLON}"
+_BEGINNING = (
+    # with a user: with however many slashes, as paths are normalised, or with no scheme
+    rf"(?:{_SCHEME}{_SLASH}+(?:\.{_SLASH}+)*(?=[^\s\\/?#]*{_AT})"
+    rf"|(?<![^\s'\"(\[=,])//(?=[^\s/?#@]*:[^\s/?#]*@)"
+    rf"|{_SCHEME}{_SLASH}{{2,}}"
+    rf"|\b(?:s3[an]?|gs|az|memory){_COLON}{_SLASH}"
+    rf"|\b(?:https?|s?ftps?){_COLON}{_SLASH}?)"
 )
-"""The beginning of a URL, and of what was meant for one: `https://host`, `s3:/bucket`,
-`HTTPS%3A%2F%2Fhost`."""
+_URL = re.compile(rf"{_BEGINNING}(?P<authority>[^\\/?#]*)", re.IGNORECASE)
+"""The beginning of a URL, and of what was meant for one or became of one: `https://host`,
+`s3:/bucket`, `https:/user@host`, `//user:password@host`, `HTTPS%3A%2F%2Fhost`."""
 
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
 # of a file, a `?` that is percent-encoded is only the name
 _QUERY_IN_CODE = re.compile(r"[?#;][\w.-]+=")
 _MARKS = "@?#;&%"  # all that is refused has one of these, and few paths have
-_WORD = re.compile(r"[^\s'\"]*[^\s'\".,:;?)]")
+_WORD = re.compile(
+    # a password may have blanks in it
+    rf"(?:\S*?{_BEGINNING}[^\\/?#\r\n]{{0,500}}{_AT})?\S+",
+    re.IGNORECASE,
+)
+_AFTER_WORDS = "'\".,:;?)]"
 _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
 
@@ -239,13 +276,11 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
         return None
     query = _QUERY
     for _ in range(4):  # a URL may be percent-encoded as a whole, and the whole of that
-        for url in _URL.finditer(text):
-            if _OF_THIS_MACHINE.match(text, url.start()):
-                continue
-            if _HOST.fullmatch(unquote(url["authority"])) is None:
-                return "has a user or a password, or no valid host"
-            if not allow_query and query.search(text, url.end()):
-                return "has a query or a fragment, which may be a signature"
+        urls = [url for url in _URL.finditer(text) if not _OF_THIS_MACHINE.match(text, url.start())]
+        if not all(_HOST.fullmatch(unquote(url["authority"])) for url in urls):
+            return "has a user or a password, or no valid host"
+        if urls and not allow_query and query.search(text, urls[0].end()):
+            return "has a query or a fragment, which may be a signature"
         if (decoded := unquote(text)) == text:
             break
         query = _QUERY_IN_CODE if ":" in text else _QUERY
@@ -259,17 +294,26 @@ def may_have_secret(text: str) -> bool:
     return any(mark in text for mark in _MARKS)
 
 
-def without_secrets(message: str) -> str:
-    """A message with the words cut off behind whose URLs have what `secret_in` refuses."""
-    return message if not may_have_secret(message) else _WORD.sub(_shown, message)
+def without_secrets(text: str, *, allow_query: bool = False) -> str:
+    """Cut off the words of a text behind whose URLs stands what `secret_in` finds. All
+    that featcache prints or raises passes through here."""
+    if not may_have_secret(text):
+        return text
+    return _WORD.sub(lambda word: _shown(word[0], allow_query), text)
 
 
-def _shown(word: re.Match[str]) -> str:
-    url = _URL.search(word[0])
-    if url is None or secret_in(word[0]) is None:
-        return word[0]
-    is_user = secret_in(word[0], allow_query=True) is not None
-    return f"{word[0][: url.start('authority') if is_user else url.end()]}…"
+def _shown(whole: str, allow_query: bool) -> str:
+    word = whole.rstrip(_AFTER_WORDS)
+    if secret_in(word, allow_query=allow_query) is None:
+        return whole
+    url = _URL.search(word)
+    if url is None:  # its percent signs are encoded themselves
+        shown = word.partition("%")[0]
+    elif secret_in(word, allow_query=True) is None:
+        shown = word[: url.end()]
+    else:
+        shown = word[: url.start("authority")]
+    return f"{shown}…{whole[len(word) :]}"
 
 
 MOST_THREADS = 4096
@@ -321,10 +365,10 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def refuse_secrets(name: str, url: str) -> None:
-    """Refuse a URL that may give its reader access (a user, query or fragment) by an
-    ArgumentError without it."""
-    if fault := secret_in(url):
+def refuse_secrets(name: str, text: str) -> None:
+    """Refuse a text with a URL that may give its reader access (a user, query or
+    fragment) by an ArgumentError without it."""
+    if fault := secret_in(text):
         raise ArgumentError(
             f"{name} {fault}: give the URL without it, and credentials by the environment"
         )
@@ -352,12 +396,12 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path
     it would be in `s3:`."""
+    refuse_secrets(name, os.fspath(path))
     if isinstance(path, str):
         refuse_almost_url(name, path)
     if is_url(path):
-        what = "it" if secret_in(os.fspath(path)) else path
         raise ArgumentError(
-            f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine"
+            f"{name}: {path} is a URL: mount or copy what is there, and give a path on this machine"
         )
 
 

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, Reason, install_hint
 
 # the number of samples of a file whose header does not say it; libsndfile uses the same
 # number
@@ -124,7 +124,7 @@ class FFmpegDecoder:
             import av
         except ImportError as error:  # with a reason that is tried again in the next run
             raise AudioError(
-                Reason.FILE_UNREADABLE, "decoding needs PyAV: pip install 'featcache[formats]'"
+                Reason.FILE_UNREADABLE, f"decoding needs PyAV: {install_hint('formats')}"
             ) from error
         self._av, self._descriptor = av, descriptor
         self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does

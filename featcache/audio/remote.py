@@ -29,7 +29,15 @@ import xxhash
 from featcache.errors import AudioError, ManifestError, Reason, StoreError
 from featcache.manifest.audio_locations import Url
 from featcache.storage.base import in_parallel
-from featcache.storage.clients import client, has_no_credentials, in_words, library, status_of
+from featcache.storage.clients import (
+    PanickedError,
+    client,
+    has_no_credentials,
+    in_words,
+    library,
+    panics_raised,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
@@ -270,8 +278,8 @@ def _try(
     base_error = library().exceptions.BaseError
     for number in range(1, tries + 1):
         try:
-            return request(store, key)
-        except (base_error, OSError, ValueError, _BrokenOffError) as error:
+            return panics_raised(request, store, key)
+        except (base_error, OSError, ValueError, _BrokenOffError, PanickedError) as error:
             fault, may_pass = _fault(url, error)
             if not may_pass:
                 raise fault from None
@@ -292,7 +300,12 @@ def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
         "the connection breaks off" if isinstance(error, _BrokenOffError) else in_words(url, error)
     )
     faults, code = library().exceptions, status_of(error)
-    is_final = (faults.PermissionDeniedError, faults.UnauthenticatedError, faults.NotSupportedError)
+    is_final = (
+        PanickedError,
+        faults.PermissionDeniedError,
+        faults.UnauthenticatedError,
+        faults.NotSupportedError,
+    )
     is_refused = 400 <= code < 500 and code not in (408, 425, 429)
     may_pass = not (is_refused or isinstance(error, is_final) or has_no_credentials(error))
     return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
@@ -324,4 +337,5 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
         cause = error.__cause__
         if isinstance(cause, ValueError) or has_no_credentials(cause):
             raise _fault(url, cause if isinstance(cause, Exception) else error)[0] from None
-        raise AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: not a valid URL") from None
+        what = str(error).removeprefix(f"{scheme}://{host}: cannot be opened: ")
+        raise AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {what}") from None

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from featcache.audio.noise import Noise, noise_content, read_noise
 from featcache.audio.resample import to_waveform
-from featcache.errors import listing
+from featcache.errors import listing, refuse_url
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
 
@@ -87,6 +87,7 @@ class NoisePolicy(Section):
     @field_validator("manifest")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
+        refuse_url("the file", value)
         path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value)).absolute()
         read_noise(path)
         return str(path)

@@ -34,7 +34,7 @@ _IN_FILES |= dict.fromkeys(("index", "tag", "copy"), "versions")
 """The files of commands that are in no file of their own name."""
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
-"""Packages that come with `featcache[extract]`, and that commands which read a cache do
+"""Packages that come with the extra `extract`, and that commands which read a cache do
 without."""
 
 _NOBODY_READS = 128 + signal.SIGPIPE
@@ -134,6 +134,7 @@ class _Notes(logging.Handler):
 
 def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoReturn:
     """Say what is wrong, and end with that exit code."""
+    message = without_secrets(message)
     complain(message)
     _print_error(kind, message, exit_code)
     ctx.exit(exit_code)

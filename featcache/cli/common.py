@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import FeatcacheError, counted
+from featcache.errors import FeatcacheError, counted, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.verify import Problem
@@ -63,12 +63,14 @@ printing = Printing()
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey, or show as something else: control
-    characters, also line ends, marks that turn the direction of writing, and halves of
-    characters are written as Python's escapes.
+    """Text without users and passwords of URLs, and without what a terminal would obey, or
+    show as something else: control characters, also line ends, marks that turn the
+    direction of writing, and halves of characters are written as Python's escapes.
 
-    Ids, paths, units and messages may come from a stranger's cache or manifest."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    Ids, paths, units and messages may come from a stranger's cache or manifest. A query is
+    left, since a manifest has one only if its user has allowed it."""
+    shown = without_secrets(text, allow_query=True)
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
 
 
 def say(*columns: object) -> None:
@@ -129,6 +131,7 @@ def complain(error: object) -> None:
 
 
 def _print_message(message: str) -> None:
+    message = without_secrets(message)
     click.echo("\n  ".join(map(printable, message.split("\n  "))), err=True)
 
 
@@ -171,7 +174,7 @@ def say_json(document: Any) -> None:
 def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
     printing.as_json = False
-    text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_as_printed(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so
     # that it is the same when read.
     click.echo(
@@ -182,12 +185,15 @@ def print_json(document: Any) -> None:
     )
 
 
-def _without_nan(value: Any) -> Any:
-    """A document with null for NaN and infinity, which JSON does not have."""
+def _as_printed(value: Any) -> Any:
+    """A document with null for NaN and infinity, which JSON does not have, and without
+    the users and passwords of URLs."""
     if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
+        return {_as_printed(key): _as_printed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
+        return [_as_printed(inner) for inner in value]
+    if isinstance(value, str):
+        return without_secrets(value, allow_query=True)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -152,7 +152,7 @@ def extract(
     optionally start and duration (seconds) and channel; - is standard input. Or a folder
     of audio, a data directory of Kaldi, a manifest of NeMo, Lhotse, SpeechBrain, fairseq,
     a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
-    Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
+    Paths may be URLs (s3://, gs://, az://, https://) with the extra cloud.
 
     Run the command again to extract only what is missing: after a crash, with a longer
     manifest, or for rows whose path, start, duration or channel has changed. Each config

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -17,7 +17,7 @@ from featcache import extractors
 from featcache.audio.noise import read_noise
 from featcache.audio.waveform import AudioPolicy, AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
-from featcache.errors import ConfigError, FeatcacheError, listing
+from featcache.errors import ConfigError, FeatcacheError, listing, secret_in, without_secrets
 from featcache.extractors.base import SELECTING_KEYS, blamed_on, revision_of
 from featcache.format.documents import AT_MOST_NAME, differing_keys
 from featcache.manifest.copies import Copies, copies_of
@@ -214,7 +214,10 @@ def _with_values(document: dict[str, Any], values: Values) -> dict[str, Any]:
 
 
 def config_from(
-    document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None
+    document: dict[str, Any],
+    source: str = _NAMELESS,
+    folder: Path | None = None,
+    is_recorded: bool = False,
 ) -> Config:
     """Validate a user's config, given as plain values. This imports the extractor that
     the config names.
@@ -228,6 +231,8 @@ def config_from(
     document = {
         key: value for key, value in document.items() if value is not None or key not in SECTIONS
     }
+    if not is_recorded:
+        faults += _secrets_of(document)
     file = _validated(ConfigFile, document, folder, faults)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
@@ -263,7 +268,9 @@ def config_from(
     except ConfigError as error:  # about weights, which decide the dtype of some extractors
         raise ConfigError(f"config {source}: {error}") from error
     known = "" if source == _NAMELESS else source
-    return Config(file.name, file.extractor, params, file.audio, dtype, file.augment, known)
+    return Config(
+        file.name, file.extractor, params, file.audio, dtype, file.augment, known, is_recorded
+    )
 
 
 def _validated(
@@ -300,7 +307,18 @@ def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
         except ConfigError as error:
             raise ConfigError(f"config {source}: {error}") from error
     with without_downloads():
-        return replace(config_from(document, source), is_recorded=True)
+        return config_from(document, source, is_recorded=True)
+
+
+def _secrets_of(value: Any, path: str = "") -> Iterator[str]:
+    """Find URLs that may give access: a version stores its config, and shows it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _secrets_of(inner, f"{path}.{key}".lstrip("."))
+    for inner in value if isinstance(value, list) else ():
+        yield from _secrets_of(inner, path)
+    if isinstance(value, str) and (fault := secret_in(value)):
+        yield f"{path} {fault}, and would be stored in the cache: take it from the environment"
 
 
 def packaged_configs() -> dict[str, str]:
@@ -434,7 +452,7 @@ def _shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
-    text = (
+    text = without_secrets(
         json.dumps(value, ensure_ascii=False)
         if value is None or isinstance(value, (str, bool))
         else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.errors import ConfigError, MissingDependencyError, first_line, listing
 from featcache.extractors.base import LocalPath
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
@@ -18,6 +19,11 @@ from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 _EPSILON = 1e-5
 """What `layer_norm`, by which bundles normalise waveforms, adds to the variance before
 the root."""
+
+_PAIRS = (
+    "torchaudio 2.11.1 needs torch 2.13 or later, and 2.11.0 needs torch 2.11.0, each as built "
+    "for CUDA, also on a machine without a GPU"
+)
 
 _URL = "https://download.pytorch.org/torchaudio/models/"
 
@@ -108,13 +114,14 @@ def _bundle(name: str) -> Any:
     downloads and unpickles."""
     try:
         from torchaudio import pipelines
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # the latter two: it was built for another torch
+    except ModuleNotFoundError as error:
         raise MissingDependencyError(
             "torchaudio", "the extractor torchaudio", extra="torchaudio"
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:  # it was built for another torch
+        raise ConfigError(
+            f"torchaudio {version('torchaudio')} does not import beside torch "
+            f"{torch.__version__}: {first_line(error)}: {_PAIRS}"
         ) from error
     bundles = {
         key: value

@@ -300,9 +300,7 @@ def read_codebook(path: str | Path) -> Codebook:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise MissingDependencyError(
-            "safetensors", "the extractor units", extra="models"
-        ) from error
+        raise MissingDependencyError("safetensors", "the extractor units") from error
     try:
         # a pipe would wait for its writer
         if Path(path).exists() and not Path(path).is_file():

@@ -54,7 +54,7 @@ def open(  # noqa: A001
         name: The version's name, or its folder's name; not needed if the cache has only
             one version.
         config: Open the version with this config's fingerprint: a YAML file or a packaged
-            config's name, which need `featcache[extract]`, or a `Config`.
+            config's name, which need the extra `extract`, or a `Config`.
         tag: Open the version as it was when `featcache tag` gave it this name, whatever
             was added or replaced since; of several versions, the one that has this tag.
             "features/fbank80@paper" does the same.

@@ -20,6 +20,7 @@ it.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import hashlib
 import math
@@ -31,7 +32,7 @@ import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -54,6 +55,9 @@ _LEFT_FREE = 0.1
 
 _TOUCH_SECONDS = 1.0
 """How often a copy that is in use is marked as such."""
+
+_ended: list[tuple[Path, Path]] = []
+"""The folders with copies in memory that this process has ended with."""
 
 changing = threading.RLock()
 """Held for a moment by threads that change what a process knows of copies, and while it
@@ -262,9 +266,12 @@ class Disk:
             lock.release()
         return None
 
-    def _alone(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         """The context in which nobody else adds or removes anything here."""
-        return locked(self._root / _LOCK)
+        with locked(self._root / _LOCK):
+            yield
+        _give_back()
 
     def _homes(self) -> list[Path]:
         """The folders of the versions that have copies."""
@@ -318,12 +325,26 @@ def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
 
 
 def _end(users: Lock, root: Path, home: Path, process: int) -> None:
-    """Give memory back, unless other processes use the copies."""
+    """Give memory back, unless other processes use the copies. This may run in the middle
+    of anything, as garbage is collected, so it waits for no lock."""
     users.release()
     if os.getpid() == process:  # a forked child may end before its parent
-        with suppress(OSError), locked(root / _LOCK):
-            if not _is_used(home / "users"):
-                _remove(home)
+        _ended.append((root, home))
+        _give_back()
+
+
+def _give_back(wait: bool = False) -> None:
+    """Remove the copies in memory that this process has ended with; if somebody holds the
+    lock, and it is not to `wait`, the next call does it."""
+    for root, home in [*_ended]:
+        with suppress(OSError, ValueError), Lock(root / _LOCK) as lock:
+            if lock.take(wait=wait):
+                _ended.remove((root, home))
+                if not _is_used(home / "users"):
+                    _remove(home)
+
+
+atexit.register(_give_back, wait=True)
 
 
 def _remove(home: Path) -> None:

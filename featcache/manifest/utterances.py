@@ -137,12 +137,10 @@ _CONTROL, _NUL = re.compile(r"[\x00-\x1f\x7f-\x9f]"), re.compile(r"\x00")
 
 
 def shown(cell: Any) -> str:
-    """A cell for a message: short, and none that may give access."""
-    if isinstance(cell, str):
-        is_long = len(cell) > LONGEST
-        may_give_access = may_have_secret(cell) if is_long else secret_in(cell)
-        return "a URL" if may_give_access else reprlib.repr(cell)
-    return reprlib.repr(cell)
+    """A cell for a message: short, and none that may give access, also inside a list."""
+    text = cell if isinstance(cell, str) else repr(cell)
+    may_give_access = may_have_secret(text) if len(text) > LONGEST else secret_in(text)
+    return "a URL" if may_give_access else reprlib.repr(cell)
 
 
 def refused_command(path: str) -> str:

@@ -37,6 +37,8 @@ from featcache.errors import (
     FeatcacheError,
     MissingDependencyError,
     StoreError,
+    first_line,
+    listing,
 )
 from featcache.storage.location import ObjectPath
 
@@ -48,6 +50,10 @@ _TIMEOUTS = {
     False: {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"},
 }
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
+_VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+"""How the variables of the environment begin that obstore reads, by the scheme of URLs."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MOST_CLIENTS = 64
 _RETRIES = 12
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
@@ -68,10 +74,17 @@ _said: set[str] = set()
 _PAUSES = (0.1, 0.2, 0.4, 0.8)
 """Seconds before a request is made again."""
 
+_UNUSABLE = re.compile(
+    r"Unable to \w+ service account file|Invalid Access Key|Missing component in SAS"
+    r"|failed to parse"
+)
+"""What obstore says of an environment that makes no sense, before it quotes some of it."""
+
 _GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
 """What obstore says of a request that it has repeated as often as it may."""
 
 _FINAL = (
+    "PanickedError",
     "PermissionDeniedError",
     "UnauthenticatedError",
     "NotSupportedError",
@@ -127,6 +140,7 @@ def client(base: str, *, retries: bool = True) -> Any:
 
 def _connect(base: str, retries: bool) -> Any:
     stores = library().store
+    _check_environment(base)
     if base.startswith("memory://"):
         return stores.MemoryStore()
     plain_endpoint = any(
@@ -147,11 +161,49 @@ def _connect(base: str, retries: bool) -> Any:
         options["allow_http"] = True
     open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url
     try:
-        return open_store(
-            base, client_options=options, retry_config=repeating if retries else {"max_retries": 0}
-        )
+        retrying = repeating if retries else {"max_retries": 0}
+        return panics_raised(open_store, base, client_options=options, retry_config=retrying)
     except Exception as error:  # each of obstore's errors is a class of its own
-        raise StoreError(f"{base}: cannot be opened: {error}") from error
+        raise StoreError(f"{base}: cannot be opened: {_why_unusable(base, error)}") from error
+
+
+def _check_environment(base: str) -> None:
+    """Refuse values that would end obstore in a panic, which prints lines of its own:
+    with the carriage return that files of secrets leave behind, or no URL."""
+    begin = _VARIABLES.get(base.partition("://")[0], "\0")
+    for name in filter(lambda name: name.startswith(begin), os.environ):
+        value, fault = os.environ[name], ""
+        has_lines = value.lstrip().startswith(("{", "-----"))  # JSON, a PEM
+        if _CONTROL.search(value) and not has_lines:
+            fault = "has a line end or another control character in it: set it without"
+        elif "_ENDPOINT" in name and value and not re.match(r"https?://[^\s/]", value):
+            fault = "is no URL: it begins with http:// or https://"
+        if fault:
+            raise StoreError(f"{base}: cannot be opened: {name} {fault}")
+
+
+def _why_unusable(base: str, error: BaseException) -> str:
+    if has_no_credentials(error):
+        return in_words(base, error)
+    fault, begin = _UNUSABLE.search(str(error)), _VARIABLES.get(base.partition("://")[0])
+    if fault is None or begin is None:
+        return first_line(error)
+    return f"{fault[0]} (set: {listing(name for name in os.environ if name.startswith(begin))})"
+
+
+class PanickedError(Exception):
+    """A panic of obstore, which has trusted what it was given."""
+
+
+def panics_raised(call: Callable[..., _T], *given: Any, **options: Any) -> _T:
+    """Call obstore. Raises PanickedError for its panics, which pyo3 does not derive from
+    `Exception`."""
+    try:
+        return call(*given, **options)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PanickedError(str(error)) from None
 
 
 _connected = lru_cache(_MOST_CLIENTS)(_connect)
@@ -263,9 +315,8 @@ def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool
     for pause in (*_PAUSES, None):
         try:
             connection = client(place.root)
-            if is_long:
-                return request(connection, place.key)
-            return awaited(place.root, partial(request, connection, place.key))
+            ask = partial(panics_raised, request, connection, place.key)
+            return ask() if is_long else awaited(place.root, ask)
         except FeatcacheError:
             raise
         except Exception as error:  # obstore's errors, which in a forked process are other classes
@@ -320,6 +371,8 @@ def in_words(url: str, error: BaseException) -> str:
             f"({403 if type(error).__name__ == 'PermissionDeniedError' else 401})"
         )
     text = str(error)
+    if isinstance(error, PanickedError):
+        return "obstore panics: is a value of the environment malformed?"
     if type(error).__name__ == "InvalidPathError" and (key := _KEY.search(text)) is not None:
         return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
     if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:

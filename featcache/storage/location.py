@@ -72,11 +72,11 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
         return text
     if not isinstance(text, str | os.PathLike):
         raise ArgumentError(f"{name}: {text!r} is neither a path nor a URL")
+    refuse_secrets(name, os.fspath(text))
     if isinstance(text, str):
         refuse_almost_url(name, text)
     if not is_url(text):
         return Path(text)
-    refuse_secrets(name, str(text))
     if not isinstance(text, str):
         raise ArgumentError(f"{name}: {text} is a Path made of a URL: give the URL as text")
     scheme, _, rest = text.partition("://")

@@ -7,13 +7,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import threading
 import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -233,9 +237,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise MissingDependencyError(
-            "safetensors", f"params.weights: {file}", extra="models"
-        ) from error
+        raise MissingDependencyError("safetensors", f"params.weights: {file}") from error
     try:
         return dict(load_file(file))
     except SafetensorError as error:
@@ -311,6 +313,7 @@ def transformers_class(name: str, needed_for: str) -> Any:
         # it asks for a newer torch than featcache does
         if not transformers.is_torch_available():
             raise ImportError
+        _import_without_broken_torchaudio("transformers.audio_utils")
         return getattr(transformers, name)
     except (
         ImportError,
@@ -318,6 +321,22 @@ def transformers_class(name: str, needed_for: str) -> Any:
         RuntimeError,
     ) as error:  # RuntimeError: a backend does not import
         raise MissingDependencyError("transformers", needed_for, extra="models") from error
+
+
+def _import_without_broken_torchaudio(module: str) -> None:
+    """Import a module of transformers that imports torchaudio, whenever that is installed.
+    In place of a torchaudio that does not import, as beside another torch, it gets an
+    empty module: no model calls it."""
+    try:
+        import_module(module)
+    except (ImportError, OSError, RuntimeError):
+        empty = ModuleType("torchaudio")
+        empty.__spec__ = ModuleSpec("torchaudio", None)
+        sys.modules["torchaudio"] = empty
+        try:
+            import_module(module)
+        finally:
+            del sys.modules["torchaudio"]
 
 
 def load(model_class: Any, located: Located, device: torch.device, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from decoded_audio import WHOLE, fault_of, samples_of
 import featcache
 from featcache.audio.decode import Cut, decode
 from featcache.audio.formats import FFMPEG, OLD_FFMPEG, format_of
-from featcache.errors import Reason
+from featcache.errors import Reason, install_hint
 from featcache.extraction.audio_files import read_headers
 from featcache.manifest.read import read_manifest
 from featcache.version.version import library_versions
@@ -137,7 +137,7 @@ def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeyp
     monkeypatch.setitem(sys.modules, "av", None)
     fault = fault_of(scratch / kind)
     assert fault.reason == Reason.FILE_UNREADABLE
-    assert "pip install 'featcache[formats]'" in str(fault)
+    assert install_hint("formats") in str(fault)
 
 
 def test_a_codec_that_ffmpeg_lacks_is_no_audio(scratch):

@@ -299,3 +299,25 @@ def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
         "5 audio files in a row could not be fetched, the last one http://127.0.0.1"
     )
     assert said[0].endswith("the server answers 503 Service Unavailable (8 tries)")
+
+
+def test_a_panic_of_obstore_is_a_failure_of_the_file(server, files, monkeypatch):
+    url = at_url(server, next(iter(files.values()))[0])
+
+    class PanicException(BaseException):
+        """As pyo3's: no Exception."""
+
+    class Store:
+        def get(self, key):
+            raise PanicException("HUSH")
+
+    monkeypatch.setattr(remote, "_address", lambda url: (Store(), ""))
+    assert fault_of(url).reason == Reason.FILE_UNREADABLE
+    assert "obstore panics" in str(fault_of(url))
+
+
+def test_credentials_that_make_no_sense_are_named(monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/gone/key.json")
+    clients._connected.cache_clear()
+    assert "(set: GOOGLE_APPLICATION_CREDENTIALS)" in str(fault_of("gs://bucket/a.wav"))
+    clients._connected.cache_clear()

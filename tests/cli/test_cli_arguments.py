@@ -161,6 +161,21 @@ def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
     assert run_here(*words, path, code=2) == f"featcache: {name}{fault}\n"
 
 
+@pytest.mark.parametrize(("name", "words"), [*path_parameters()], ids=str)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *["https://u:HUSH@h/x", "https:/u:HUSH@h/x", "x/ftp:/u:HUSH@h/x", "//u:HUSH@h/x"],
+        *["HTTPS%3A%2Fu%3AHUSH%40h%2Fx", "s3:/u:HUSH@b/x", "https:/h/x?sig=HUSH"],
+    ],
+)
+def test_no_path_with_a_secret_is_taken_or_shown(name, words, path):
+    for printing in ([], ["--json"]):
+        said = run_here(*words, path, *printing, code=2)
+        assert "HUSH" not in said
+        assert said.startswith(f"featcache: {name} has a ") or "No such option" in said
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "1e999"])
 def test_a_size_is_a_number(cli, paths, scratch, value):
     said = cli.refused(

@@ -6,8 +6,14 @@ import json
 import numpy as np
 import pytest
 import soundfile
+from click.testing import CliRunner
+from make_cache import make_version
 
+from featcache.cli import main
 from featcache.cli.common import print_json, printable
+from featcache.version.ledger import Failure, put_failures
+from featcache.version.records import write_probe
+from featcache.version.selection import select_version
 
 ODD = "\x1b[31mred\x1b]0;title\x07\r\n\x7f\x9b5m\u202egnirts\u2028"
 OBEYED = {*map(chr, range(32)), "\x7f", *map(chr, range(0x80, 0xA0)), "\u202e", "\u2028"} - {"\n"}
@@ -73,3 +79,22 @@ def test_a_manifest_whose_lines_are_odd_gets_one_line_for_each_fault(cli, writte
     refused = cli("extract", manifest, "-o", scratch / "cache").with_code(2)
     assert not OBEYED & {*refused.err}
     assert refused.err.count("\n") == 3  # how many errors, and the two
+
+
+def test_what_a_cache_holds_of_urls_is_shown_without_passwords(scratch):
+    """Another hand may have made it."""
+    url = "https:/u:HUSH@h/a.wav"
+    make_version(scratch, {"a": np.ones((3, 80), np.float16)}, rows={"a": {"path": f"{url}?x=1"}})
+    version = select_version(scratch)
+    failures = [Failure(id="b", path=url, reason="empty", message=f"not {url}")]
+    put_failures(version, "run.000000", failures)
+    write_probe(version, {"device": url})
+    shown = ""
+    for words in ("info --failures", "info", "show", "ls", "verify", "stats", "configs --from"):
+        command, *options = words.split()
+        ids = ["a"] if command == "show" else []
+        for printing in ([], ["--json"]):
+            ended = CliRunner().invoke(main, [command, *options, str(scratch), *ids, *printing])
+            shown += ended.output
+    assert "https:/…" in shown
+    assert "HUSH" not in shown

@@ -43,6 +43,31 @@ def fault(text: str, values: dict[str, object] | None = None) -> str:
 # Faults
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *["name", "extractor", "params.weights", "params.num_mel_bins", "audio.resample"],
+        *["augment.noise.manifest", "augment.speed", "store.dtype", "steps"],
+    ],
+)
+@pytest.mark.parametrize(
+    "url",
+    ["https://u:HUSH@h/x", "https:/u:HUSH@h/x", f"https://u:{'0' * 40}HUSH@h/", "s3://b?HUSH"],
+)
+def test_a_config_with_a_secret_is_refused_and_the_secret_is_not_shown(key, url):
+    """A version stores its config."""
+    message = fault(PLAIN, {key: url})
+    assert f"{key} has a " in message
+    assert "HUSH" not in message
+    assert "000" not in message
+    assert "HUSH" not in fault(PLAIN, {key: [url, url]})
+
+
+def test_noise_at_a_url_is_refused_as_one():
+    message = fault(PLAIN, {"augment": {"noise": {"manifest": "https://h/n.csv", "snr": [5]}}})
+    assert "augment.noise.manifest: the file: https://h/n.csv is a URL: mount or copy" in message
+
+
 def test_every_fault_is_told_at_once_by_its_dotted_path():
     """Nobody mends a config one error at a time."""
     message = fault(

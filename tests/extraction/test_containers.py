@@ -2,6 +2,7 @@
 typed failure for what is lost."""
 
 import os
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from extractions import extract_fbank, failures_of, reasons_of
 
 import featcache
 from featcache.audio import members
-from featcache.errors import ManifestError, MissingDependencyError
+from featcache.errors import ManifestError, MissingDependencyError, install_hint
 from featcache.extraction.audio_files import row_seconds
 from featcache.manifest.read import read_manifest
 
@@ -117,7 +118,7 @@ def test_tables_need_pyarrow(plain, scratch, monkeypatch):
     rows = [
         {**row, "path": f"train.parquet/audio/{number}"} for number, row in enumerate(plain.rows)
     ]
-    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[parquet\]'"):
+    with pytest.raises(MissingDependencyError, match=re.escape(install_hint("parquet"))):
         extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
 
 

@@ -1,6 +1,7 @@
 """SpeechTokenizer's codes are those of its own package's model, run on each clip alone."""
 
 import json
+import re
 import warnings
 
 import codes
@@ -9,7 +10,7 @@ import torch
 from codec_checks import CodecChecks, cut
 from processes import run_script
 
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError, MissingDependencyError, install_hint
 from featcache.extractors import speechtokenizer
 from featcache.extractors.speechtokenizer import SpeechTokenizer, SpeechTokenizerParams
 
@@ -95,7 +96,7 @@ def test_weights_that_do_not_go_with_their_config_are_refused(folder, tmp_path, 
 
 def test_the_package_may_be_missing(folder, monkeypatch):
     monkeypatch.setattr(speechtokenizer, "_PACKAGE", "no_such_package")
-    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[speechtokenizer\]'"):
+    with pytest.raises(MissingDependencyError, match=re.escape(install_hint("speechtokenizer"))):
         build(folder)
 
 

@@ -1,7 +1,9 @@
 """`torchaudio` gives what a bundle's model gives for a clip alone, whatever other clips
 are in the batch."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import small_ssl
 import torch
 from hidden_states import assert_blind_behind_the_end, difference, extract, noise
+from processes import python
 from torchaudio import models, pipelines
 
 from featcache.config import config_from
@@ -121,3 +124,30 @@ def test_what_is_wrong_is_said_at_once(small):
         with pytest.raises(ConfigError, match=message) as raised:
             config_from(config).build(CPU)
         assert "\n" not in str(raised.value)
+
+
+def test_a_torchaudio_that_does_not_import_is_needed_by_nothing_else(tmp_path):
+    """As one that was built for another torch; transformers imports any that is installed."""
+    broken = tmp_path / "torchaudio"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libc10_cuda.so: cannot open')")
+    record = tmp_path / "torchaudio-2.11.1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.4\nName: torchaudio\nVersion: 2.11.1\n")
+    code = """
+import sys
+from featcache.config import config_from
+from featcache.weights import transformers_class
+for name in ("MimiModel", "WavLMModel", "WhisperModel", "AutoModel"):
+    print(transformers_class(name, "this").__name__)
+print("torchaudio" in sys.modules)
+params = {"bundle": "HUBERT_BASE"}
+config = config_from({"name": "a", "extractor": "torchaudio", "params": params})
+config.build("cpu")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    told = python("-c", code, env=environment).with_code(1)
+    assert told.out.split() == ["MimiModel", "WavLMModel", "WhisperModel", "AutoModel", "False"]
+    line = told.err.splitlines()[-1]
+    assert "torchaudio 2.11.1 does not import beside torch" in line
+    assert "libc10_cuda.so: cannot open: torchaudio 2.11.1 needs torch 2.13 or later" in line

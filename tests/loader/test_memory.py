@@ -161,6 +161,29 @@ class TestPlaces:
         copy.let_go = Mock()
         assert [copy.count(4, 10) or copy.let_go.call_count for _ in range(5)] == [0, 0, 1, 1, 1]
 
+    def test_memory_that_is_given_back_under_the_lock_waits_for_nothing(
+        self, tmp_path, monkeypatch
+    ):
+        """The garbage collector may find a place while another one makes room."""
+        ended, going_on = disk_of(tmp_path / "a", is_memory=True), disk_of(tmp_path, is_memory=True)
+        ended._root, ended._home = going_on._root, going_on._root / "mfcc13-0123456789ab.01234567"
+        ended._open()
+        places_of, home = [ended], ended._home
+        del ended
+        survey = places._survey
+
+        def collect_and_survey(folder):
+            places_of.clear()
+            gc.collect()
+            return survey(folder)
+
+        monkeypatch.setattr(places, "_survey", collect_and_survey)
+        opening = threading.Thread(target=going_on._open, daemon=True)
+        opening.start()
+        opening.join(20)
+        assert not opening.is_alive()
+        assert not home.exists()
+
     def test_no_copy_appears_while_another_thread_looks_for_idle_ones(self, private):
         """Several threads make copies at once, of a cache in an object store."""
         place, copied, looking = places.memory(None, 100, 60), threading.Event(), threading.Event()

@@ -333,6 +333,10 @@ def test_a_wrong_format_is_one_error(written, name):
             "a/b:c@d.wav",
             "C:/a@b.wav",
             "az:1",
+            "file:/home/me@work/a.wav",
+            "https:/h/a@b.wav",
+            "/data//a@b.wav",
+            "//server/share@b.wav",
             "s3:anna:3@home",
             "100%",
         ],
@@ -344,7 +348,10 @@ def test_paths_without_secrets_are_not_taken_for_secrets(path):
 
 
 SCHEMES = st.sampled_from(
-    ["https://", "HTTP://", "ftp://", "s3://", "gs://", "s3a://", "webdav+ssl://", "s3:/", "https:"]
+    [
+        *["https://", "HTTP://", "ftp://", "s3://", "gs://", "s3a://", "webdav+ssl://", "s3:/"],
+        *["https:", "https:/", "ftp:///", "x/https:/"],
+    ]
 )
 PASSWORDS = st.text(st.sampled_from("ab3 :%'\"&=+/?#@"), max_size=3).map(lambda text: f"HUSH{text}")
 USERS = st.builds(
@@ -376,6 +383,7 @@ def test_no_spelling_of_a_secret_is_taken_or_told(
     for row in (
         {"id": "a", "path": cell},
         {"id": cell, "path": "a.wav"},
+        {"id": "a", "path": [cell, {"b": cell}]},
         {"path": "a.wav", "duration": cell},
         cell,
     ):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manifests import assert_same_manifest, faults_of, refused, rows_of, small_tables
 
 from featcache.audio.members import copy_of
-from featcache.errors import AudioError, MissingDependencyError
+from featcache.errors import AudioError, MissingDependencyError, install_hint
 from featcache.manifest.audio_locations import Member
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.segments import Utterance
@@ -156,5 +156,5 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
 def test_what_to_install_is_said(tmp_path, monkeypatch):
     path = parquet(tmp_path, ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[parquet\]'"):
+    with pytest.raises(MissingDependencyError, match=re.escape(install_hint("parquet"))):
         read_manifest(path)

@@ -3,6 +3,7 @@ listings of very many names."""
 
 import os
 import random
+import re
 import signal
 import uuid
 from collections import Counter
@@ -369,3 +370,60 @@ def test_a_bucket_that_lets_nothing_be_removed_is_written_to(remembered, monkeyp
     assert caplog.text.count("403") == 1
     with pytest.raises(StoreError, match="403"):  # what must be removed
         remembered.remove("shards/ab")
+
+
+# What the environment says
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("AWS_ACCESS_KEY_ID", "HUSH\r", "AWS_ACCESS_KEY_ID has a line end"),
+        ("AWS_SECRET_ACCESS_KEY", "HUSH\r\n", "AWS_SECRET_ACCESS_KEY has a line end"),
+        ("AWS_SESSION_TOKEN", "HUSH\n", "AWS_SESSION_TOKEN has a line end"),
+        ("AWS_REGION", "eu\x1b", "AWS_REGION has a line end or another control"),
+        ("AWS_ENDPOINT", "u:HUSH@h", "AWS_ENDPOINT is no URL"),
+        ("AWS_ENDPOINT_URL", "localhost:9000", "AWS_ENDPOINT_URL is no URL"),
+        ("AWS_SKIP_SIGNATURE", "HUSH", "failed to parse (set: "),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/gone/key.json", "Unable to open service account file"),
+        ("GOOGLE_SERVICE_ACCOUNT", "/gone/key.json\r", "GOOGLE_SERVICE_ACCOUNT has a line end"),
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", '"HUSH"', "Unable to decode service account file"),
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", '{\n"a": 1}\n', "Unable to decode service account file"),
+        ("AZURE_STORAGE_ACCOUNT_KEY", "HUSH!", "Invalid Access Key"),
+        ("AZURE_STORAGE_SAS_KEY", "HUSH", "Missing component in SAS"),
+    ],
+)
+def test_what_the_environment_cannot_mean_is_one_line(s3, monkeypatch, capfd, name, value, words):
+    """No panic of obstore, which prints a backtrace, and nothing that it quotes."""
+    scheme = {"AWS": "s3", "GOOGLE": "gs", "AZURE": "az"}[name.partition("_")[0]]
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=re.escape(words)) as raised:
+        clients._connect(f"{scheme}://bucket", retries=False)
+    message = str(raised.value)
+    assert message.startswith(f"{scheme}://bucket: cannot be opened: ")
+    assert name in message
+    assert "\n" not in message
+    assert "HUSH" not in message
+    assert "\n" not in capfd.readouterr().err
+
+
+def test_other_variables_may_hold_lines(s3, monkeypatch):
+    for name, value in (("AWS_KEY_PEM", "-----BEGIN\nx\n"), ("AZURE_CLIENT_ID", "a\r")):
+        monkeypatch.setenv(name, value)
+    assert clients._connect("s3://bucket", retries=False) is not None
+
+
+class PanicException(BaseException):
+    """As pyo3's: no Exception."""
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_panic_of_obstore_is_an_error_of_the_store(is_long):
+    def panic(connection, path):
+        raise PanicException("called `Result::unwrap()` on an `Err` value: HUSH")
+
+    place = any_store()
+    with pytest.raises(StoreError, match=r"cannot be read or written: obstore panics") as raised:
+        clients.asked(place, panic, is_long=is_long)
+    assert "HUSH" not in str(raised.value)

@@ -2,6 +2,7 @@
 real classes."""
 
 import os
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from transformers import AutoModel, EncodecModel, HubertModel
 from transformers.utils import logging
 
 from featcache import weights
-from featcache.errors import MissingDependencyError
+from featcache.errors import MissingDependencyError, install_hint
 from featcache.weights import models
 from featcache.weights.hub import wanted_files
 
@@ -119,7 +120,7 @@ def test_one_form_of_the_weights_is_downloaded():
 def test_what_is_not_installed_is_named(saved, no_hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     located(saved / "hubert")
-    with pytest.raises(MissingDependencyError, match=r"featcache\[models\]"):
+    with pytest.raises(MissingDependencyError, match=re.escape(install_hint("models"))):
         weights.locate("org/name", COMMIT)
 
 

@@ -105,7 +105,7 @@ def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
     assert "expected tensors by name" in load_fault(HubertModel, hubert / "last.ckpt")
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Validating sparse tensor")
 @pytest.mark.parametrize(
     "tensors",
     [
