@@ -23,6 +23,7 @@ parameter is called: presigned URLs have their signature in the query.
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import json
 import math
@@ -50,6 +51,10 @@ class FeatcacheError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(without_secrets(message))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by its message and attributes: classes of errors take other arguments
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class FeatcacheWarning(UserWarning):

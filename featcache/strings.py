@@ -85,7 +85,7 @@ class Strings(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
             has_same_lengths = np.array_equal(self.byte_lengths(), other.byte_lengths())
-            return has_same_lengths and np.array_equal(self._bytes(), other._bytes())
+            return has_same_lengths and np.array_equal(self.utf8(), other.utf8())
         if isinstance(other, Sequence) and not isinstance(other, str):
             return len(self) == len(other) and all(map(operator.eq, self, other))
         return NotImplemented
@@ -99,7 +99,7 @@ class Strings(Sequence[str]):
     def are_utf8(self) -> bool:
         """Whether every string is valid UTF-8."""
         try:
-            self._bytes().tobytes().decode()
+            self.utf8().tobytes().decode()
         except UnicodeDecodeError:
             return False
         starts = self.offsets[:-1][self.byte_lengths() > 0]
@@ -167,7 +167,8 @@ class Strings(Sequence[str]):
             result[first : first + _BLOCK][longest_first] = hashes
         return result
 
-    def _bytes(self) -> NDArray[np.uint8]:
+    def utf8(self) -> NDArray[np.uint8]:
+        """The bytes of all strings, one after the other, uint8 `[bytes]`."""
         return self.blob[int(self.offsets[0]) : int(self.offsets[-1])]
 
 

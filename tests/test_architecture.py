@@ -2,10 +2,12 @@
 itself."""
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from make_cache import make_features, make_version
 from processes import run_python
 
@@ -233,3 +235,9 @@ def test_the_architecture_page_names_every_room_and_only_files_that_are_there():
         for name in files
         if not any((folder / name).exists() for folder in (PACKAGE, checkout))
     } == set()
+
+
+@pytest.mark.parametrize("name", ["featcache", "featcache.adapters"])
+def test_completion_offers_what_is_public_alone(name):
+    package = importlib.import_module(name)
+    assert {each for each in dir(package) if not each.startswith("__")} == {*package.__all__}

@@ -178,6 +178,11 @@ class Cache:
         lengths.flags.writeable = False
         return lengths
 
+    def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
+        """The ids, in parts, and a hash of what each was extracted from, uint64
+        `[utterances]`."""
+        return [self.index.ids], self.index.row_hash
+
     def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
         """The positions of utterances; int64 `[ids]`. Raises MissingItemError if ids are
         missing: names up to ten, and says how many failed in extraction."""
@@ -399,9 +404,8 @@ class Cache:
         try:
             position = operator.index(key)
         except TypeError:
-            raise ArgumentError(
-                f"{key!r}: give an id, or a position; batch takes several"
-            ) from None
+            several = "cache.batch(range(3)) reads several, and so does map(cache.item, range(3))"
+            raise ArgumentError(f"{key!r}: give an id, or a position; {several}") from None
         if not -len(self) <= position < len(self):
             raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)

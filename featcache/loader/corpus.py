@@ -22,7 +22,7 @@ from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
 from featcache.storage.base import in_parallel, open_store
 from featcache.storage.location import Location
-from featcache.strings import Strings
+from featcache.strings import Strings, hash_of
 from featcache.version.corpus import gone_parts, read_parts
 from featcache.version.index import Index, index_name, open_index
 from featcache.version.ledger import Failure, standing_failures
@@ -107,6 +107,12 @@ class Corpus(Cache):
     def _failures(self) -> dict[str, Failure]:
         of_parts = (standing_failures(part.version, part.index) for part in self._joined.parts)
         return {id_: failure for of_part in of_parts for id_, failure in of_part.items()}
+
+    def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
+        """As in a cache; the names of the parts count too."""
+        parts = self._joined.parts
+        hashes = [part.index.row_hash ^ np.uint64(hash_of(part.name)) for part in parts]
+        return [part.index.ids for part in parts], np.concatenate(hashes)
 
     def part_of(self, name: str) -> _Part:
         """The part of a name, as it was opened; a StoreError if there is none."""

@@ -34,7 +34,7 @@ from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.cache import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges, Move
 from featcache.loader.local_copies import ObjectShards
-from featcache.loader.sampler import Batching, BucketBatchSampler
+from featcache.loader.sampler import Batching, BucketBatchSampler, other_rows
 from featcache.loader.utterances import ByName, DatasetVersion, by_version
 from featcache.quantize import dequantize
 
@@ -64,8 +64,8 @@ class DataLoader:
     `DataLoader(dataset, batch_size=32)` makes a `BucketBatchSampler` of its own, with
     everything that it offers: the same batches on every machine, ranks, and exact resume.
     Its batches are in another order than the dataset, also without shuffling: the longest
-    utterances first. A pass after a whole one is of the next epoch, if `set_epoch` is not
-    called in between.
+    utterances first. The end of a pass begins the next epoch, for the next pass and for
+    `state_dict`.
 
     Random crops follow the sampler's epoch. The loader can be iterated over repeatedly.
     Simultaneous iterations do not affect each other, but `state_dict` and `waited` are
@@ -154,18 +154,12 @@ class DataLoader:
         return f"DataLoader({self.dataset!r}, {self.batch_sampler!r}, {settings})"
 
     def __len__(self) -> int:
-        """How many batches there are, if the sampler knows."""
+        """How many batches an epoch has, if the sampler knows."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        epoch = getattr(self._with("epoch"), "epoch", None)
-        if self._makes_batches and epoch is not None and epoch == self._latest.finished:
-            epoch += 1
-            self._with("set_epoch").set_epoch(epoch)
-        if epoch is not None:
-            self.dataset.set_epoch(epoch)
         self._latest = _Progress()
-        return self._batches(iter(self.batch_sampler), self.dataset.epoch, self._latest)
+        return self._batches(iter(self.batch_sampler), self._latest)
 
     @property
     def waited(self) -> float:
@@ -176,7 +170,6 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for new batches and new random crops. An iteration in progress
         keeps its epoch."""
-        self._latest.finished = None
         if (sampler := self._with("set_epoch")) is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
@@ -186,7 +179,9 @@ class DataLoader:
         after those made ahead. Raises ArgumentError if the sampler keeps no state."""
         sampler = self._stateful()
         # as the sampler counts: it may be in another pass by now
-        return {"sampler": sampler.state_dict(consumed=min(sampler.given, self._latest.received))}
+        consumed = min(sampler.given, self._latest.received)
+        state = sampler.state_dict(consumed=consumed)
+        return {"sampler": state, "rows": self.dataset.lengths.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration yield what was left when the state was taken; see
@@ -198,8 +193,11 @@ class DataLoader:
             raise ArgumentError(
                 "this is not the state of a DataLoader: give what its state_dict returned"
             ) from error
-        self._stateful().load_state_dict(inner)
-        self._latest.finished = None
+        sampler = self._stateful()
+        digest = self.dataset.lengths.digest
+        if state.get("rows", digest) != digest:
+            raise ArgumentError(other_rows(len(self.dataset)))
+        sampler.load_state_dict(inner)
 
     def _with(self, name: str) -> Any:
         """The sampler, or the one that it makes batches of, if it has an attribute; a
@@ -222,9 +220,12 @@ class DataLoader:
         return self.batch_sampler
 
     def _batches(
-        self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress
+        self, batches: Iterator[Iterable[int]], progress: _Progress
     ) -> Iterator[dict[str, Any]]:
         started, process = perf_counter(), os.getpid()
+        of_pass = batches if hasattr(batches, "epoch") else self._with("epoch")
+        epoch = self.dataset.epoch if of_pass is None else of_pass.epoch
+        self.dataset.set_epoch(epoch)
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
         are_fetched = any(shards.places for _, shards in _remote(self.dataset))
@@ -267,7 +268,9 @@ class DataLoader:
                         )
                     started = perf_counter()
                     del batch
-                progress.finished = epoch
+                is_latest = self._latest is progress and self._makes_batches
+                if is_latest and self.batch_sampler.epoch == epoch:
+                    self.batch_sampler.set_epoch(epoch + 1)
             finally:
                 for future in ahead:
                     future.cancel()
@@ -366,8 +369,6 @@ class _Progress:
     given."""
     waited: float = 0.0
     """The seconds that training has waited."""
-    finished: int | None = None
-    """The epoch, once training has received all of it."""
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:

@@ -8,7 +8,6 @@ import operator
 import warnings
 from collections import UserList
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from featcache.errors import (
     MOST_COUNTED,
@@ -29,6 +29,7 @@ from featcache.errors import (
     require_int,
 )
 from featcache.loader.cache import Cache, Memory
+from featcache.loader.passes import Epoch, RowLengths, Rows, digest_of
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
 from featcache.loader.utterances import (
     DatasetVersion,
@@ -168,11 +169,16 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.names = [version.name for version in versions]
         found, self.skipped = find_utterances(versions, manifest, **selection)
         self.dropped: list[str] = []
-        self._epoch = _epoch_in_memory(0, is_shared=crop is not None)
+        self._epoch = Epoch(0, is_followed=crop is not None)
         self._windows: Windows | None = None
         if crop is not None:
             crop = crop if isinstance(crop, Crop) else Crop(frames=crop)
-            self._windows = Windows(crop, [version.cache.spec.axis for version in versions])
+            axes = [version.cache.spec.axis for version in versions]
+            longest = [
+                int(version.values_of(version.cache.lengths).max(initial=0))
+                for version in found.versions
+            ]
+            self._windows = Windows(crop, axes, longest)
             found, self.dropped = found.without_short(self._windows)
         self.columns, self.classes, self.versions = found.columns, found.classes, found.versions
         # A cache's own ids are not pickled with the dataset.
@@ -186,24 +192,33 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}
 
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        vars(made).update(self.__getstate__(), _epoch=copy.copy(self._epoch))
+        return made
+
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, row: SupportsIndex) -> dict[str, Any]:
         try:
-            rows = self._rows([operator.index(row)])
+            rows = self.rows_at([operator.index(row)])
         except TypeError:
             raise ArgumentError(
-                f"{row!r}: give the position of an utterance; batch takes several"
+                f"{row!r}: give the position of an utterance; dataset.batch(range(3)) reads several"
             ) from None
-        at = int(rows[0])
-        features = self.named([each.gather()[0] for each in self.frame_ranges(rows, self.epoch)])
+        return self.item_in(self.epoch, rows)
+
+    def item_in(self, epoch: int, row: NDArray[np.int64]) -> dict[str, Any]:
+        """The item of a row, int64 `[1]`, in an epoch."""
+        at = int(row[0])
+        features = self.named([each.gather()[0] for each in self.frame_ranges(row, epoch)])
         values = {name: column[at] for name, column in self.columns.items()}
         columns = {
             name: value.item() if isinstance(value, np.generic) else value
             for name, value in values.items()
         }
-        return {"id": self.ids[at], "features": features, **columns}
+        return Item({"id": self.ids[at], "features": features, **columns})
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
         """The items of several rows; torch's DataLoader calls this, and hands what it
@@ -216,11 +231,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self.versions[0].cache.ids if self._ids is None else self._ids
 
     @cached_property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> RowLengths:
         """The number of frames of each utterance in the first version, after cropping;
         int64 `[utterances]`."""
         lengths = self.versions[0].values_of(self.versions[0].cache.lengths)
-        return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
+        if self._windows is not None:
+            lengths = np.minimum(lengths, self._windows.length)
+        ids, row_hashes = self.versions[0].cache.identity()
+        parts = ids if self._ids is None else [self._ids]
+        return RowLengths.of(lengths, digest_of(parts, self.versions[0].values_of(row_hashes)))
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
         """The dataset of some rows, in their order: of a fold, for example. Its epoch is
@@ -237,12 +256,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             IndexError: There is no such row.
             ArgumentError: They are no positions; of a mask, `numpy.flatnonzero` gives them.
         """
-        at = self._rows(rows)
+        at = self.rows_at(rows)
         part = copy.copy(self)
         part._ids = self.ids.take(at)
         part.columns = {name: take(column, at) for name, column in self.columns.items()}
         part.versions = [version.take(at) for version in self.versions]
-        part._epoch = _epoch_in_memory(self.epoch, is_shared=self._windows is not None)
         return part
 
     @property
@@ -254,14 +272,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     @property
     def epoch(self) -> int:
         """The current epoch, from 0; random crops differ between epochs."""
-        return int(self._epoch)
+        return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also for the workers of torch's DataLoader.
+        """Set the epoch, also for the workers of torch's DataLoader, and not for other
+        processes that have been given the dataset.
 
-        `featcache.DataLoader` calls this itself. With torch's DataLoader, also in
-        Lightning, you must call it."""
-        self._epoch.fill_(require_int("epoch", epoch, 0, MOST_COUNTED))
+        `featcache.DataLoader` calls this itself. Batches of a `BucketBatchSampler` whose
+        epoch has been set bring it along. With other samplers, call it before each pass."""
+        self._epoch.set(require_int("epoch", epoch, 0, MOST_COUNTED))
+
+    def epoch_of(self, rows: Sequence[int]) -> int:
+        """The epoch that the rows of a batch are read in."""
+        return rows.epoch if isinstance(rows, Rows) else self.epoch
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the
@@ -305,7 +328,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without
         rows, the batch is empty."""
-        return self.batch_in(self.epoch, rows)
+        return self.batch_in(self.epoch_of(rows), rows)
 
     def batch_in(
         self,
@@ -316,7 +339,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     ) -> dict[str, Any]:
         """The batch of rows in an epoch: `gather` makes the padded frames, and `move`
         takes all other tensors there."""
-        at = self._rows(rows)
+        at = self.rows_at(rows)
         versions = self.frame_ranges(at, epoch)
         columns = {name: _in_batch(column, at, move) for name, column in self.columns.items()}
         lengths = self.named([ranges.lengths(move) for ranges in versions])
@@ -347,7 +370,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for each in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 
-    def _rows(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if
         there is no such row."""
         return positions_in(
@@ -362,14 +385,24 @@ def _in_batch(column: TypedColumn, rows: NDArray[np.int64], move: Move) -> Any:
     return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
 
 
-def _epoch_in_memory(epoch: int, is_shared: bool) -> torch.Tensor:
-    """The number of an epoch; shared with workers if it matters to them."""
-    number = torch.tensor(epoch, dtype=torch.int64, device="cpu")
-    if is_shared:
-        # without shared memory, workers that live on stay in the epoch they began in
-        with suppress(RuntimeError):
-            number.share_memory_()  # type: ignore[no-untyped-call]
-    return number
+class Item(dict[str, Any]):
+    """An item of a dataset, for torch's default `collate_fn` to know it by."""
+
+
+def _stacked(items: Sequence[Item], *, collate_fn_map: Any) -> Any:
+    """Make a batch as torch does, which cannot stack features that differ in length."""
+    try:
+        return collate([dict(item) for item in items], collate_fn_map=collate_fn_map)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        remedy = "give its DataLoader collate_fn=dataset.collate"
+        raise ArgumentError(
+            f"features differ in length, and torch does not pad: {remedy}"
+        ) from None
+
+
+default_collate_fn_map[Item] = _stacked
 
 
 class Items(UserList[dict[str, Any]]):
@@ -390,6 +423,10 @@ class Items(UserList[dict[str, Any]]):
     @cached_property
     def data(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The items."""
-        return [self.dataset[row] for row in self.rows]
+        epoch = self.dataset.epoch_of(self.rows)
+        return [self.dataset.item_in(epoch, row[None]) for row in self.dataset.rows_at(self.rows)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self.data,)
 
     __copy__ = UserList.copy

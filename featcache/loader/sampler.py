@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
+from featcache.loader.passes import Rows
 from featcache.spec import Ints
 
 Random: TypeAlias = np.random.PCG64 | None
@@ -86,7 +87,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     Args:
         lengths: The length of each utterance, in frames; integers `[utterances]`. int64
-            is not copied.
+            is not copied. `dataset.lengths` also tells a state whose they are.
         shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed
             with `shards_in_memory`.
 
@@ -132,15 +133,18 @@ class BucketBatchSampler(Sampler[list[int]]):
             )
         self.lengths = _checked(lengths, self.rules.max_frames)
         self.shards = _checked_shards(shards, self.rules.shards_in_memory, len(self.lengths))
+        self.rows_digest = getattr(lengths, "digest", "")
         self._pass = _Pass(self, 0)
+        self.has_epoch = False
 
     def __len__(self) -> int:
-        """How many batches this rank gets in the pass that is under way, or comes next."""
-        return len(self._pass.batches) - self._pass.first
+        """How many batches this rank gets in the epoch, with those before a resume."""
+        return sum(rounds for _, rounds in self._pass.before) + len(self._pass.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin with the epoch's first batch; just after `load_state_dict`, with the
-        first that is still to be seen."""
+        first that is still to be seen. Until something is read of it, a pass follows
+        `set_epoch` and `load_state_dict`."""
         last = self._pass
         # torch's DataLoader asks for two iterators where it has workers, and uses the second
         self._pass = _Pass(self, last.epoch) if last.has_begun else replace(last)
@@ -168,9 +172,10 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch. Setting the current epoch changes nothing: a loaded state is
-        kept."""
+        kept. Random crops follow from then on, also in torch's DataLoader."""
+        self.has_epoch = True
         if require_int("epoch", epoch, 0) != self.epoch:
-            self._pass = _Pass(self, epoch)
+            self._turn_to(epoch, [], 0)
 
     @property
     def given(self) -> int:
@@ -198,7 +203,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             )
         seen = [*now.before, (self.rules, now.first + consumed)]
         parts = [{"rules": asdict(rules), "rounds": rounds} for rules, rounds in seen]
-        return {"lengths": self._digest, "epoch": now.epoch, "parts": parts}
+        return {"rows": self._digest, "epoch": now.epoch, "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass yield what was left when the state was taken.
@@ -208,27 +213,37 @@ class BucketBatchSampler(Sampler[list[int]]):
         smaller `max_frames`, new batches are made of the remaining utterances. Raises
         ArgumentError if `state` is not such a sampler's, or is for other utterances."""
         try:
-            digest, epoch = state["lengths"], require_int("epoch", state["epoch"], 0)
+            epoch = require_int("epoch", state["epoch"], 0)
             parts = [
                 (Rules(**part["rules"]), require_int("rounds", part["rounds"], 0))
                 for part in state["parts"]
             ]
+            digest = state["rows" if "rows" in state else "lengths"]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
-        if digest != self._digest:
-            what = (
-                f"the state is for other utterances than these {len(self.lengths):,}, or "
-                "for other shards"
-            )
+        if "rows" not in state:
             raise ArgumentError(
-                f"{what}: resume with the same dataset, in the same order, or begin the epoch again"
+                f"the state is of an earlier release, which did not record its rows: "
+                f"begin the epoch again, with set_epoch({epoch})"
             )
+        if digest != self._digest:
+            raise ArgumentError(other_rows(len(self.lengths)))
         first = parts.pop()[1] if parts and parts[-1][0] == self.rules else 0
-        self._pass = _Pass(self, epoch, parts, first)
+        self._turn_to(epoch, parts, first)
+        self.has_epoch = True
+
+    def _turn_to(self, epoch: int, before: list[tuple[Rules, int]], first: int) -> None:
+        turned = _Pass(self, epoch, before, first)
+        if self._pass.has_begun:
+            self._pass = turned
+        else:  # somebody may have it, as Lightning has before it sets the epoch
+            vars(self._pass).clear()
+            vars(self._pass).update(vars(turned))
 
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256(self.lengths.astype("<i8", copy=False).data)
+        digest.update(self.rows_digest.encode())
         if self.shards is not None:
             digest.update(self.shards.astype("<u4", copy=False).data)
         return digest.hexdigest()
@@ -255,7 +270,8 @@ class _Pass(Iterator[list[int]]):
         if self.done >= len(self.batches):
             raise StopIteration
         self.done += 1
-        return self.batches.batch(self.done - 1, self.sampler.rank)
+        rows = self.batches.batch(self.done - 1, self.sampler.rank)
+        return Rows(rows, self.epoch) if self.sampler.has_epoch else rows
 
     @property
     def has_windows(self) -> bool:
@@ -284,6 +300,12 @@ class _Pass(Iterator[list[int]]):
         if num_seen > len(batches):
             raise ArgumentError(_NO_STATE)
         return batches
+
+
+def other_rows(count: int) -> str:
+    """The message about a state over other rows than these."""
+    what = f"the state is for other utterances than these {count:,}, or for other shards"
+    return f"{what}: resume with the same dataset, in the same order, or begin the epoch again"
 
 
 def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: int | None) -> Ints:

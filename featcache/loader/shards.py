@@ -176,8 +176,9 @@ class Shards:
         if (file := self._files.get(number)) is None:
             file = self._open_file(number)
             if len(self._files) >= self._most_files:
-                with suppress(KeyError):  # another thread has taken it
-                    self._files.popitem()
+                # of several threads, another one may have taken it
+                with suppress(KeyError, RuntimeError, StopIteration):
+                    del self._files[next(iter(self._files))]
             self._files[number] = file
         return file
 

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, SupportsIndex, get_args
 
@@ -101,7 +102,7 @@ class Crop:
     other, or are out of range."""
 
     frames: int | None = None
-    """The window's length, in frames of the dataset's first version."""
+    """The window's length, in frames of the dataset's first version along time."""
     seconds: float | None = None
     """The window's length in seconds; give either this or `frames`."""
     where: Where = "random"
@@ -139,25 +140,42 @@ class Crop:
 class Windows:
     """The windows of a crop in several versions, at the same times.
 
-    A window's length is counted in frames of the first version. In the others it begins
-    at the same time, and has as many frames as last as long: exactly, if the versions'
-    frames begin together at least once a second, and windows then begin there; otherwise
-    within half a frame."""
+    A window's length is counted in frames of the first version along time. In the others
+    it begins at the same time, and has as many frames as last as long: exactly, if the
+    versions' frames begin together at least once a second, and windows then begin there;
+    otherwise within half a frame.
 
-    def __init__(self, crop: Crop, axes: Sequence[Axis]) -> None:
+    Versions that are not along time are read whole, and limit no window; `longest`, the
+    frames of the longest utterance in each, tells them: see `_along_time`."""
+
+    def __init__(
+        self, crop: Crop, axes: Sequence[Axis], longest: Sequence[int] | None = None
+    ) -> None:
         self.crop = crop
         rates = [axis.exact_rate for axis in axes]
-        self.length = crop.frames or max(1, round((crop.seconds or 0) * float(rates[0])))
+        if not any(rates):
+            raise ArgumentError("crop: no version is along time: vectors cannot be cropped")
+        for first in [number for number, rate in enumerate(rates) if rate]:
+            window = crop.frames or max(1, round((crop.seconds or 0) * float(rates[first])))
+            counts = [max(1, round(window * (rate / rates[first]))) for rate in rates]
+            timed = _along_time(longest, rates, counts)
+            if first in timed:
+                break
+        self._window, self._counts = window, counts
+        self.length = counts[0]
         """The length of a window, in frames of the first version."""
-        self._ratios = [rate / rates[0] for rate in rates]
-        self._counts = [max(1, round(self.length * ratio)) for ratio in self._ratios]
+        # of whole utterances, 0: all windows begin where the utterance does
+        self._ratios = [
+            rates[version] / rates[first] if version in timed else Fraction(0)
+            for version in range(len(rates))
+        ]
         step = math.lcm(*(ratio.denominator for ratio in self._ratios))
-        self._step = step if step <= rates[0] else 1
+        self._step = step if step <= rates[first] else 1
 
     def short(self, lengths: Sequence[Ints]) -> Ints:
         """Which utterances, by their lengths in each version, are shorter than a window
         in any; int64 `[short]`."""
-        return np.flatnonzero(self._common(lengths) < self.length)
+        return np.flatnonzero(self._common(lengths) < self._window)
 
     def ranges(
         self, lengths: Sequence[Ints], positions: Ints, epoch: int
@@ -177,7 +195,7 @@ class Windows:
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
         """The first frame of each window; 0 if the utterance is no longer than the window."""
         # that a window may begin at
-        places = np.maximum(lengths - self.length, 0) // self._step + 1
+        places = np.maximum(lengths - self._window, 0) // self._step + 1
         if self.crop.where == "start":
             return np.zeros_like(lengths)
         if self.crop.where == "center":
@@ -186,12 +204,33 @@ class Windows:
         return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * self._step
 
     def _common(self, lengths: Sequence[Ints]) -> Ints:
-        """The lengths that the utterances have in every version, in whole frames of the
-        first."""
-        shortest = lengths[0]
-        for length, ratio in zip(lengths[1:], self._ratios[1:], strict=True):
-            shortest = np.minimum(shortest, length * ratio.denominator // ratio.numerator)
-        return shortest
+        """The lengths that the utterances have in every version along time, in whole frames
+        of the first."""
+        timed = [
+            length * ratio.denominator // ratio.numerator
+            for length, ratio in zip(lengths, self._ratios, strict=True)
+            if ratio
+        ]
+        common: Ints = np.minimum.reduce(timed)
+        return common
+
+
+def _along_time(
+    longest: Sequence[int] | None, rates: Sequence[Fraction], counts: Sequence[int]
+) -> list[int]:
+    """The numbers of the versions that are along time: in which some utterance has more
+    frames than a window, or one of several frames lasts half as long as in any other."""
+    versions = [version for version, rate in enumerate(rates) if rate]
+    if longest is None:
+        return versions
+    lasting = [
+        most / rate if most > 1 and rate else 0 for most, rate in zip(longest, rates, strict=True)
+    ]
+    return [
+        version
+        for version in versions
+        if longest[version] > counts[version] or 2 * lasting[version] >= max(lasting)
+    ]
 
 
 @lru_cache(4)

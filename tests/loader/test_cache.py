@@ -97,8 +97,13 @@ class TestCache:
 
     @pytest.mark.parametrize("key", [1.0, None, b"utt-1", slice(2), [1]])
     def test_a_key_that_is_neither_id_nor_position_is_refused(self, cache, key):
-        with pytest.raises(ArgumentError, match="give an id, or a position"):
+        with pytest.raises(ArgumentError, match="give an id, or a position") as error:
             cache[key]
+        assert "\n" not in str(error.value)
+        # as it says
+        assert [len(each) for each in map(cache.item, range(3))] == cache.batch(range(3))[
+            1
+        ].tolist()
 
     def test_an_empty_version_can_be_opened(self, tmp_path):
         version = make_version(tmp_path)

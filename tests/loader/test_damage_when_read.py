@@ -9,6 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cache_contents import items
 from click.testing import CliRunner
@@ -247,3 +248,16 @@ class TestDamage:
             StoreError, match=f"{cache.index.shards[0]}/.*: cannot be read: Cannot allocate memory"
         ):
             cache[0]
+
+
+def test_of_more_shards_than_may_be_open_those_opened_last_stay(tmp_path, monkeypatch):
+    version = make_version(tmp_path, *({f"{number}": np.zeros((2, 2))} for number in range(5)))
+    monkeypatch.setattr("featcache.loader.shards._FILES_OPEN", 3)
+    cache, opened = featcache.open(version.path, check=True), []
+    real = Shards._open_file
+    monkeypatch.setattr(
+        Shards, "_open_file", lambda self, number: opened.append(number) or real(self, number)
+    )
+    for position in (0, 1, 2, 3, 4, 3, 4, 2, 4, 0):
+        cache[position]
+    assert opened == [0, 1, 2, 3, 4, 0]

@@ -275,3 +275,57 @@ class TestCrops:
             ArgumentError, match="4 of 4 utterances are shorter than the crop of 1000 frames"
         ):
             featcache.FeatureDataset(fbank, crop=Crop(frames=1000, short="drop"))
+
+
+@pytest.fixture(scope="module")
+def of_whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    make_version(folder, timed(100.0, SECONDS), name="fbank")
+    make_version(folder, timed(75.0, SECONDS), name="codes", frame_rate=75.0)
+    for name, count, rate in (
+        ("one", 1, 100.0),
+        ("slow", 1, 1.0),
+        ("odd", 1, 0.37),
+        ("few", 3, 50.0),
+    ):
+        whole = {id_: np.ones((count, 4), np.float32) for id_ in timed(100.0, SECONDS)}
+        make_version(folder, whole, name=name, frame_rate=rate)
+    return folder
+
+
+class TestAVersionOfWholeUtterances:
+    """One vector, or a few, for each utterance; at whatever rate its extractor gave."""
+
+    @pytest.mark.parametrize("name", ["one", "slow", "odd", "few"])
+    @pytest.mark.parametrize("is_first", [False, True])
+    @pytest.mark.parametrize("others", [["fbank"], ["fbank", "codes"]])
+    def test_is_read_whole_and_limits_no_crop(self, of_whole, name, is_first, others):
+        order = [name, *others] if is_first else [*others, name]
+        caches = {each: featcache.open(of_whole, each) for each in order}
+        crop = Crop(seconds=0.2, short="drop")
+        dataset = featcache.FeatureDataset(caches, crop=crop)
+        plain = featcache.FeatureDataset({each: caches[each] for each in others}, crop=crop)
+        assert [*dataset.ids] == ["utt-0", "utt-1", "utt-2", "utt-3"]
+        for epoch in range(5):
+            dataset.set_epoch(epoch)
+            plain.set_epoch(epoch)
+            batch, expected = dataset.batch([3, 0, 1]), plain.batch([3, 0, 1])
+            for each in others:
+                assert torch.equal(batch["features"][each], expected["features"][each])
+            assert batch["features"][name].eq(1).all()
+            assert batch["lengths"][name].tolist() == [len(caches[name][0])] * 3
+
+    def test_is_told_from_one_that_lacks_the_ends(self, tmp_path):
+        """Only the first second of each: windows lie within it, as they did."""
+        make_version(tmp_path, timed(100.0, SECONDS), name="fbank")
+        cut = {id_: array[:100] for id_, array in timed(100.0, SECONDS).items()}
+        make_version(tmp_path, cut, name="cut")
+        caches = {name: featcache.open(tmp_path, name) for name in ("fbank", "cut")}
+        features = featcache.FeatureDataset(caches, crop=20).batch([0, 1, 3])["features"]
+        assert torch.equal(features["fbank"], features["cut"])
+
+    def test_alone_is_as_any_other(self, of_whole):
+        one = featcache.open(of_whole, "one")
+        assert (
+            featcache.FeatureDataset({"a": one, "b": one}, crop=20).batch([0])["lengths"]["b"] == 1
+        )

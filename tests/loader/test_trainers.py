@@ -114,6 +114,67 @@ def test_fits_and_validates_in_epochs_that_differ(made, tmp_path, kind):
     assert np.isfinite(model.losses).all()
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+@pytest.mark.parametrize("has_sampler", [False, True])
+def test_lightning_goes_on_from_any_checkpoint_as_without_it(made, tmp_path, has_sampler):
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Looks(lightning.LightningModule):
+        """Notes what it sees: the utterances, and their crops."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+            self.seen = []
+
+        def training_step(self, batch, number):
+            self.seen.append(
+                (self.current_epoch, batch["ids"], batch["features"].float().sum().item())
+            )
+            return self.scale * len(batch["ids"])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    dataset = made.dataset(columns=["digit"], crop=7)
+    size = len(dataset) // 3 + 1  # three batches in an epoch
+
+    def fit(epochs, callbacks=(), checkpoint=None):
+        loader = featcache.DataLoader(dataset, batch_size=size)
+        if has_sampler:
+            sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=size)
+            loader = featcache.DataLoader(dataset, sampler)
+        off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            use_distributed_sampler=False,
+            callbacks=[*callbacks],
+            enable_checkpointing=bool(callbacks),
+            log_every_n_steps=1,
+            **off,
+        )
+        model = Looks()
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        return model.seen
+
+    each_step = ModelCheckpoint(
+        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
+    )
+    each_epoch = ModelCheckpoint(tmp_path, "end-{step}", every_n_epochs=1, save_top_k=-1)
+    whole = fit(3, [each_step, each_epoch])
+    assert [epoch for epoch, *_ in whole] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len({total for *_, total in whole}) == 9
+    for name in ("step=1", "step=3", "step=5", "end-step=3"):
+        assert fit(3, checkpoint=tmp_path / f"{name}.ckpt") == whole[int(name[-1]) :]
+
+
 RANK = """
     import itertools, json, os, sys
     import torch
