@@ -9,6 +9,7 @@ Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import xxhash
 
@@ -17,6 +18,7 @@ from featcache.audio.kept import Kept
 UNKNOWN_HASH = 0  # stands for the hash of a file that was not hashed
 
 _PIECE_BYTES = 256 << 10
+_WAIT_BYTES = 64 << 20
 _MOST_FILES = 1024  # files whose hashes are kept: more than a run's threads decode at once
 
 
@@ -30,24 +32,29 @@ def hash_of_bytes(data: bytes) -> int:
     return int(xxhash.xxh3_64_intdigest(data))
 
 
-def hash_of_content(descriptor: int) -> int:
-    """XXH3-64 of all bytes of an open file; its position stays."""
+def hash_of_content(descriptor: int, wait: Callable[[float], object] = lambda _: None) -> int:
+    """XXH3-64 of all bytes of an open file; its position stays. While a large file is read,
+    `wait` is called now and then, and may raise to give up."""
     hashed = xxhash.xxh3_64()
     offset = 0
     while piece := os.pread(descriptor, _PIECE_BYTES, offset):
         hashed.update(piece)
         offset += len(piece)
+        if offset % _WAIT_BYTES == 0:
+            wait(0.0)
     return int(hashed.intdigest())
 
 
 class ContentHashes:
     """Hashes of the files that were hashed last. A file is hashed once, though several
-    threads ask for it."""
+    threads ask for it. `wait` is that of `hash_of_content`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[float], object] = lambda _: None) -> None:
+        self._wait = wait
         self._hashes: Kept[int] = Kept(_MOST_FILES)
 
     def of(self, descriptor: int) -> int:
         """The hash of an open file as it is now; an OSError if it cannot be read to its
         end."""
-        return self._hashes.get(state_of(os.fstat(descriptor)), lambda: hash_of_content(descriptor))
+        state = state_of(os.fstat(descriptor))
+        return self._hashes.get(state, lambda: hash_of_content(descriptor, self._wait))

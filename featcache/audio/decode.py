@@ -6,24 +6,25 @@ others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from featcache.audio.blocks import Collector, Joined, Segment
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
 from featcache.audio.formats import UNKNOWN, Header
 from featcache.audio.members import beginning_of, copy_of
 from featcache.audio.recording import END_TOLERANCE_SECONDS, Recording, Span
-from featcache.audio.remote import Fetched
+from featcache.audio.remote import Fetched, Wait
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import AudioSource, Command, CopiedSource, Url
 from featcache.manifest.utterances import nearest_sample
-from featcache.spec import all_finite
+
+_SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,23 @@ def decode(
     segments: Sequence[Cut],
     *,
     max_seconds: float | None = None,
-    reserve: Callable[[int, float], None] | None = None,
+    reserve: Callable[[float], None] | None = None,
     hashes: ContentHashes | None = None,
     fetched: Callable[[CopiedSource], Fetched] = copy_of,
-) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
+    collect: Callable[[int, int, int], Collector] = lambda _number, _rate, expected: Joined(
+        expected
+    ),
+    wait: Wait = lambda _: None,
+) -> Iterator[tuple[Any, FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or
     closed.
 
     A segment is, bit for bit, what decoding the whole file and cutting gives: as many
     samples as are nearest to its duration, from the one nearest to its start on
     (`nearest_sample`). In WAV, FLAC and similar files, each segment is reached by
-    seeking, and only one is in memory at a time. Other files (MP3, Ogg) are decoded once,
-    up to the last sample that is needed; segments that are not given in the order of the
-    file then wait in memory for their turn.
+    seeking. Other files (MP3, Ogg) are decoded once, up to the last sample that is needed;
+    segments that are not given in the order of the file then wait in memory for their
+    turn.
 
     In a truncated or damaged file, the segments before the damage are good and the others
     fail.
@@ -80,16 +85,19 @@ def decode(
         segments: The segments, in any order. They may overlap.
         max_seconds: Longer segments fail: before they are decoded, if the header tells
             how long they are.
-        reserve: Called before anything is decoded, with the bytes that the longest
-            segment will take and its seconds, so that the caller can wait for room. Both
-            are 0 if the header does not tell.
+        reserve: Called before anything is decoded, with the seconds of the longest
+            segment, so that the caller can wait for room: 0 if the header does not tell.
         hashes: Hashes the file before it is decoded, so that the decoder finds it in
             memory; None to leave that out.
         fetched: Gives a copy of what is not a file of this machine.
+        collect: Starts what takes the samples of a segment, block by block, by the number
+            of the segment, the file's rate, and about how many samples will come, 0 if
+            that is not known. By default, they are joined.
+        wait: Called now and then while a segment is decoded; it may raise to give up.
 
-    Yields, for each segment, in the order given, its samples, float32 `[num_samples,
-    channels]` at the file's rate, with the identity of the file; or what is wrong, for
-    each segment if it is a fault of the whole file.
+    Yields, for each segment, in the order given, what its collector made, by default its
+    samples, float32 `[num_samples, channels]` at the file's rate, with the identity of the
+    file; or what is wrong, for each segment if it is a fault of the whole file.
     """
     try:
         recording = Recording(location, fetched)
@@ -101,42 +109,50 @@ def decode(
         spans = [
             span_of(recording, header.num_samples, segment, max_seconds) for segment in segments
         ]
-        good = [span for span in spans if not isinstance(span, AudioError)]
+        good = [number for number, span in enumerate(spans) if not isinstance(span, AudioError)]
+        good_spans = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
-            longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
-            reserve(longest * header.num_channels * np.dtype(np.float32).itemsize, longest / rate)
+            lengths = (stop - first for first, stop in good_spans if stop != UNKNOWN)
+            reserve(max(lengths, default=0) / rate)
         content_hash = (
             recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
         )
         identity = FileIdentity(*recording.stamp, rate, content_hash, header.decoder)
-        cuts = recording.cut(good)
-        for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
+
+        def begin(place: int) -> Segment:
+            first, stop = good_spans[place]
+            # a header may promise any number
+            believable = _SAMPLES_PER_BYTE * recording.stamp.size
+            is_known = header.num_samples != UNKNOWN and stop - first <= believable
+            collector = collect(good[place], rate, stop - first if is_known else 0)
+            most_samples = math.inf if max_seconds is None else max_seconds * rate
+            return Segment(collector, header.is_float, most_samples, wait)
+
+        def cut_from(place: int) -> Iterator[Segment]:
+            return recording.cut(good_spans[place:], lambda number: begin(place + number))
+
+        cuts, done = cut_from(0), 0
+        for segment, span in zip(segments, spans, strict=True):
             if isinstance(span, AudioError):
                 yield span
                 continue
+            done += 1
             try:
-                samples = next(cuts)
+                decoded = next(cuts)
+                result = _fault(recording, decoded, span, segment, max_seconds) or (
+                    decoded.collector.finish(),
+                    identity,
+                )
+                del decoded
             except MemoryError:
-                length = (
-                    ""
-                    if span[1] == UNKNOWN
-                    else f": {(span[1] - span[0]) / rate:,.0f} s at {rate} Hz"
-                )
-                yield AudioError(
-                    Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}"
-                )
-                rest = segments[number + 1 :]
-                yield from decode(
-                    location,
-                    rest,
-                    max_seconds=max_seconds,
-                    reserve=reserve,
-                    hashes=hashes,
-                    fetched=fetched,
-                )
-                return
-            yield _fault(recording, samples, span, segment, max_seconds) or (samples, identity)
-            del samples  # not held while the next ones are decoded
+                seconds = (span[1] - span[0]) / rate
+                length = "" if span[1] == UNKNOWN else f": {seconds:,.0f} s at {rate} Hz"
+                what = f"decoding it takes more memory than there is{length}"
+                result = AudioError(Reason.OUT_OF_MEMORY, what)
+                recording.start_over()
+                cuts = cut_from(done)
+            yield result
+            del result  # not held while the next ones are decoded
 
 
 def probe(location: AudioSource | str) -> Header | None:
@@ -200,18 +216,14 @@ def span_of(
 
 
 def _fault(
-    recording: Recording,
-    samples: NDArray[np.float32],
-    span: Span,
-    segment: Cut,
-    max_seconds: float | None,
+    recording: Recording, decoded: Segment, span: Span, segment: Cut, max_seconds: float | None
 ) -> AudioError | None:
-    """What is wrong with the samples that were cut for a span; None if nothing is."""
+    """Say what is wrong with the samples that were cut for a span; None if nothing is."""
     first, stop = span
     rate, num_samples = recording.header.sample_rate, recording.header.num_samples
     if recording.has_changed():
         return AudioError(Reason.FILE_UNREADABLE, "the file changed while it was read")
-    if len(samples) < stop - first:
+    if decoded.num_samples < stop - first:
         if recording.damage:
             return recording.damage
         if num_samples != UNKNOWN:
@@ -223,7 +235,7 @@ def _fault(
         refitted = span_of(recording, recording.position, segment, max_seconds)
         if isinstance(refitted, AudioError):
             return refitted
-    if recording.header.is_float and not all_finite(samples):
-        at = first + int(np.isfinite(samples).all(axis=1).argmin())
+    if decoded.not_finite is not None:
+        at = first + decoded.not_finite
         return AudioError(Reason.NON_FINITE_AUDIO, f"holds NaN or infinity at {at / rate:.3f} s")
-    return error_if_too_long(len(samples), rate, max_seconds)
+    return error_if_too_long(decoded.num_samples, rate, max_seconds)

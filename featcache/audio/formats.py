@@ -4,7 +4,7 @@ other formats.
 It opens most truncated files as if nothing were missing, with the samples that are left.
 How to notice was found by cutting files (libsndfile 1.2.2):
 
-    WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than what there is
+    WAV, W64, RF64, AIFF, AU   the header promises more bytes of samples than there are
     NIST SPHERE                the header counts the samples
     Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
     FLAC                       decoding fails, or gives fewer samples than the header counts
@@ -12,8 +12,9 @@ How to notice was found by cutting files (libsndfile 1.2.2):
                                and FFmpeg ("Xing", "Info") counts; without that frame,
                                decoding fails, unless the cut lies between frames
 
-Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a
-pipe do.
+CAF has no more chunks than there are, and other formats are believed. A size in a header
+that was written before the length was known says nothing, and what there is counts: see
+`is_guess`.
 
 FFmpeg decodes M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video, and WAV, AIFF and
 CAF with codecs that libsndfile lacks. PyAV brings FFmpeg in its wheels; torchcodec needs an
@@ -34,9 +35,10 @@ import io
 import os
 import re
 import struct
+import zlib
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,15 +88,21 @@ _BLOCK = 65536  # samples
 _HELD_BLOCKS = 4  # frames, of which an encoder's padding may take up three
 _ITUNES = re.compile(r"(?: *[0-9A-F]{8}){3} ([0-9A-F]{16})\b", re.I)
 
-_LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
-_DATA_SIZE = re.compile(
-    r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M
-)
-_FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
-# A program that writes to a pipe cannot go back to fill in the size: it leaves the
-# largest number, or one near it.
-_UNFINISHED_SIZE = 0x7F000000
+_NEAR, _LONG_HEADER = 64, 64 << 10  # bytes that headers have
+_ROUND = 10_000_000, 1 << 24
+_BIG_ENDIAN = b"RIFX", b"FORM", b"caff"
+_CHUNKS = {
+    **dict.fromkeys((b"RIFF", b"RIFX", b"RF64", b"FORM"), (4, 4, 12, 2)),  # FORM: AIFF, 8SVX
+    b"riff": (16, 8, 40, 8),  # W64
+    b"caff": (4, 8, 8, 1),
+}
+_SOUNDS = {b"data": 0, b"SSND": 8, b"BODY": 0}  # bytes between such a chunk and its samples
+_MOST_CHUNKS = 4096
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
+_VORBIS_HEADERS = 3  # packets before the sound
+_NO_POSITION = b"\xff" * 8  # of a page on which no packet ends
+_FAR_UP = 1 << 40  # samples
+_MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
 _FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
 _MOST_BLOCKS = 128  # one of each type that there may be
@@ -325,20 +333,113 @@ def _words(error: Exception) -> str:
     return words[:1].lower() + words[1:]
 
 
-class EndlessFile(io.FileIO):
-    """A file that claims to be far longer than it is.
+class View(io.FileIO):
+    """A file as libsndfile shall see it: with other bytes in some places, and an end.
 
-    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its
-    first frame and the size of the file, and libsndfile reads no more than that: it lost
-    40 % of a file at a variable bitrate. If the file claims to be far longer, the guess
-    is too, and all of the file is read."""
+    One that `is_endless` claims to be far longer than it is. libmpg123 guesses the length
+    of an MP3 without a header frame from the bitrate of its first frame and the size of
+    the file, and libsndfile reads no more than that: it lost 40 % of a file at a variable
+    bitrate. With a longer file, the guess is longer, too, and all of it is read."""
+
+    def __init__(
+        self, descriptor: int, patches: dict[int, bytes], end: int, is_endless: bool = False
+    ) -> None:
+        super().__init__(descriptor, closefd=False)
+        self._patches, self._end = patches, end
+        self._claimed_end = 64 * end if is_endless else end
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Go to `offset`. Going to the end, which is how libsndfile learns the size,
         gives the claimed size."""
-        if whence == os.SEEK_END and offset == 0:
-            return super().seek(64 * os.fstat(self.fileno()).st_size)
+        if whence == os.SEEK_END:
+            return super().seek(offset + self._end if offset else self._claimed_end)
         return super().seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read bytes, as they are seen here."""
+        first = self.tell()
+        room = memoryview(buffer).cast("B")[: max(0, self._end - first)]
+        count = super().readinto(room) or 0
+        for at, new in self._patches.items():
+            begin, end = max(at, first), min(at + len(new), first + count)
+            if begin < end:
+                room[begin - first : end - first] = new[begin - at : end - at]
+        return count
+
+
+class Sound(NamedTuple):
+    """Where the samples of a file are, by its header."""
+
+    at: int
+    length: int  # in bytes
+    file_end: int
+    """Where the file ends; 0 if headers of this kind do not say it."""
+    size_at: int
+    """Where the size of the samples stands, as so many bytes, in this order."""
+    size_bytes: int
+    order: Literal["little", "big"]
+    counted: int
+    """How many other bytes this size counts, too."""
+
+    def patches(self, size: int) -> dict[int, bytes]:
+        """The right size of the samples in a file of `size` bytes, if its header was
+        written before that was known; else none."""
+        held = size - self.at
+        was_unknown = self.file_end != size
+        if self.length > 0:
+            is_guessed = is_guess(self.length) or is_guess(self.file_end)
+            was_unknown = self.length > held and (is_guessed or 0 < self.file_end <= _NEAR)
+        if held <= 0 or not was_unknown:
+            return {}
+        number = min(held + self.counted, (1 << 8 * self.size_bytes) - 1)
+        return {self.size_at: number.to_bytes(self.size_bytes, self.order)}
+
+
+def is_guess(size: int) -> bool:
+    """Whether a size is one that nobody counted. A program that writes to a pipe cannot go
+    back to fill it in. It leaves the largest number of the field, or one near it; or a
+    round number that is large enough, and the bytes of a header more."""
+    is_largest = 0x7F000000 <= size <= 1 << 32 or size >= (1 << 63) - _LONG_HEADER
+    is_round = any(min(size % unit, -size % unit) <= _NEAR for unit in _ROUND)
+    return is_largest or (is_round and size > _ROUND[0] // 2)
+
+
+def find_sound(fd: int, size: int) -> Sound | None:
+    """Find the samples in a file of chunks, or an AU; None if there are none."""
+    head = os.pread(fd, 40, 0).ljust(40, b"\0")
+    kind = head[:4]
+    if kind == b".snd":
+        at, length = struct.unpack_from(">II", head, 4)
+        return Sound(at, length, 0, 8, 4, "big", 0)
+    order: Literal["little", "big"] = "big" if kind in _BIG_ENDIAN else "little"
+    # bytes of a chunk's name and of its size; where the first one is; their alignment
+    name_bytes, size_bytes, at, alignment = _CHUNKS.get(kind, (4, 4, size, 2))
+    header_bytes = name_bytes + size_bytes
+    # in W64, sizes count the header of the chunk
+    own_bytes = header_bytes if kind == b"riff" else 0
+    file_end = int.from_bytes(head[name_bytes:header_bytes], order) + header_bytes - own_bytes
+    long_sizes = 0  # where those of RF64 stand
+    for _ in range(_MOST_CHUNKS):
+        chunk = os.pread(fd, header_bytes, at)
+        if len(chunk) < header_bytes:
+            break
+        name, length = chunk[:4], int.from_bytes(chunk[name_bytes:], order) - own_bytes
+        size_at, at = at + name_bytes, at + header_bytes
+        if name == b"ds64":
+            long_sizes = at
+        if name in _SOUNDS:
+            if long_sizes and length == 0xFFFFFFFF:
+                size_at, size_bytes = long_sizes + 8, 8
+                file_end, length = struct.unpack("<QQ", os.pread(fd, 16, long_sizes))
+                file_end += header_bytes
+            before = 4 if kind == b"caff" else _SOUNDS[name]
+            file_end = 0 if kind == b"caff" else file_end
+            counted = own_bytes + before
+            return Sound(
+                at + before, length - before, file_end, size_at, size_bytes, order, counted
+            )
+        at += max(0, length) + -length % alignment
+    return None
 
 
 def shortfall(file: Any, fd: int, size: int) -> str | None:
@@ -361,7 +462,7 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
                 )
             return None
         case _:
-            return _logged_shortfall(file.extra_info, file.frames)
+            return _sound_shortfall(find_sound(fd, size), size, file.frames)
 
 
 def gsm_samples(log: str, num_samples: int) -> int:
@@ -377,8 +478,10 @@ def cut_in_header(fd: int, size: int) -> str | None:
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
         return ogg_shortfall(fd, size)
+    if why := _sound_shortfall(find_sound(fd, size), size, 0):
+        return why
     promised = int.from_bytes(head[4:8], "little") + 8
-    if (head[:4], head[8:]) == (b"RIFF", b"WAVE") and size < promised < _UNFINISHED_SIZE:
+    if (head[:4], head[8:]) == (b"RIFF", b"WAVE") and size < promised and not is_guess(promised):
         return f"its header promises {promised:,} bytes, and it holds {size:,}"
     if len(head) > 4 and _FLAC.startswith(head[:4] + head[5:8]):
         block = 4
@@ -509,16 +612,53 @@ def ogg_shortfall(fd: int, size: int) -> str | None:
     return None
 
 
-def _logged_shortfall(log: str, num_samples: int) -> str | None:
-    is_cut = len(log) >= _LOG_LIMIT  # there is so much metadata that the rest was not logged
-    found = _DATA_SIZE.search(log) or (_FILE_SIZE.search(log) if is_cut else None)
-    if found is None:
+def vorbis_patches(fd: int, size: int) -> dict[int, bytes]:
+    """Move an Ogg Vorbis that begins before 0 to where libsndfile reads all of it.
+
+    FFmpeg writes such files when it copies from the middle of another: the first page says
+    a lower position than it has samples. libsndfile then counts too few samples and plays
+    the first ones, or too many. It takes the difference of two positions, so those of the
+    first and the last page of sound are moved far up. In a whole file that begins at 0,
+    this changes no sample."""
+    if os.pread(fd, 7, 28) != b"\x01vorbis" or ogg_shortfall(fd, size):
+        return {}
+    at, packets = 0, 0
+    for _ in range(_MOST_CHUNKS):
+        head = os.pread(fd, 27 + 255, at)
+        if len(head) < 27 or not head.startswith(b"OggS"):
+            return {}
+        segments = head[27 : 27 + head[26]]
+        if packets >= _VORBIS_HEADERS and head[6:14] != _NO_POSITION:
+            break
+        packets += sum(length < 255 for length in segments)
+        at += 27 + len(segments) + sum(segments)
+    tail = max(0, size - _PAGE)
+    last = os.pread(fd, _PAGE, tail).rfind(b"OggS")
+    if last < 0 or tail + last <= at:
+        return {}
+    return _moved_page(fd, at) | _moved_page(fd, tail + last)
+
+
+def _moved_page(fd: int, at: int) -> dict[int, bytes]:
+    """The position and the checksum of an Ogg page that is moved (RFC 3533, section 6)."""
+    page = bytearray(os.pread(fd, _PAGE, at))
+    del page[27 + page[26] + sum(page[27 : 27 + page[26]]) :]
+    position = int.from_bytes(page[6:14], "little", signed=True) + _FAR_UP
+    page[6:14] = position.to_bytes(8, "little", signed=True)
+    page[22:26] = bytes(4)
+    # zlib's CRC has the same polynomial, and the bits of each byte in the other order
+    mirrored = zlib.crc32(page.translate(_MIRRORED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+    checksum = int(f"{mirrored:032b}"[::-1], 2).to_bytes(4, "little")
+    return {at + 6: bytes(page[6:14]), at + 22: checksum}
+
+
+def _sound_shortfall(sound: Sound | None, size: int, num_samples: int) -> str | None:
+    if sound is None or sound.length <= size - sound.at or sound.patches(size):
         return None
-    promised, held = int(found[1]), int(found[2])
+    promised, held = sound.length, size - sound.at
     # bytes of a sample; 0 if samples are compressed
     width = held // num_samples if num_samples else 0
     # what is missing is a part of a sample, or padding
-    is_whole = width and promised // width <= num_samples
-    if promised >= _UNFINISHED_SIZE or is_whole:
+    if width and promised // width <= num_samples:
         return None
     return f"its header promises {promised:,} bytes, and it holds {held:,}"

@@ -23,26 +23,28 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.blocks import Segment
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
 from featcache.audio.formats import (
     BEGINNING,
     FFMPEG,
     UNKNOWN,
-    EndlessFile,
     FFmpegDecoder,
     Header,
+    View,
     cut_in_header,
+    find_sound,
     format_of,
     gsm_samples,
     is_shorten,
     mp3_end,
     plain_header,
     shortfall,
+    vorbis_patches,
 )
 from featcache.audio.members import copy_of, open_file
 from featcache.audio.remote import Fetched, FileStamp
@@ -68,10 +70,12 @@ failure."""
 _SEEKABLE = frozenset(
     {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
 )
-_BLOCK = 65536  # samples
-_SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
+_BLOCK = 65536  # samples that are read at once of a file that cannot be seeked
+_BLOCK_VALUES = 1 << 20  # of all channels: so much is decoded before it is passed on
+_MORE = 4096  # samples that are asked for after the last one of a FLAC
 _FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
 _SMALL_BYTES = 1 << 20  # of a file that is read once, and hashed and decoded in memory
+_MOST_HASHED = 64 << 30  # bytes: hashing more takes minutes, and it is mostly holes
 _LEVEL = np.float32(2**-15)  # the step of 16-bit samples
 _SYSTEM_ERROR = 2  # libsndfile's code for an error of the operating system
 
@@ -126,7 +130,9 @@ class Recording:
 
     def content_hash(self, hashes: ContentHashes) -> int:
         """A hash of the file's bytes, those decoded unless it `has_changed`;
-        `UNKNOWN_HASH` if not wholly readable."""
+        `UNKNOWN_HASH` if not wholly readable, or too large."""
+        if self.stamp.size > _MOST_HASHED:
+            return UNKNOWN_HASH
         with suppress(OSError):  # a bad sector, which need not be in what is decoded
             if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._bytes_at(0, self.stamp.size))
@@ -150,47 +156,73 @@ class Recording:
             raise self.damage
         return min(self.position, self.header.num_samples)
 
-    def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
-        """Yield the samples of each span, float32 `[num_samples, channels]`, in the order
-        given: fewer than asked for if the recording ends before, or is damaged. A file
-        that cannot be seeked is decoded once, in its own order; spans that are due later
-        wait in memory."""
-        return self._cut_seeking(spans) if self.header.can_seek else self._cut_forwards(spans)
+    def cut(self, spans: Sequence[Span], begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        """Decode the samples of each span, and yield what they were added to, in the order
+        given: with fewer samples than the span has if the recording ends before, or is
+        damaged.
 
-    def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
-        for first, stop in spans:
-            if (samples := self._plain_samples(first, stop)) is not None:
-                yield samples
-                continue
-            if self._decoder is None or self.damage:
-                self._restart()
-            if first != self.position and not self.damage:
-                assert isinstance(self._decoder, _Decoder)
-                self.position = first
-                try:
-                    self._decoder.seek(first)
-                except soundfile.LibsndfileError as error:
-                    self.damage = _fault(error, first / self.header.sample_rate)
-            yield self._read(stop - first)
+        `begin` gives what the samples of a span are added to, by the span's number. Only a
+        block is held here. A file that cannot be seeked is decoded once, in its own order;
+        segments that are due later wait."""
+        cut = self._cut_seeking if self.header.can_seek else self._cut_forwards
+        return cut(spans, begin)
 
-    def _cut_forwards(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
-        order = sorted(range(len(spans)), key=spans.__getitem__)
-        waiting: dict[int, NDArray[np.float32]] = {}
-        due = 0
-        decoded = self._read(0)  # from the current span's first sample up to `position`
-        for place, following in zip_longest(order, order[1:]):
-            first, stop = spans[place]
-            while self.position < first and len(self._read(min(_BLOCK, first - self.position))):
-                pass
-            if stop > self.position:
-                more = self._read(stop - self.position)
-                decoded = np.concatenate((decoded, more)) if len(decoded) else more
-            waiting[place] = decoded[: stop - first]
-            shared = len(decoded) if following is None else spans[following][0] - first
-            decoded = decoded[shared:].copy()
-            while due in waiting:
-                yield waiting.pop(due)
-                due += 1
+    def _cut_seeking(
+        self, spans: Sequence[Span], begin: Callable[[int], Segment]
+    ) -> Iterator[Segment]:
+        for number, span in enumerate(spans):
+            segment = begin(number)
+            if not self._add_plain(span, segment):
+                if segment.num_samples:  # some of them may be damaged
+                    segment = begin(number)
+                self._add_decoded(span, segment)
+            yield segment
+
+    def _add_decoded(self, span: Span, segment: Segment) -> None:
+        first, stop = span
+        if self._decoder is None or self.damage:
+            self._restart()
+        if first != self.position and not self.damage:
+            assert isinstance(self._decoder, _Decoder)
+            self.position = first
+            try:
+                self._decoder.seek(first)
+            except soundfile.LibsndfileError as error:
+                self.damage = _fault(error, first / self.header.sample_rate)
+        while self.position < stop and len(block := self._read(stop - self.position)):
+            segment.add(block)
+
+    def _cut_forwards(
+        self, spans: Sequence[Span], begin: Callable[[int], Segment]
+    ) -> Iterator[Segment]:
+        coming = sorted(range(len(spans)), key=spans.__getitem__, reverse=True)
+        segments: dict[int, Segment] = {}
+        unfinished: set[int] = set()
+        for due in range(len(spans)):
+            while due not in segments or due in unfinished:
+                while coming and spans[coming[-1]][0] <= self.position:
+                    number = coming.pop()
+                    segments[number] = begin(number)
+                    unfinished.add(number)
+                # up to where a segment begins or ends
+                bounds = [spans[number][1] for number in unfinished]
+                bounds += [spans[number][0] for number in coming[-1:]]
+                wanted = min(_block_of(self.header.num_channels), min(bounds) - self.position)
+                block = self._read(wanted)
+                if len(block):
+                    for number in unfinished:
+                        segments[number].add(block)
+                if len(block) < wanted:  # the recording ends, or is damaged
+                    segments |= {number: begin(number) for number in coming}
+                    coming.clear()
+                    unfinished.clear()
+                unfinished -= {number for number in unfinished if spans[number][1] <= self.position}
+            yield segments.pop(due)
+
+    def start_over(self) -> None:
+        """Forget what is left of a `cut` that was given up."""
+        if self._decoder is not None:
+            self._restart()
 
     def _restart(self) -> None:
         try:
@@ -210,56 +242,44 @@ class Recording:
             self._bytes = os.pread(self._file.fileno(), self.stamp.size, 0)
         return self._bytes[first : first + count]
 
-    def _plain_samples(self, first: int, stop: int) -> NDArray[np.float32] | None:
-        """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that
-        does not give each of them."""
-        header = self.header
-        if not (self._is_plain and self._is_believable(header.num_samples)):
-            return None
+    def _add_plain(self, span: Span, segment: Segment) -> bool:
+        """Add samples of a WAV as they lie in it, or all of a FLAC by dr_flac. Returns
+        False if that does not give each of them."""
+        if not self._is_plain:
+            return False
+        header, (first, stop) = self.header, span
         with suppress(OSError):  # libsndfile meets it too, and says where
             if header.samples_at is not None:
-                return self._levels(
-                    header.samples_at + 2 * header.num_channels * first, stop - first
-                )
-            if (first, stop) == (0, header.num_samples):
-                samples = np.empty((header.num_samples, header.num_channels), np.float32)
-                return (
-                    samples if _decode_flac(self._bytes_at(0, self.stamp.size), samples) else None
-                )
-        return None
+                return self._add_levels(header.samples_at, span, segment)
+            if first == 0 and stop == header.num_samples:
+                return _decode_flac(self._bytes_at(0, self.stamp.size), header, segment)
+        return False
 
-    def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
-        """So many 16-bit samples from a byte on; None if they are not there."""
-        samples = np.empty((num_samples, self.header.num_channels), np.float32)
-        flat = samples.reshape(-1)
-        for done in range(0, len(flat), _SMALL_BYTES):
-            piece = flat[done : done + _SMALL_BYTES]
-            data = self._bytes_at(at + 2 * done, 2 * len(piece))
-            if len(data) < 2 * len(piece):
-                return None
-            np.multiply(np.frombuffer(data, "<i2"), _LEVEL, out=piece)
-        return samples
-
-    def _is_believable(self, num_samples: int) -> bool:
-        """Whether the file may hold so many samples, whatever its header says."""
-        return num_samples <= _SAMPLES_PER_BYTE * self.stamp.size
+    def _add_levels(self, samples_at: int, span: Span, segment: Segment) -> bool:
+        """Add the 16-bit samples of a WAV. Returns False if they are not there."""
+        channels = self.header.num_channels
+        width = 2 * channels
+        for first in range(*span, _block_of(channels)):
+            samples = np.empty((min(span[1] - first, _block_of(channels)), channels), np.float32)
+            data = self._bytes_at(samples_at + width * first, width * len(samples))
+            if len(data) < width * len(samples):
+                return False
+            np.multiply(np.frombuffer(data, "<i2"), _LEVEL, out=samples.reshape(-1))
+            segment.add(samples)
+        return True
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
-        """The next samples, `[num_samples, channels]`; fewer if the recording ends
-        before, or is damaged."""
-        # which grows with what is found
-        room_for = num_samples if self._is_believable(num_samples) else _BLOCK
-        samples = np.empty((room_for, self.header.num_channels), np.float32)
+        """Decode the next samples, at most a block: `[num_samples, channels]`. There are
+        fewer if the recording ends before, or is damaged."""
+        channels = self.header.num_channels
+        samples = np.empty((min(num_samples, _block_of(channels)), channels), np.float32)
         # at most this is lost if a stream breaks off
-        at_once = num_samples if self.header.can_seek else _BLOCK
+        at_once = len(samples) if self.header.can_seek else _BLOCK
         filled = 0
-        while filled < num_samples and not self.damage:
+        while filled < len(samples) and not self.damage:
             assert self._decoder is not None
-            if filled == len(samples):
-                samples = np.concatenate((samples, np.empty_like(samples)))
-            room = samples[filled : min(filled + at_once, num_samples)]
             try:
-                count = len(self._decoder.read(out=room))
+                count = len(self._decoder.read(out=samples[filled : filled + at_once]))
             except (soundfile.LibsndfileError, AudioError) as error:
                 self.damage = _fault(error, self.position / self.header.sample_rate)
                 break
@@ -268,6 +288,11 @@ class Recording:
             filled += count
             self.position += count
         return samples[:filled]
+
+
+def _block_of(num_channels: int) -> int:
+    """The samples in a block."""
+    return max(1, _BLOCK_VALUES // num_channels)
 
 
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
@@ -285,8 +310,11 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
     """A decoder at the start of a file, and what the file says."""
     file.seek(0)
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+    sound = find_sound(descriptor, size)
+    patches = sound.patches(size) if sound else vorbis_patches(descriptor, size)
     try:
-        decoder = _Decoder(descriptor, closefd=False)
+        seen = View(descriptor, patches, size) if patches else descriptor
+        decoder = _Decoder(seen, closefd=False)
     except soundfile.LibsndfileError:
         if is_shorten(descriptor):
             raise AudioError(
@@ -306,10 +334,16 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
         header = Header(*form, lack, can_seek=False, is_float=True, decoder=FFMPEG)
         return ffmpeg, header._replace(begins=ffmpeg.begins)
     num_samples = decoder.frames
-    if decoder.format == "MP3" and mp3_end(descriptor) is None:
+    if decoder.subtype == "OPUS":
+        decoder.seek(0)  # if it does not begin at 0, only this leaves out the pre-skip
+    is_endless = decoder.format == "MP3" and mp3_end(descriptor) is None
+    if sound and decoder.subtype.startswith("MPEG_LAYER"):  # in a WAV, whose count is a guess
+        is_endless, patches = True, {sound.size_at: b"\xff" * sound.size_bytes}
+    if is_endless:
         decoder.close()
         file.seek(0)
-        decoder, num_samples = _Decoder(EndlessFile(descriptor, closefd=False)), UNKNOWN
+        end = min(size, sound.at + sound.length) if sound and sound.length > 0 else size
+        decoder, num_samples = _Decoder(View(descriptor, patches, end, is_endless=True)), UNKNOWN
     if decoder.subtype == "GSM610":
         num_samples = gsm_samples(decoder.extra_info, num_samples)
     lack = shortfall(decoder, descriptor, size)
@@ -320,19 +354,31 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
     )
 
 
-def _decode_flac(data: bytes, samples: NDArray[np.float32]) -> bool:
-    """Decode a FLAC file, whose header states the shape of `samples`, `[num_samples,
-    channels]`, into [-1, 1). Whether all of them were decoded: not if some of its frames
-    are damaged."""
+def _decode_flac(data: bytes, header: Header, segment: Segment) -> bool:
+    """Decode all of a FLAC file into [-1, 1). Returns False if that gives fewer samples
+    than its header counts, since some of its frames are damaged.
+
+    A file may hold more of them: FFmpeg's concat demuxer copies frames of several files,
+    and the header of the first."""
     lib, ffi = miniaudio.lib, miniaudio.ffi
     decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
     if not decoder:
         return False
     try:
-        if decoder.channels != samples.shape[1] or decoder.totalPCMFrameCount != len(samples):
+        promised = decoder.channels, decoder.totalPCMFrameCount
+        if promised != (header.num_channels, header.num_samples):
             return False
-        room = ffi.from_buffer("float[]", samples)
-        return bool(lib.ma_dr_flac_read_pcm_frames_f32(decoder, len(samples), room) == len(samples))
+        while not segment.is_full:
+            missing = header.num_samples - segment.num_samples
+            wanted = min(missing, _block_of(header.num_channels)) if missing > 0 else _MORE
+            samples = np.empty((wanted, header.num_channels), np.float32)
+            room = ffi.from_buffer("float[]", samples)
+            count = int(lib.ma_dr_flac_read_pcm_frames_f32(decoder, wanted, room))
+            if count:
+                segment.add(samples[:count])
+            if count < wanted:
+                break
+        return segment.num_samples >= header.num_samples
     finally:
         lib.ma_dr_flac_close(decoder)
 

@@ -4,11 +4,12 @@ resampled, at another speed."""
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.blocks import Joined
 from featcache.errors import AudioError, MissingDependencyError, Reason
 
 if TYPE_CHECKING:
@@ -24,6 +25,82 @@ Channel = Literal["mix", "first"] | int
 """Which channel to take, from 0; `mix` for the mean of all."""
 
 
+class WaveformBuilder:
+    """Makes samples that come block by block into a waveform at the config's rate.
+
+    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
+    resamples it to num_samples * rate / source_rate samples, rounded to the nearest
+    number (half a sample up or down, always the same way), and gives the same bits in any
+    thread, and in blocks of any size.
+
+    Another speed, a number of at most six digits, takes no further step: the recording is
+    resampled as if its rate were source_rate * speed Hz. So it lasts 1 / speed as long,
+    and pitch and formants change with it, as with sox's `speed` (Ko et al., Audio
+    augmentation for speech recognition, Interspeech 2015).
+
+    Args:
+        channel: The utterance's, from 0; None for the policy's.
+        num_samples: About how many samples of a channel will come; 0 if not known.
+
+    Raises AudioError (RATE_REFUSED; `max_seconds` is the caller's to hold to), or
+    MissingDependencyError if it takes soxr."""
+
+    def __init__(
+        self,
+        source_rate: int,
+        policy: AudioPolicy,
+        channel: int | None = None,
+        *,
+        speed: float = 1,
+        num_samples: int = 0,
+    ) -> None:
+        if source_rate < (least := policy.min_source_rate):
+            raise AudioError(
+                Reason.RATE_REFUSED,
+                f"its header says {source_rate} Hz: audio.min_source_rate is {least}",
+            )
+        if source_rate != policy.sample_rate and policy.resample == "forbid":
+            wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
+            raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
+        self._channel: Channel = policy.channel if channel is None else channel
+        rates = source_rate, policy.sample_rate
+        if speed != 1:
+            rates = (Fraction(f"{speed:g}") * source_rate / policy.sample_rate).as_integer_ratio()
+        self._rates = rates
+        self._quality = policy.resample.removeprefix("soxr_").upper()
+        self._first_block: NDArray[np.float32] | None = None  # to be resampled
+        self._stream: Any = None
+        self._made = Joined(num_samples * rates[1] // rates[0] + 1)
+
+    def add(self, samples: NDArray[np.float32]) -> None:
+        """Append a block, C-contiguous float32 `[num_samples, channels]`, which must not
+        change afterwards. Raises AudioError (NO_SUCH_CHANNEL)."""
+        mono = to_mono(samples, self._channel)
+        if self._rates[0] == self._rates[1]:
+            self._made.add(mono)
+        elif self._stream is not None:
+            self._made.add(self._stream.resample_chunk(mono))
+        elif self._first_block is None:
+            self._first_block = mono
+        else:
+            self._stream = _soxr().ResampleStream(*self._rates, 1, "float32", self._quality)
+            self._made.add(self._stream.resample_chunk(self._first_block))
+            self._first_block = None
+            self._made.add(self._stream.resample_chunk(mono))
+
+    def finish(self) -> NDArray[np.float32]:
+        """Return the waveform, float32 `[num_samples]`, contiguous, maybe in the memory of
+        a block."""
+        if self._first_block is not None:
+            whole: NDArray[np.float32] = _soxr().resample(
+                self._first_block, *self._rates, self._quality
+            )
+            return whole
+        if self._stream is not None:
+            self._made.add(self._stream.resample_chunk(np.empty(0, np.float32), last=True))
+        return self._made.finish()
+
+
 def to_waveform(
     samples: NDArray[np.float32],
     source_rate: int,
@@ -32,60 +109,35 @@ def to_waveform(
     *,
     speed: float = 1,
 ) -> NDArray[np.float32]:
-    """Turn C-contiguous samples, float32 `[num_samples, channels]`, into a waveform at
-    the config's rate, float32 `[num_samples]`, contiguous, maybe in their memory.
-    `channel` is the utterance's, from 0; None for the policy's.
+    """Make all samples of a clip into a waveform, as a `WaveformBuilder` does."""
+    builder = WaveformBuilder(source_rate, policy, channel, speed=speed)
+    builder.add(samples)
+    return builder.finish()
 
-    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
-    resamples it to num_samples * rate / source_rate samples, rounded to the nearest
-    number (half a sample up or down, always the same way), and gives the same bits in any
-    thread.
 
-    Another speed, a number of at most six digits, takes no further step: the recording is
-    resampled as if its rate were source_rate * speed Hz. So it lasts 1 / speed as long,
-    and pitch and formants change with it, as with sox's `speed` (Ko et al., Audio
-    augmentation for speech recognition, Interspeech 2015).
-
-    Raises AudioError (RATE_REFUSED or NO_SUCH_CHANNEL; `max_seconds` is the caller's to
-    hold to), or MissingDependencyError if it takes soxr."""
-    if source_rate < (least := policy.min_source_rate):
-        raise AudioError(
-            Reason.RATE_REFUSED,
-            f"its header says {source_rate} Hz: audio.min_source_rate is {least}",
-        )
-    if source_rate != policy.sample_rate and policy.resample == "forbid":
-        wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
-        raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
-    mono = to_mono(samples, policy.channel if channel is None else channel)
-    rates = source_rate, policy.sample_rate
-    if speed != 1:
-        rates = (Fraction(f"{speed:g}") * source_rate / policy.sample_rate).as_integer_ratio()
-    if rates[0] == rates[1]:
-        return mono
+def _soxr() -> Any:
     try:
         import soxr
     except ImportError as error:
         raise MissingDependencyError("soxr", "resampling") from error
-    resampled: NDArray[np.float32] = soxr.resample(
-        mono, *rates, policy.resample.removeprefix("soxr_").upper()
-    )
-    return resampled
+    return soxr
 
 
-def why_silent(samples: NDArray[np.float32], waveform: NDArray[np.float32]) -> str:
-    """Why a waveform, made of `samples` `[num_samples, channels]`, is as good as silent;
-    empty if it is not. Of one that is not, few samples are looked at."""
-    if _peak(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * _peak(samples[::_FEW])):
+def why_silent(loudest: float, waveform: NDArray[np.float32]) -> str:
+    """Why a waveform is as good as silent; empty if it is not. `loudest` is the peak of the
+    samples of which it was made, over all channels."""
+    if peak_of(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * loudest):
         return ""
-    if (loudest := _peak(samples)) < _SILENT:
+    if loudest < _SILENT:
         return "there is no sound in it"
-    if _peak(waveform) < _CANCELLED * loudest:
+    if peak_of(waveform) < _CANCELLED * loudest:
         return "its channels have sound, and what is taken of them (audio.channel) has next to none"
     return ""
 
 
-def _peak(samples: NDArray[np.float32]) -> float:
-    return float(np.abs(samples).max(initial=0.0))
+def peak_of(samples: NDArray[np.float32]) -> float:
+    """The highest absolute value; 0 without samples."""
+    return float(max(samples.max(initial=0.0), -samples.min(initial=0.0)))
 
 
 def error_if_too_long(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from featcache.audio.noise import Noise, noise_content, read_noise
-from featcache.audio.resample import to_waveform
+from featcache.audio.resample import WaveformBuilder
 from featcache.errors import listing, refuse_url
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
@@ -136,6 +136,13 @@ class WaveformMaker:
     audio: AudioPolicy  # without its `max_seconds`
     augment: AugmentPolicy | None
 
+    def __hash__(self) -> int:
+        return self._hash  # which is asked for several times a clip
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.audio, self.augment))
+
     @classmethod
     def of(cls, audio: AudioPolicy, augment: AugmentPolicy | None) -> WaveformMaker:
         """The maker for these two sections of a config."""
@@ -155,6 +162,12 @@ class WaveformMaker:
         """The highest speed of a copy."""
         return float(self.copies.speeds.max())
 
+    @property
+    def seconds_per_second(self) -> float:
+        """How many seconds the waveforms of a recording last that are resampled, in all
+        speeds, for each of its seconds."""
+        return float((1 / np.unique(self.copies.speeds)).sum())
+
     def with_noise(self, waveform: NDArray[np.float32], id_: str) -> NDArray[np.float32]:
         """Add a copy's noise to its waveform; that of a clean copy is returned as it is.
         Raises ConfigError if the noise cannot be decoded, or has changed."""
@@ -165,14 +178,11 @@ class WaveformMaker:
             else self._noise.add_to(waveform, id_, copy.snr)
         )
 
-    def waveform(
-        self, samples: NDArray[np.float32], rate: int, id_: str, channel: int | None
-    ) -> NDArray[np.float32]:
-        """A copy's waveform: `to_waveform` at the speed of the copy `id_`, then
-        `with_noise`."""
-        return self.with_noise(
-            to_waveform(samples, rate, self.audio, channel, speed=self.speed(id_)), id_
-        )
+    def builder(
+        self, rate: int, speed: float, channel: int | None, num_samples: int
+    ) -> WaveformBuilder:
+        """Start a waveform, without noise. The arguments are those of `WaveformBuilder`."""
+        return WaveformBuilder(rate, self.audio, channel, speed=speed, num_samples=num_samples)
 
     @cached_property
     def _noise(self) -> Noise | None:

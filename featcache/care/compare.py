@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.audio.decode import Cut, decode
+from featcache.audio.resample import WaveformBuilder
 from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
 from featcache.errors import AudioError
@@ -80,11 +81,16 @@ def decode_waveform(
 ) -> NDArray[np.float32]:
     """Decode an utterance and make its waveform, float32 `[num_samples]`. Raises
     AudioError if it cannot be decoded."""
-    (decoded,) = decode(locate(root, utterance.path), [Cut(utterance.start, utterance.duration)])
+
+    def collect(_number: int, rate: int, num_samples: int) -> WaveformBuilder:
+        speed = waveform_maker.speed(utterance.id)
+        return waveform_maker.builder(rate, speed, utterance.channel, num_samples)
+
+    cut = Cut(utterance.start, utterance.duration)
+    (decoded,) = decode(locate(root, utterance.path), [cut], collect=collect)
     if isinstance(decoded, AudioError):
         raise decoded
-    samples, source = decoded
-    return waveform_maker.waveform(samples, source.sample_rate, utterance.id, utterance.channel)
+    return waveform_maker.with_noise(decoded[0], utterance.id)
 
 
 def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) -> list[ClipResult]:

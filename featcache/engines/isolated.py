@@ -167,7 +167,9 @@ def _prepare(
     for built, choice in zip(configs, choices, strict=True):
         built.extractor.chosen_batching = choice.batching
     fetched = partial(copy_of, wait=wait)
-    return device, [batch_extractor(setup.root, [built], source, fetched) for built in configs]
+    return device, [
+        batch_extractor(setup.root, [built], source, fetched, wait) for built in configs
+    ]
 
 
 def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _Answer:

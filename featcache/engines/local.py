@@ -97,7 +97,11 @@ class _Workers:
         self._group, self._device = group, group.device
         self._control, self._progress, self._stop = control, control.progress, control.stop
         self._extract_batch = batch_extractor(
-            group.root, group.configs, group.source, self.downloads.take
+            group.root,
+            group.configs,
+            group.source,
+            self.downloads.take,
+            self.downloads.wait_for_copy,
         )
         cut = self._cut(tasks)
         # One worker at a time takes from it.

@@ -142,7 +142,7 @@ class Downloads:
                 )
                 self._fetch_containers()
         if not isinstance(source, Url):
-            return copy_of(source, self._wait_for_copy)
+            return copy_of(source, self.wait_for_copy)
         with self._lock:
             if (future := self._files.get(source)) is not None:
                 self._wanted[source] -= 1
@@ -165,9 +165,10 @@ class Downloads:
             return  # it is wanted by now, or was passed over: whoever wants it fetches it
         # Whoever wants it gets the error.
         with suppress(AudioError, StoppedError), self._counting(container, _FILES_PER_CONTAINER):
-            fetch_ahead(container, self._wait_for_copy)
+            fetch_ahead(container, self.wait_for_copy)
 
-    def _wait_for_copy(self, seconds: float) -> None:
+    def wait_for_copy(self, seconds: float) -> None:
+        """Wait for what takes long. Raises StoppedError if the run is being stopped."""
         if self._stop.wait(seconds) or self.closed.is_set():
             raise StoppedError
 

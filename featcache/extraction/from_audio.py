@@ -15,15 +15,17 @@ from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.blocks import Collector, Joined
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import Cut, FileIdentity, decode
 from featcache.audio.members import copy_of
-from featcache.audio.remote import Fetched
-from featcache.audio.resample import error_if_too_long, to_waveform, why_silent
+from featcache.audio.remote import Fetched, Wait
+from featcache.audio.resample import WaveformBuilder, error_if_too_long, peak_of, why_silent
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import (
@@ -47,10 +49,14 @@ _SMALLEST = 8
 workers end together."""
 
 SMALL_BYTES = 64 << 20
-"""Decoded audio that a worker may hold without reserving it."""
+"""Bytes of waveforms that a worker may hold without reserving them."""
 
 _LARGE_BYTES = 2 << 30
-"""Bytes of large recordings that all workers may hold together."""
+"""Bytes of large waveforms that all workers may hold together."""
+
+_SAMPLE_BYTES = 4  # of a waveform
+_MOST_BYTES = 8 << 30
+"""A clip whose waveform would take more fails: at 16 kHz, after 37 hours."""
 
 Fetch = Callable[[CopiedSource], Fetched]
 """Gives a copy of what is not a file of this machine."""
@@ -63,24 +69,39 @@ _DECODED_FROM_START = frozenset(
 class AudioExtractor:
     """Extracts batches from audio for some configs. Its calls come from several threads.
 
-    `root` is what paths are relative to."""
+    Args:
+        root: What paths are relative to.
+        fetched: Gives a copy of what is not a file of this machine.
+        wait: Called now and then while a long file is hashed or decoded; it may raise to
+            give up.
+    """
 
     def __init__(
-        self, root: AudioLocation, configs: Sequence[BuiltConfig], fetched: Fetch = copy_of
+        self,
+        root: AudioLocation,
+        configs: Sequence[BuiltConfig],
+        fetched: Fetch = copy_of,
+        wait: Wait = lambda _: None,
     ) -> None:
         self._root = root
         self._configs = configs
         self._device = configs[0].device
-        self._memory = AudioMemory(4 * max(config.sample_rate for config in configs))
+        makers = {config.waveform_maker: config.sample_rate for config in configs}
+        self._makers = [*makers]
+        self._hashes = ContentHashes(wait)
+        self._memory = AudioMemory(
+            sum(rate * maker.seconds_per_second for maker, rate in makers.items()) * _SAMPLE_BYTES
+        )
         # The longest recording whose fastest copy is no longer than one of the configs
         # allows.
         limits = [
             config.max_seconds and config.max_seconds * config.waveform_maker.fastest
             for config in configs
         ]
-        max_seconds = None if None in limits else max(limit for limit in limits if limit)
+        most_seconds = _MOST_BYTES / _SAMPLE_BYTES / max(makers.values())
+        longest = max(most_seconds if limit is None else limit for limit in limits)
         self._decode = partial(
-            decode, max_seconds=max_seconds, hashes=ContentHashes(), fetched=fetched
+            decode, max_seconds=min(longest, most_seconds), fetched=fetched, wait=wait
         )
 
     def __call__(
@@ -96,10 +117,30 @@ class AudioExtractor:
             that no more of them are held than `AudioMemory` allows.
         """
         with self._memory.lease() as reserve:
-            decoding = decode_all(batch, self._root, partial(self._decode, reserve=reserve))
+            decoding = self.decode(batch, times, reserve=reserve, hashes=self._hashes)
             for part in parts(decoding, self._device.batch_seconds, times):
                 yield from self._extract_part(part, times)
                 del part  # before the next one is decoded
+
+    def decode(
+        self, utterances: Sequence[Utterance], times: WorkerTimes, **options: Any
+    ) -> Iterator[Decoded]:
+        """Decode utterances one by one, in order, into the waveforms of all configs; with
+        options of `featcache.audio.decode.decode`."""
+
+        def collect(copies: Sequence[Utterance], rate: int, num_samples: int) -> Waveforms:
+            return Waveforms(self._makers, copies, rate, num_samples, times)
+
+        return decode_all(utterances, self._root, partial(self._decode, **options), collect)
+
+    def decoded(self, utterance: Utterance, samples: NDArray[np.float32], rate: int) -> Decoded:
+        """Make samples `[num_samples, channels]`, which are in memory, what `decode` makes of
+        a file's."""
+        times = WorkerTimes(float)
+        waveforms = Waveforms(self._makers, [utterance], rate, len(samples), times)
+        if len(samples):
+            waveforms.add(samples)
+        return Decoded(utterance, (waveforms.finish(), FileIdentity(0, 0, rate)))
 
     def _extract_part(
         self, part: Sequence[Decoded], times: WorkerTimes
@@ -108,8 +149,7 @@ class AudioExtractor:
         together."""
         is_large = any(decoded.num_bytes >= SMALL_BYTES for decoded in part)
         try:
-            makers = {config.waveform_maker for config in self._configs}
-            waveforms = {maker: make_waveforms(maker, part, times) for maker in makers}
+            waveforms = {maker: make_waveforms(maker, part, times) for maker in self._makers}
             results: list[Extracted | PendingRows] = []
             for config in self._configs:
                 result = self._extract(config, waveforms[config.waveform_maker], times)
@@ -178,9 +218,9 @@ def _item_of(
     is silent, empty if it is not. Raises AudioError if it cannot be extracted."""
     if isinstance(waveform, AudioError):
         raise waveform
-    samples, source = decoded.content()
-    speed = config.waveform_maker.speed(decoded.utterance.id)
-    if too_long := error_if_too_long(len(samples), source.sample_rate * speed, config.max_seconds):
+    made, source = decoded.content()
+    rate = source.sample_rate * config.waveform_maker.speed(decoded.utterance.id)
+    if too_long := error_if_too_long(made.num_samples, rate, config.max_seconds):
         raise too_long
     with errors_of(config.extractor, [decoded.utterance.id]):
         num_frames = config.extractor.num_frames(len(waveform))
@@ -192,29 +232,29 @@ def _item_of(
             )
             raise AudioError(Reason.TOO_SHORT, too_few)
     item = Item(**decoded.utterance.row(), num_samples=len(waveform), **asdict(source))
-    return item, waveform, why_silent(samples, waveform)
+    return item, waveform, why_silent(made.loudest, waveform)
 
 
 class AudioMemory:
-    """Limits the decoded audio that all workers hold. Small recordings are not counted.
+    """Limits the waveforms that all workers hold. Short clips are not counted.
 
-    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other
-    such recording is held. Of a waveform, a second takes `bytes_per_second`."""
+    A clip of more than `SMALL_BYTES` waits until there is room for it, or no other such
+    clip is held. The waveforms of a second of audio take `bytes_per_second`."""
 
-    def __init__(self, bytes_per_second: int) -> None:
+    def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
         self._used = 0
         self._changed = threading.Condition()
 
     @contextmanager
-    def lease(self) -> Iterator[Callable[[int, float], None]]:
-        """Yield one worker's `reserve(num_bytes, seconds)`, which gives back what it got
-        last, and waits for as many bytes, and those of a waveform of so many seconds."""
+    def lease(self) -> Iterator[Callable[[float], None]]:
+        """Yield one worker's `reserve(seconds)`, which gives back what it got last, and
+        waits for the bytes of the waveforms of so many seconds."""
         held = 0
 
-        def reserve(num_bytes: int, seconds: float) -> None:
+        def reserve(seconds: float) -> None:
             nonlocal held
-            needed = num_bytes + int(seconds * self._bytes_per_second)
+            needed = int(seconds * self._bytes_per_second)
             wanted = needed if needed > SMALL_BYTES else 0
             if held or wanted:
                 with self._changed:
@@ -229,12 +269,82 @@ class AudioMemory:
         try:
             yield reserve
         finally:
-            reserve(0, 0.0)
+            reserve(0.0)
 
 
-_Audio = tuple[NDArray[np.float32], FileIdentity] | AudioError
-"""Samples `[num_samples, channels]` at the file's rate, and what the file was; or why it
-could not be decoded."""
+class Waveforms:
+    """The waveforms of a segment, without noise, made while it is decoded: one for each
+    maker, and for each speed and channel of the copies of an utterance.
+
+    Adds the seconds that this takes to `times`."""
+
+    def __init__(
+        self,
+        makers: Sequence[WaveformMaker],
+        copies: Sequence[Utterance],
+        rate: int,
+        num_samples: int,
+        times: WorkerTimes,
+    ) -> None:
+        self._times = times
+        self._builders: dict[_Way, WaveformBuilder] = {}
+        self._made: dict[_Way, Waveform | AudioError] = {}
+        self.num_samples = 0
+        """How many samples a channel has."""
+        self.loudest = 0.0
+        """The peak of all samples."""
+        for copy in copies:
+            for maker in makers:
+                way = maker, maker.speed(copy.id), copy.channel
+                if way in self._builders:
+                    continue
+                try:
+                    self._builders[way] = maker.builder(rate, *way[1:], num_samples)
+                except AudioError as error:
+                    self._made[way] = error
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the waveforms."""
+        return sum(made.nbytes for made in self._made.values() if isinstance(made, np.ndarray))
+
+    def add(self, samples: NDArray[np.float32]) -> None:
+        """Take a block of samples, `[num_samples, channels]`."""
+        started = perf_counter()
+        self.num_samples += len(samples)
+        self.loudest = max(self.loudest, peak_of(samples))
+        for way, builder in self._builders.items():
+            if way not in self._made:
+                try:
+                    builder.add(samples)
+                except AudioError as error:
+                    self._made[way] = error.with_traceback(None)  # whose frames hold samples
+        self._times["resample"] += perf_counter() - started
+
+    def finish(self) -> Waveforms:
+        """Finish the waveforms."""
+        started = perf_counter()
+        for way, builder in self._builders.items():
+            if way not in self._made:
+                self._made[way] = builder.finish()
+        self._builders.clear()
+        self._times["resample"] += perf_counter() - started
+        return self
+
+    def of(self, maker: WaveformMaker, copy: Utterance) -> Waveform:
+        """Return a copy's waveform. Raises AudioError if it cannot be made."""
+        made = self._made[maker, maker.speed(copy.id), copy.channel]
+        if isinstance(made, AudioError):
+            raise made
+        return made
+
+
+_Way = tuple[WaveformMaker, float, int | None]
+"""A way to make a waveform: with which maker, at which speed, of which channel."""
+
+_Audio = tuple[Any, FileIdentity] | AudioError
+"""What was made of the samples of a segment, here `Waveforms`, and what the file was; or
+why it could not be decoded."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +354,8 @@ class Decoded:
     utterance: Utterance
     audio: _Audio
 
-    def content(self) -> tuple[NDArray[np.float32], FileIdentity]:
-        """The samples, and what the file was. Raises AudioError if it could not be
+    def content(self) -> tuple[Waveforms, FileIdentity]:
+        """The waveforms, and what the file was. Raises AudioError if it could not be
         decoded."""
         if isinstance(self.audio, AudioError):
             raise self.audio
@@ -253,8 +363,8 @@ class Decoded:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the samples."""
-        return 0 if isinstance(self.audio, AudioError) else self.audio[0].nbytes
+        """The bytes of the waveforms."""
+        return 0 if isinstance(self.audio, AudioError) else self.audio[0].num_bytes
 
 
 def batches(
@@ -299,16 +409,26 @@ def decode_all(
     utterances: Sequence[Utterance],
     root: AudioLocation,
     decode_file: Callable[..., Iterator[_Audio]] = decode,
+    collect: Callable[
+        [Sequence[Utterance], int, int], Collector
+    ] = lambda _copies, _rate, expected: Joined(expected),
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order. Neighbours that cut the same file share its
     decoder.
 
-    Neighbours that cut the same segment, being copies of one utterance, share the
-    samples. `decode_file` is `featcache.audio.decode.decode`, with options of its own."""
+    Neighbours that cut the same segment, being copies of one utterance, share what
+    `collect` makes of the samples, as in `featcache.audio.decode.decode`: it gets them in
+    place of the segment's number. `decode_file` is that function, with options of its
+    own."""
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
-        decoding = decode_file(locate(root, path), [segment for segment, _ in copies])
-        for (_, rows), result in zip(copies, decoding, strict=True):
+        rows_of = [rows for _, rows in copies]
+        decoding = decode_file(
+            locate(root, path),
+            [segment for segment, _ in copies],
+            collect=lambda number, *form, rows_of=rows_of: collect(rows_of[number], *form),
+        )
+        for rows, result in zip(rows_of, decoding, strict=True):
             yield from (Decoded(row, result) for row in rows)
             del result  # not held while the next one is decoded
 
@@ -324,15 +444,15 @@ def parts(
     part: list[Decoded] = []
     seconds, num_bytes = 0.0, 0
     while True:
-        started = perf_counter()
+        started, resampling = perf_counter(), times["resample"]
         decoded = next(decoding, None)
-        times["decode"] += perf_counter() - started
+        times["decode"] += perf_counter() - started - (times["resample"] - resampling)
         if decoded is None:
             break
         part.append(decoded)
         num_bytes += decoded.num_bytes
         if not isinstance(decoded.audio, AudioError):
-            seconds += len(decoded.audio[0]) / decoded.audio[1].sample_rate
+            seconds += decoded.audio[0].num_samples / decoded.audio[1].sample_rate
         decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
         if seconds >= part_seconds or num_bytes >= SMALL_BYTES:
             full, part, seconds, num_bytes = part, [], 0.0, 0
@@ -348,31 +468,18 @@ was wrong."""
 
 
 def make_waveforms(
-    waveform_maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes
+    maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes
 ) -> list[_Resampled]:
-    """The waveforms of a part of a batch."""
+    """The waveforms of a part of a batch, with their noise."""
     started = perf_counter()
     made: list[_Resampled] = []
-
-    def source_of(decoded: Decoded) -> tuple[int, int | None, float]:
-        return (
-            id(decoded.audio),
-            decoded.utterance.channel,
-            waveform_maker.speed(decoded.utterance.id),
-        )
-
-    # Copies of an utterance that differ only in noise are neighbours, and resampled once.
-    for (_, channel, speed), group in groupby(part, key=source_of):
-        copies = [*group]
+    for decoded in part:
         try:
-            samples, source = copies[0].content()
-            clean = to_waveform(
-                samples, source.sample_rate, waveform_maker.audio, channel, speed=speed
-            )
+            clean = decoded.content()[0].of(maker, decoded.utterance)
         except AudioError as error:
             # whose frames hold waveforms
-            made += [(copy, error.with_traceback(None)) for copy in copies]
+            made.append((decoded, error.with_traceback(None)))
         else:
-            made += [(copy, waveform_maker.with_noise(clean, copy.utterance.id)) for copy in copies]
+            made.append((decoded, maker.with_noise(clean, decoded.utterance.id)))
     times["resample"] += perf_counter() - started
     return made

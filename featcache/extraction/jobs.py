@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from featcache.audio.members import copy_of
+from featcache.audio.remote import Wait
 from featcache.device import Device
 from featcache.errors import Reason, listing
 from featcache.extraction.features import Extracted, WorkerTimes
@@ -335,11 +336,12 @@ def batch_extractor(
     configs: Sequence[BuiltConfig],
     source: SourceVersion | None,
     fetched: Fetch = copy_of,
+    wait: Wait = lambda _: None,
 ) -> BatchExtractor:
     """A function that extracts batches for these configs: from audio, or if there is a
-    source, from its features."""
+    source, from its features. `fetched` and `wait` are those of `AudioExtractor`."""
     return (
-        AudioExtractor(root, configs, fetched)
+        AudioExtractor(root, configs, fetched, wait)
         if source is None
         else partial(source.extract, root, configs)
     )

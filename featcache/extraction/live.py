@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.audio.decode import FileIdentity
 from featcache.config import Config, as_config, recorded_config
 from featcache.device import Device
 from featcache.errors import (
@@ -23,7 +22,7 @@ from featcache.errors import (
     require_number,
 )
 from featcache.extraction.features import WorkerTimes
-from featcache.extraction.from_audio import AudioExtractor, Decoded, decode_all
+from featcache.extraction.from_audio import AudioExtractor, Decoded
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import dequantize_array
@@ -96,9 +95,8 @@ class LiveExtractor:
         samples = np.ascontiguousarray(samples, np.float32)
         if not np.isfinite(samples).all():
             raise AudioError(Reason.NON_FINITE_AUDIO, "the waveform has NaN or infinite samples")
-        return self._features(
-            Decoded(Utterance(id=id, path=""), (samples[:, None], FileIdentity(0, 0, sample_rate)))
-        )
+        utterance = Utterance(id=_require_text(id), path="")
+        return self._features(self._extractor.decoded(utterance, samples[:, None], sample_rate))
 
     def file(
         self,
@@ -132,14 +130,12 @@ class LiveExtractor:
         if channel is not None:
             require_int("channel", channel, 0)
         utterance = Utterance(
-            id=id, path=str(path), start=start, duration=duration, channel=channel
+            id=_require_text(id), path=str(path), start=start, duration=duration, channel=channel
         )
-        (decoded,) = decode_all([utterance], Path())
+        (decoded,) = self._extractor.decode([utterance], WorkerTimes(float))
         return self._features(decoded)
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
-        if not isinstance(decoded.utterance.id, str):
-            raise ArgumentError(f"id is {decoded.utterance.id!r}: give text")
         extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes(float))
         path = decoded.utterance.path
         for failure in extracted.failures:
@@ -154,6 +150,12 @@ class LiveExtractor:
             if self.spec.is_quantized
             else clip.features
         )
+
+
+def _require_text(id_: object) -> str:
+    if not isinstance(id_, str):
+        raise ArgumentError(f"id is {id_!r}: give text")
+    return id_
 
 
 def extractor(

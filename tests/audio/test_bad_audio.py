@@ -15,14 +15,16 @@ from audio_files import (
     patch_file,
     tone,
     with_metadata,
+    write_audio,
     write_kind,
     write_tone,
 )
 from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 
-from featcache.audio import recording
+from featcache.audio import formats, recording
 from featcache.audio.decode import Cut, decode
-from featcache.errors import Reason
+from featcache.audio.formats import find_sound
+from featcache.errors import AudioError, Reason
 
 # --- what is wrong
 
@@ -132,21 +134,77 @@ def test_damage_in_a_flac_spoils_only_what_lies_there(tmp_path):
     np.testing.assert_array_equal(after[0], whole[9 * RATE : 9 * RATE + RATE // 2])
 
 
-OF_A_PIPE = (0xFFFFFFFF, 0xFFFFFFFF - 36, 0x80000000, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000)
-
-
-@pytest.mark.parametrize(
-    ("kind", "chunk", "size"),
-    [
-        *(("wav-16", b"data", struct.pack("<I", size)) for size in OF_A_PIPE),
-        ("aiff", b"SSND", b"\x7f\0\0\x08"),
-    ],
+OF_CHUNKS = [kind for kind in KINDS if kind.startswith(("wav", "rf64", "w64", "ai", "au", "caf"))]
+LARGEST = (1 << 31) - 1
+GUESSES = (
+    *(-1, -37, LARGEST, LARGEST - 36, LARGEST + 1, 0x7FFFF000, 0x7F000008),
+    *(2_000_000_000, 20_000_000, 3 << 28),
 )
-def test_what_was_written_to_a_pipe_is_whole(tmp_path, kind, chunk, size):
-    path = write_kind(tmp_path, kind)
-    whole = read_whole(path)
-    patch_file(path, path.read_bytes().index(chunk) + 4, size)
+
+
+def write_streamed(path, kind, stated, file_stated=None):
+    """Write a file whose header was written before its length was known. Returns what it
+    holds."""
+    write_audio(path, tone(0.2, channels=KINDS[kind].channels, seed=1), kind=kind)
+    whole, data = samples_of(path), path.read_bytes()
+    with path.open("rb") as file:
+        sound = find_sound(file.fileno(), len(data))
+
+    def put(at, width, number):
+        patch_file(path, at, (number % (1 << 8 * width)).to_bytes(width, sound.order))
+
+    put(sound.size_at, sound.size_bytes, stated)
+    if file_stated is not None and kind not in ("au", "caf", "caf-alac"):
+        at, width = {"w64": (16, 8), "rf64": (20, 8)}.get(kind, (4, 4))
+        put(at, width, file_stated)
+    return whole
+
+
+@pytest.mark.parametrize("kind", OF_CHUNKS)
+@pytest.mark.parametrize("stated", GUESSES)
+def test_a_size_that_nobody_counted_is_no_promise(tmp_path, kind, stated):
+    """As in what was written to a pipe."""
+    path = tmp_path / f"a.{KINDS[kind].suffix}"
+    for file_stated in (None, stated + 36, -1, 0):
+        whole = write_streamed(path, kind, stated, file_stated)
+        np.testing.assert_array_equal(samples_of(path), whole)
+
+
+@pytest.mark.parametrize("kind", OF_CHUNKS)
+def test_a_size_that_was_never_filled_in_is_no_promise(tmp_path, kind):
+    path = tmp_path / f"a.{KINDS[kind].suffix}"
+    for file_stated in (0, 36, -1):
+        whole = write_streamed(path, kind, 0, file_stated)
+        np.testing.assert_array_equal(samples_of(path), whole)
+
+
+@pytest.mark.parametrize("kind", OF_CHUNKS)
+@pytest.mark.parametrize("stated", [123_456_789, 9_999_000, 115_200_000])
+def test_a_size_that_was_counted_is_a_promise(tmp_path, kind, stated):
+    """Of an hour at 16 kHz, for example."""
+    path = tmp_path / f"a.{KINDS[kind].suffix}"
+    write_streamed(path, kind, stated, stated + 36)
+    assert fault_of(path).reason == Reason.TRUNCATED
+
+
+def test_a_round_size_that_is_there_ends_the_samples(tmp_path, monkeypatch):
+    path = write_tone(tmp_path / "a.wav", 1.25, seed=0)
+    whole = samples_of(path)
+    monkeypatch.setattr(formats, "_ROUND", (40_000, 1 << 24))
+    path.write_bytes(path.read_bytes() + b"LIST" + struct.pack("<I", 4) + b"INFO")
     np.testing.assert_array_equal(samples_of(path), whole)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.tells_truncation])
+def test_a_file_that_is_cut_anywhere_is_noticed(tmp_path, kind):
+    path = write_kind(tmp_path, kind, 1.0)
+    data = path.read_bytes()
+    for keep in np.linspace(1, len(data) - 1, 40).astype(int).tolist():
+        path.write_bytes(data[:keep])
+        (found,) = decode(path, [WHOLE])
+        assert isinstance(found, AudioError), keep
+        # of a few bytes, nobody can say what they were
+        assert found.reason == Reason.TRUNCATED or keep < 5000, (keep, found)
 
 
 def test_chunks_around_the_samples_of_a_wav(tmp_path):
@@ -193,3 +251,71 @@ def test_what_surrounds_an_mp3(tmp_path):
     np.testing.assert_array_equal(part[0], whole[:RATE])
     assert all_of_it.reason == Reason.TRUNCATED
     assert "another MP3 follows" in str(all_of_it)
+
+
+# --- more than a header counts
+
+
+def test_a_flac_that_holds_more_than_its_header_counts(tmp_path):
+    """As FFmpeg's concat demuxer makes it, with `-c copy`."""
+    path = write_kind(tmp_path, "flac-16")
+    data, whole = path.read_bytes(), samples_of(path)
+    at = data.index(b"\xff\xf8")  # the first frame
+    path.write_bytes(data + data[at:])
+    np.testing.assert_array_equal(samples_of(path), np.concatenate((whole, whole)))
+    np.testing.assert_array_equal(samples_of(path, Cut(0.0, 1.0)), whole[:RATE])
+    fault = fault_of(path, max_seconds=4.0)
+    assert (fault.reason, "4 s" in str(fault)) == (Reason.TOO_LONG, True)
+
+
+def shift_positions(path, by):
+    """Shift the granule positions of an Ogg's pages, as a copy from the middle of another
+    file does."""
+    data, at = bytearray(path.read_bytes()), 0
+    while at < len(data):
+        length = 27 + data[at + 26] + sum(data[at + 27 : at + 27 + data[at + 26]])
+        position = int.from_bytes(data[at + 6 : at + 14], "little", signed=True)
+        if position not in (0, -1):
+            data[at + 6 : at + 14] = (position + by).to_bytes(8, "little", signed=True)
+            data[at + 22 : at + 26] = bytes(4)
+            checksum = 0
+            for byte in data[at : at + length]:
+                checksum ^= byte << 24
+                for _ in range(8):
+                    checksum = (checksum << 1) ^ (0x104C11DB7 if checksum >> 31 else 0)
+            data[at + 22 : at + 26] = checksum.to_bytes(4, "little")
+        at += length
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("by", [-100, -5000, -RATE, 1, 100_000])
+def test_a_vorbis_that_does_not_begin_at_0_is_read_whole(tmp_path, by):
+    path = write_audio(tmp_path / "a.ogg", tone(2.0, seed=0), kind="vorbis")
+    whole = samples_of(path)
+    shift_positions(path, by)
+    np.testing.assert_array_equal(samples_of(path), whole)
+    np.testing.assert_array_equal(samples_of(path, Cut(1.0)), whole[RATE:])
+
+
+def test_an_opus_that_does_not_begin_at_0_leaves_out_its_pre_skip(tmp_path):
+    path = write_audio(tmp_path / "a.opus", tone(2.0, seed=0), kind="opus")
+    whole = samples_of(path)
+    shift_positions(path, 48000)
+    np.testing.assert_array_equal(samples_of(path), whole)
+
+
+def test_mp3_inside_wav_is_read_to_its_end(tmp_path):
+    """Of a variable bitrate, whose length libsndfile guesses; the end is found by decoding."""
+    quiet_and_loud = np.concatenate([0.01 * tone(2.0), tone(2.0, seed=0)])
+    mp3 = write_audio(tmp_path / "a.mp3", quiet_and_loud, kind="mp3-variable")
+    frames = forget_mp3_length(mp3).read_bytes()
+    expected = samples_of(mp3)
+    form = struct.pack("<HHIIHHHHIHHH", 0x55, 1, RATE, 4000, 1, 0, 12, 1, 2, 576, 1, 1105)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
+    body += b"fact" + struct.pack("<II", 4, len(quiet_and_loud) + 3000)
+    body += b"data" + struct.pack("<I", len(frames)) + frames
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+    np.testing.assert_array_equal(samples_of(path), expected)
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert fault_of(path).reason == Reason.TRUNCATED

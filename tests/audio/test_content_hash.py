@@ -16,6 +16,7 @@ from featcache.audio import content_hash
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.decode import Cut, decode
 from featcache.audio.recording import Recording
+from featcache.audio.remote import StoppedError
 from featcache.errors import AudioError
 
 
@@ -101,3 +102,23 @@ def test_a_long_file_is_hashed_once_in_a_run(scratch, hashing, monkeypatch):
     )
     assert summary.versions[0].extracted == 299
     assert (asked.call_count > 3, hashing.call_count) == (True, 1)
+
+
+def test_a_file_of_holes_is_not_hashed(scratch):
+    """1 TB, which would take minutes; its sound is read."""
+    soundfile.write(scratch / "a.wav", samples := speech(0.5), 16000, "PCM_16")
+    (before,) = decode(scratch / "a.wav", [Cut()])
+    os.truncate(scratch / "a.wav", 1 << 40)
+    (found,) = decode(scratch / "a.wav", [Cut()], hashes=ContentHashes())
+    np.testing.assert_array_equal(found[0], before[0])
+    assert len(found[0]) == len(samples)
+    assert found[1].content_hash == UNKNOWN_HASH
+
+
+def test_hashing_a_large_file_can_be_given_up(scratch, monkeypatch):
+    monkeypatch.setattr(content_hash, "_WAIT_BYTES", content_hash._PIECE_BYTES)
+    (scratch / "file").write_bytes(bytes(3 * content_hash._PIECE_BYTES))
+    waiting = Mock(side_effect=[None, StoppedError])
+    with (scratch / "file").open("rb") as file, pytest.raises(StoppedError):
+        ContentHashes(waiting).of(file.fileno())
+    assert waiting.call_count == 2

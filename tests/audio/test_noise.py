@@ -92,11 +92,16 @@ def test_an_id_gets_the_noise_of_its_suffix(noises):
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
     (result,) = decode(noises / "long.wav", [Cut(0.0, 0.5)])
     samples = result[0]
-    clean = waveform_maker.waveform(samples, RATE, "utt_sp0.9", None)
-    noisy = waveform_maker.waveform(samples, RATE, "utt_sp0.9_snr5", None)
+
+    def waveform_of(id_):
+        builder = waveform_maker.builder(RATE, waveform_maker.speed(id_), None, len(samples))
+        builder.add(samples)
+        return waveform_maker.with_noise(builder.finish(), id_)
+
+    clean, noisy = waveform_of("utt_sp0.9"), waveform_of("utt_sp0.9_snr5")
     assert len(noisy) == len(clean) == int(8000 / 0.9 + 0.5)
     assert noisy.tobytes() == noise_of(noises).add_to(clean, "utt_sp0.9_snr5", 5.0).tobytes()
-    assert waveform_maker.waveform(samples, RATE, "utt", None).tobytes() == samples[:, 0].tobytes()
+    assert waveform_of("utt").tobytes() == samples[:, 0].tobytes()
 
 
 # Noise in memory

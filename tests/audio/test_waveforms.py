@@ -8,13 +8,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from audio_files import RATE, tone
+from audio_files import RATE, tone, write_audio
 from augment_section import SPEEDS, config_of, refusal
 from corpora import speech
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from featcache.audio.resample import to_waveform
+from featcache.audio.decode import Cut, decode
+from featcache.audio.resample import WaveformBuilder, to_waveform
 from featcache.config import AudioPolicy
 from featcache.errors import AudioError, MissingDependencyError, Reason, install_hint
 
@@ -74,6 +75,53 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "soxr", None)
     with pytest.raises(MissingDependencyError, match=f"soxr.*{extra}"):
         to_waveform(tone(0.1), 8000, AudioPolicy())
+
+
+# Block by block
+
+
+@pytest.mark.parametrize("resample", ["soxr_mq", "soxr_hq", "soxr_vhq"])
+@pytest.mark.parametrize("rate", [8000, RATE, 22050, 44100, 48000, 192000, 37801])
+@pytest.mark.parametrize("speed", [1, 0.9])
+def test_blocks_of_any_size_give_the_bits_of_the_whole(resample, rate, speed):
+    policy = AudioPolicy(resample=resample)
+    rng = np.random.default_rng(rate)
+    samples = rng.normal(scale=0.2, size=(100_003, 2)).astype(np.float32)
+    whole = to_waveform(samples, rate, policy, speed=speed)
+    for cuts in ([1], [65536], [0, 1, 2, 50_000], rng.integers(0, len(samples), 30).tolist()):
+        for expected in (0, len(samples) // 2, len(samples)):
+            builder = WaveformBuilder(rate, policy, speed=speed, num_samples=expected)
+            for block in np.split(samples, sorted(cuts)):
+                builder.add(block)
+            waveform = builder.finish()
+            assert waveform.tobytes() == whole.tobytes()
+            assert waveform.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels", "seconds"),
+    [
+        ("flac-16", 8, 24),
+        ("wav-16", 8, 24),
+        ("wav-24", 8, 24),
+        ("vorbis", 2, 48),
+        ("mp3-constant", 2, 48),
+    ],
+)
+def test_a_clip_takes_the_memory_of_its_waveform_and_of_some_blocks(
+    tmp_path, traced, kind, channels, seconds
+):
+    """However many channels and samples its file has."""
+    rate, blocks = 48000, 12e6
+    path = write_audio(tmp_path / "a", np.zeros((seconds * rate, channels), np.float32), rate, kind)
+
+    def collect(_number, rate, num_samples):
+        return WaveformBuilder(rate, AudioPolicy(), num_samples=num_samples)
+
+    found = traced(lambda: next(decode(path, [Cut()], collect=collect)))
+    waveform = seconds * RATE * 4
+    assert abs(found.held - waveform) < 1e5
+    assert found.peak < 1.3 * waveform + blocks < seconds * rate * channels * 4
 
 
 # Another speed

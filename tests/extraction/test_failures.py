@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from audio_files import patch_file
+from audio_files import forget_flac_length, patch_file
 from cache_contents import check, chunk_files, items, only_version
 from corpora import speech
 from extractions import extracted, reasons_of, write_config
@@ -27,6 +27,7 @@ from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
 from featcache.errors import AudioError, ConfigError, Reason
+from featcache.extraction import from_audio
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
@@ -173,6 +174,21 @@ def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(
     assert {*items(scratch / "c")} == {row["id"] for row in others}
     again = featcache.extract(manifest, config, scratch / "c", Options("cpu", 2, retry_failed=True))
     assert (again.failed_by_reason, again.versions[0].missing) == ({"file_missing": 1}, 0)
+
+
+def test_a_waveform_that_would_take_too_much_memory_fails(scratch, monkeypatch):
+    """Without a limit in the config: by what its header says, before it is decoded, or
+    while it is."""
+    monkeypatch.setattr(from_audio, "_MOST_BYTES", 4 * 16000)
+    for name in ("long", "unknown"):
+        soundfile.write(scratch / f"{name}.flac", np.zeros(16000 * 2), 16000)
+    forget_flac_length(scratch / "unknown.flac")
+    (scratch / "m.csv").write_text("id,path\nlong,long.flac\nunknown,unknown.flac\n")
+    config = load_config("fbank80", {"audio.max_seconds": None})
+    featcache.extract(scratch / "m.csv", config, scratch / "c", featcache.Options("cpu", 1))
+    failures = read_failures(only_version(scratch / "c"))
+    assert [failure.reason for failure in failures] == ["too_long"] * 2
+    assert all("at most 1 s" in failure.message for failure in failures)
 
 
 def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch, written):

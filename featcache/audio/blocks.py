@@ -1,0 +1,107 @@
+"""Samples that come block by block, so that a long recording is never in memory whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.spec import all_finite
+
+_GROWTH = 1.25
+
+
+class Joined:
+    """Joins blocks of float32 samples into one array. A single block is not copied.
+
+    `expected` is about how many samples will come; 0 if that is not known."""
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._array = np.empty(0, np.float32)
+        self._filled = 0
+        self._is_own = False  # or it is the first block, which is somebody else's
+
+    def add(self, block: NDArray[np.float32]) -> None:
+        """Append a block, `[num_samples, ...]`, which must not change afterwards."""
+        filled = self._filled + len(block)
+        if not self._filled:
+            self._array = block
+        else:
+            self._make_room(filled)
+            self._array[self._filled : filled] = block
+        self._filled = filled
+
+    def finish(self) -> NDArray[np.float32]:
+        """Return all samples, contiguous."""
+        if self._is_own:
+            self._resize(self._filled)
+        return self._array
+
+    def _make_room(self, num_samples: int) -> None:
+        if num_samples <= len(self._array):
+            return
+        room = max(self._expected, int(num_samples * _GROWTH))
+        if self._is_own:
+            self._resize(room)
+            return
+        first_block = self._array
+        self._array = np.empty((room, *first_block.shape[1:]), np.float32)
+        self._array[: len(first_block)] = first_block
+        self._is_own = True
+
+    def _resize(self, num_samples: int) -> None:
+        # in place: the system moves pages, and no second array is in memory
+        self._array.resize((num_samples, *self._array.shape[1:]), refcheck=False)
+
+
+class Collector(Protocol):
+    """Takes the samples of a segment while it is decoded."""
+
+    def add(self, samples: NDArray[np.float32], /) -> None:
+        """Take a block, `[num_samples, channels]`, which must not change afterwards."""
+
+    def finish(self) -> Any:
+        """Return what was made of the samples."""
+
+
+class Segment:
+    """Counts and checks the samples of a segment before its collector gets them.
+
+    Args:
+        is_float: Whether samples can be NaN or infinite.
+        most_samples: More are not wanted.
+        wait: Called between blocks; it may raise to give up.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        is_float: bool,
+        most_samples: float,
+        wait: Callable[[float], object],
+    ) -> None:
+        self.collector = collector
+        self._is_float = is_float
+        self._most_samples = most_samples
+        self._wait = wait
+        self.num_samples = 0
+        self.not_finite: int | None = None
+        """The first sample that is NaN or infinite, from the segment's start."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has more samples than are wanted."""
+        return self.num_samples > self._most_samples
+
+    def add(self, samples: NDArray[np.float32]) -> None:
+        """Take a block, `[num_samples, channels]`."""
+        if self.num_samples:
+            self._wait(0.0)
+        if self._is_float and self.not_finite is None and not all_finite(samples):
+            bad = int(np.isfinite(samples).all(axis=1).argmin())
+            self.not_finite = self.num_samples + bad
+        self.num_samples += len(samples)
+        self.collector.add(samples)
