@@ -116,18 +116,8 @@ def test_a_clip_that_ends_its_process_costs_itself_in_one_run(
 def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(
     cli, plain, gate, gated_config, scratch
 ):
-    job = (
-        "extract",
-        plain.manifest(),
-        "-c",
-        gated_config,
-        "-o",
-        scratch,
-        *TWO,
-        "--shard-size",
-        "0.0015",
-    )
-    running, pids = start_two(cli, *job, gate=gate, count=2)
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--shard-size", "0.0015")
+    running, pids = start_two(cli, *job, *TWO, gate=gate, count=2)
     for pid in pids:  # as a terminal does
         os.kill(pid, signal.SIGINT)
     ended = interrupt(running, gate).with_code(130)

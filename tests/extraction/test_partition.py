@@ -27,7 +27,8 @@ COUNTS = st.integers(1, 30)
 
 
 def extract(manifest, cache, *options):
-    return ("extract", manifest, "-o", cache, "--threads", 1, "--shard-size", THREE, *options)
+    size = () if "--shard-size" in options else ("--shard-size", THREE)
+    return ("extract", manifest, "-o", cache, "--threads", 1, *size, *options)
 
 
 def kill(cli, gate, count, job, cache, there):
