@@ -121,8 +121,12 @@ class _Axis(Struct, frozen=True):
         return np.zeros_like(lengths), lengths
 
     def shape_item(self, entries: Any) -> Any:
-        """Return what an item is to a user, of its entries `[entries, *item_shape]`."""
+        """Return an item as users know it, of its entries `[entries, *item_shape]`."""
         return entries
+
+    def as_entries(self, item: Any) -> Any:
+        """Return the entries `[entries, *item_shape]` of an item as users know it."""
+        return item
 
 
 class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
@@ -212,6 +216,9 @@ class Clip(_Axis, frozen=True, tag="clip"):
 
     def shape_item(self, entries: Any) -> Any:
         return entries[0]
+
+    def as_entries(self, item: Any) -> Any:
+        return item[None]
 
 
 class Unknown(_Axis, frozen=True, tag="unknown"):
@@ -428,6 +435,12 @@ class FeatureSpec:
         num_entries = seconds * axis.per_second() + num_items * axis.per_item()
         others: float = sum(track.num_bytes(seconds, num_items) for track in self.outputs)
         return others + float(self.num_bytes(num_entries, num_items))
+
+
+def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
+    """Return the seconds of audio whose features take so many bytes; infinite if seconds take
+    none, as those of vectors."""
+    return num_bytes / bytes_per_second if bytes_per_second else math.inf
 
 
 def all_finite(array: NDArray[Any]) -> bool:

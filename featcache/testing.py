@@ -30,8 +30,10 @@ from featcache.device import Device
 from featcache.errors import AudioError, ConfigError
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
 from featcache.extractors import Clip, Extractor, FeatureSpec, Params
+from featcache.extractors.base import main_track
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor, pad_rows
+from featcache.spec import MAIN
 
 __all__ = ["ExtractorSuite"]
 
@@ -204,7 +206,7 @@ class ExtractorSuite:
         assert isinstance(spec, FeatureSpec), (
             f"spec is {spec!r}, and not a featcache.extractors.FeatureSpec"
         )
-        assert spec.frame_rate > 0, f"spec.frame_rate: {spec.frame_rate!r} frames per second"
+        spec.require_sound()
         assert spec.frame_length >= 0, (
             f"spec.frame_length: {spec.frame_length!r} samples; 0 is for not finite"
         )
@@ -340,6 +342,8 @@ class ExtractorSuite:
     ) -> None:
         """Ten seconds more give as many frames more, if clips are long enough not to be
         padded."""
+        if not extractor.spec.axis.exact_rate:
+            pytest.skip("the main track is not along time")
         expected = 10 * extractor.spec.frame_rate
         unpadded = max(shortest, extractor.spec.padded_to)
         longer = unpadded + 10 * extractor.spec.sample_rate
@@ -401,7 +405,9 @@ class ExtractorSuite:
 
     def test_reference(self, extractor: AnyExtractor, around: list[Clip]) -> None:
         """The values are those of the class's `reference`."""
-        wanted = [np.asarray(self.reference(clip.waveform.cpu().numpy())) for clip in around]
+        as_entries = extractor.spec.axis.as_entries
+        references = [self.reference(clip.waveform.cpu().numpy()) for clip in around]
+        wanted = [as_entries(np.asarray(reference)) for reference in references]
         self._assert_near(extract(extractor, around), wanted, around, "those of the reference")
 
     def test_neighbours(
@@ -493,7 +499,7 @@ class ExtractorSuite:
     def test_features_are_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """Later calls do not change the features that a call has returned."""
         with torch.inference_mode():
-            kept = extractor.extract(clips[:1])[0]
+            kept = main_track(extractor.extract(clips[:1])[0])
             before = kept.cpu().numpy().tobytes()
             extractor.extract([*clips[1:], clips[1]])
             after = kept.cpu().numpy().tobytes()
@@ -591,33 +597,41 @@ class ExtractorSuite:
                 "those of the clip whole, in chunks that are exact",
             )
 
-    def test_side_arrays(
+    def test_tracks(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
+        """`extract` gives each track that the spec has, with the same values for a clip alone
+        and among others."""
+        with torch.inference_mode():
+            together = extractor.extract(clips)
+            alone = [extractor.extract([clip])[0] for clip in clips]
+        names = {track.name for track in extractor.spec.tracks}
+        for clip, found, expected in zip(clips, together, alone, strict=True):
+            given = {*found} if isinstance(found, Mapping) else {MAIN}
+            assert given == names, f"extract gives {sorted(given)}, the spec has {sorted(names)}"
+            for track in extractor.spec.outputs:
+                array, other = (
+                    track.axis.as_entries(tracks[track.name]).cpu().numpy()
+                    for tracks in (found, expected)
+                    if isinstance(tracks, Mapping)
+                )
+                is_right = array.dtype == track.dtype and array.shape[1:] == track.item_shape
+                assert is_right, (
+                    f"{track.name} of {label(clip)} is {array.dtype} {array.shape}, the spec "
+                    f"says {track}"
+                )
+                assert len(array) >= track.axis.fewest, f"{track.name} of {label(clip)} is empty"
+                assert np.isfinite(array).all(), f"{track.name} of {label(clip)} is not finite"
+                assert array.tobytes() == other.tobytes(), (
+                    f"{track.name} of {label(clip)} differ among other clips"
+                )
+
+    def test_extract_rows(
         self, row_extractor: AnyRowExtractor, clips: list[Clip], alone: list[Features]
     ) -> None:
-        """`extract_rows` gives the arrays that `spec.side` names, and the features that
-        `extract` gives."""
+        """`extract_rows` gives the features that `extract` gives."""
         with torch.inference_mode():
             found = row_extractor.extract_rows(clips)
-        for clip, rows in zip(clips, found, strict=True):
-            named = {side.name for side in row_extractor.spec.side}
-            assert set(rows.side) == named, (
-                f"extract_rows gives {sorted(rows.side)}, spec.side names {sorted(named)}"
-            )
-            for side in row_extractor.spec.side:
-                array = rows.side[side.name].cpu().numpy()
-                is_right = (
-                    array.dtype == side.dtype
-                    and array.shape[1:] == side.item_shape
-                    and len(array) > 0
-                )
-                assert is_right, (
-                    f"{side.name} of {label(clip)} is {array.dtype} {array.shape}, "
-                    f"spec.side says {side}"
-                )
-                assert np.isfinite(array).all(), f"{side.name} of {label(clip)} is NaN or infinite"
-        assert_same(
-            [rows.features.cpu().numpy() for rows in found], alone, clips, "in extract_rows"
-        )
+        features = [rows.features.cpu().numpy() for rows in found]
+        assert_same(features, alone, clips, "in extract_rows")
 
 
 def extract(extractor: AnyExtractor, clips: Sequence[Clip]) -> list[Features]:
@@ -626,7 +640,8 @@ def extract(extractor: AnyExtractor, clips: Sequence[Clip]) -> list[Features]:
         found = extractor.extract(clips)
     assert isinstance(found, list), f"extract returned a {type(found).__name__}, and not a list"
     assert len(found) == len(clips), f"extract returned {len(found)} tensors for {len(clips)} clips"
-    return [features.cpu().numpy().copy() for features in found]
+    as_entries = extractor.spec.axis.as_entries
+    return [as_entries(main_track(features)).cpu().numpy().copy() for features in found]
 
 
 def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None:
@@ -653,8 +668,9 @@ def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None
 
 
 def hop_of(extractor: AnyExtractor) -> int:
-    """The approximate number of samples from one frame to the next."""
-    return max(1, round(extractor.spec.sample_rate / extractor.spec.frame_rate))
+    """The approximate number of samples from one frame to the next; 10 ms if there are no
+    frames."""
+    return max(1, round(extractor.spec.sample_rate / (extractor.spec.frame_rate or 100)))
 
 
 def make_clip(seed: int, num_samples: int, device: str = "cpu") -> Clip:

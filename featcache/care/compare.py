@@ -32,6 +32,7 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.base import main_track
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import Rows
 from featcache.manifest.audio_locations import AudioLocation, locate
@@ -102,7 +103,8 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
         num_codebooks = len(extractor.spec.codebook_sizes)
         both = [rows.features for rows in _with_latents(extractor).extract_rows(given)]
         return [ClipResult(one[:, :num_codebooks].long(), one[:, num_codebooks:]) for one in both]
-    found = extractor.extract(given)
+    as_entries = extractor.spec.axis.as_entries
+    found = [as_entries(main_track(features)) for features in extractor.extract(given)]
     # torch cannot compare all unsigned integers
     return [
         ClipResult(features if features.is_floating_point() else features.long())

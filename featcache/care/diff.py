@@ -86,10 +86,8 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
 
 
 def _kind(spec: FeatureSpec) -> str:
-    return (
-        f"{'codes' if spec.codebook_sizes else 'floats'} "
-        f"[{', '.join(['frames', *map(str, spec.item_shape)])}]"
-    )
+    values = "codes" if spec.codebook_sizes else "floats"
+    return f"{values} {spec.main.shape_text()}"
 
 
 def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:

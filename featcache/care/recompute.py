@@ -35,7 +35,7 @@ from featcache.extraction.from_audio import AudioExtractor
 from featcache.extraction.padded_rows import BATCHINGS, compute_now
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.codec import CodecExtractor
-from featcache.format.shard import Item, dequantize_array
+from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
@@ -163,7 +163,7 @@ def _count(
     if again.features.shape != stored.features.shape:
         return [f"it has shape {list(again.features.shape)} and not {list(stored.features.shape)}"]
     if is_float:
-        values, expected = _values(again), _values(stored)
+        values, expected = again.values(), stored.values()
         difference = largest_difference(values, expected)
         result.largest_difference = max(result.largest_difference, difference)
         # A level that differs by rounding alone may be half a scale off in each of them.
@@ -230,12 +230,4 @@ def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
 def _to_bytes(clip: ClipFeatures) -> bytes:
     return clip.features.tobytes() + (
         clip.side[QUANTIZATION].tobytes() if QUANTIZATION in clip.side else b""
-    )
-
-
-def _values(clip: ClipFeatures) -> Array:
-    """The features as they are read."""
-    quantization = clip.side.get(QUANTIZATION)
-    return (
-        clip.features if quantization is None else dequantize_array(clip.features, *quantization[0])
     )

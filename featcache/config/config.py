@@ -46,6 +46,10 @@ class StorePolicy(Section):
     dtype: StoredDtype | None = None
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
     they are."""
+    pool: Literal["mean", "mean+std"] | None = None
+    """Store one vector for each utterance instead of its frames: their mean over time, or
+    mean and standard deviation side by side. Frames are rounded to `dtype` before; the
+    vector is float32."""
 
 
 class ConfigFile(BaseModel):
@@ -93,6 +97,8 @@ class Config:
     augment: AugmentPolicy | None = None
     """The `augment` section: which copies of utterances are made; None for no others than
     the utterances themselves."""
+    pool: str | None = None
+    """The vector that is stored of each utterance, `mean` or `mean+std`; None for frames."""
     source: str = field(default="", compare=False)
     """Where the config was read from, for messages: a file, or the name of a packaged
     config; empty if unknown."""
@@ -137,7 +143,7 @@ class Config:
             "extractor": self.extractor,
             "params": self.params.model_dump(mode="json"),
             "audio": self.audio.model_dump(mode="json"),
-            "store": {"dtype": self.dtype},
+            "store": {"dtype": self.dtype, **({} if self.pool is None else {"pool": self.pool})},
             **({} if self.augment is None else {"augment": self.augment.model_dump(mode="json")}),
         }
 
@@ -269,7 +275,15 @@ def config_from(
         raise ConfigError(f"config {source}: {error}") from error
     known = "" if source == _NAMELESS else source
     return Config(
-        file.name, file.extractor, params, file.audio, dtype, file.augment, known, is_recorded
+        file.name,
+        file.extractor,
+        params,
+        file.audio,
+        dtype,
+        file.augment,
+        file.store.pool,
+        known,
+        is_recorded,
     )
 
 

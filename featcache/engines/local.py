@@ -33,6 +33,7 @@ from featcache.extraction.from_audio import batches
 from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask
+from featcache.spec import seconds_that_fill
 from featcache.version.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4
@@ -112,7 +113,9 @@ class _Workers:
         self._ahead_seconds = _AHEAD_SECONDS
         if self._row_workers and all(job.batching.batching == "padded" for job in row_jobs):
             bytes_per_second = sum(config.spec.expected_bytes(1.0) for config in group.configs)
-            self._ahead_seconds = min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
+            self._ahead_seconds = min(
+                _ROWS_AHEAD_SECONDS, seconds_that_fill(_ROWS_AHEAD_BYTES, bytes_per_second)
+            )
             self._most_ahead = math.inf
         # Guards what follows, and `Progress`.
         self._state = threading.Condition()

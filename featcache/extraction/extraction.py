@@ -29,6 +29,7 @@ from featcache.extraction.jobs import (
 from featcache.extraction.plan import ExtractionPlan, group_versions
 from featcache.extraction.tasks import shard_tasks
 from featcache.extraction.version_plan import VersionPlan
+from featcache.spec import seconds_that_fill
 from featcache.version.in_flight import forget_suspects
 from featcache.version.records import Run
 from featcache.version.version import Version
@@ -147,7 +148,7 @@ def _fill(
     group = JobGroup(jobs, plan.manifest.root, plan.source, suspects, some)
     first = versions[0]  # all lack the same rows
     bytes_per_second = max(version.info.spec.expected_bytes(1.0) for version in versions)
-    seconds = plan.options.shard_megabytes * 1e6 / bytes_per_second
+    seconds = seconds_that_fill(plan.options.shard_megabytes * 1e6, bytes_per_second)
     tasks = shard_tasks(
         first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row
     )

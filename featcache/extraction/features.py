@@ -23,14 +23,15 @@ from numpy.typing import NDArray
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, counted, listing
 from featcache.extraction.audio_files import failure_of
+from featcache.extraction.pooling import pooled
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.base import describe_raised, fault, require_tensor
+from featcache.extractors.base import Tracks, describe_raised, fault, require_tensor
 from featcache.extractors.rows import RowExtractor
-from featcache.format.shard import Item
+from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
 from featcache.quantize import quantize
-from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
+from featcache.spec import MAIN, QUANTIZATION, FeatureSpec, all_finite
 from featcache.version.ledger import Failure
 
 _Given = TypeVar("_Given")
@@ -55,6 +56,12 @@ class ClipFeatures:
     side: Mapping[str, NDArray[Any]]
     """The entries of each side array, by name."""
 
+    def values(self) -> NDArray[Any]:
+        """Return the features as they are read: those that are quantised are float32."""
+        if QUANTIZATION not in self.side:
+            return self.features
+        return dequantize_array(self.features, *self.side[QUANTIZATION][0])
+
     @property
     def num_bytes(self) -> int:
         """The bytes of all arrays."""
@@ -70,6 +77,8 @@ class Extracted:
     """That of the features as they are stored."""
     root: AudioLocation
     """What paths are relative to."""
+    pool: str | None = None
+    """The vector that is stored instead of frames; see `pooling`."""
     items: list[Item] = field(default_factory=list)
     features: list[ClipFeatures] = field(default_factory=list)
     """Those of each item."""
@@ -92,12 +101,12 @@ class Extracted:
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
                 self.fail(item, result)
-            elif self.spec.is_quantized and not all_finite(result.side[QUANTIZATION]):
+            elif QUANTIZATION in result.side and not all_finite(result.side[QUANTIZATION]):
                 # Of levels, their scale and offset tell what they stand for.
                 self.fail(item, _non_finite(self.spec.dtype))
             else:
                 self.items.append(item)
-                self.features.append(result)
+                self.features.append(result if self.pool is None else _pooled(result, self.pool))
         return self
 
     def fail(self, utterance: Utterance, error: AudioError) -> Extracted:
@@ -106,6 +115,10 @@ class Extracted:
         if isinstance(error, RaisedError):
             self.traceback = error.traceback
         return self
+
+
+def _pooled(clip: ClipFeatures, pool: str) -> ClipFeatures:
+    return ClipFeatures(pooled(clip.values(), pool), {})
 
 
 def _non_finite(dtype: str, hint: str = "") -> AudioError:
@@ -202,9 +215,49 @@ def _compute(
     if len(features) != len(clips):
         what = f"extract returned {type(returned).__name__} of {len(features):,}"
         raise fault(extractor, f"{what}, and no list of {counted(len(clips), 'tensor')}")
-    for one, count in zip(features, num_frames, strict=True):
-        require_tensor(extractor, "extract", one, (count, *extractor.spec.item_shape))
-    return download(extractor, features, spec, device, spec.is_quantized)
+    tracks = [
+        _tracks_of(extractor, one, count) for one, count in zip(features, num_frames, strict=True)
+    ]
+    main = [clip[MAIN] for clip in tracks]
+    stored = download(extractor, main, spec, device, spec.is_quantized)
+    if not spec.outputs:
+        return stored
+    return [
+        result if isinstance(result, AudioError) else _with_others(result, clip, device)
+        for result, clip in zip(stored, tracks, strict=True)
+    ]
+
+
+def _tracks_of(
+    extractor: Extractor[Params], extracted: Tracks, num_frames: int
+) -> dict[str, torch.Tensor]:
+    """Return the entries of each track of a clip, `[entries, *item_shape]`, by name. Raises
+    ExtractorError if they are not what the spec says."""
+    by_name = extracted if isinstance(extracted, Mapping) else {MAIN: extracted}
+    names = [track.name for track in extractor.spec.tracks]
+    if {*by_name} != {*names}:
+        what = f"extract returned the tracks {listing(by_name)}"
+        raise fault(extractor, f"{what}; its spec has {listing(names)}")
+    entries = {}
+    for track in extractor.spec.tracks:
+        tensor = by_name[track.name]
+        count = num_frames if track.name == MAIN else getattr(tensor, "shape", (0,))[0]
+        expected = track.axis.dimensions and (count,)
+        require_tensor(extractor, "extract", tensor, (*expected, *track.item_shape))
+        entries[track.name] = track.axis.as_entries(tensor)
+    return entries
+
+
+def _with_others(
+    result: ClipFeatures, entries: Mapping[str, torch.Tensor], device: Device
+) -> ClipFeatures:
+    """Add the tracks besides the main one to the features of a clip."""
+    others = {
+        name: device.download(tensor.contiguous()).copy()
+        for name, tensor in entries.items()
+        if name != MAIN
+    }
+    return ClipFeatures(result.features, {**result.side, **others})
 
 
 def download(

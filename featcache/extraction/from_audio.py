@@ -179,13 +179,14 @@ class AudioExtractor:
         too_large = AudioError(
             Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is"
         )
-        return Extracted(config.spec, self._root).fail(decoded.utterance, too_large)
+        return Extracted(config.computed_spec, self._root).fail(decoded.utterance, too_large)
 
     def _extract(
         self, config: BuiltConfig, part: Sequence[_Resampled], times: WorkerTimes
     ) -> Extracted | PendingRows:
         """Extract a part of a batch for a config, or cut it into rows."""
-        extracted, copies = Extracted(config.spec, self._root), config.waveform_maker.copies
+        extracted = Extracted(config.computed_spec, self._root, config.config.pool)
+        copies = config.waveform_maker.copies
         clips: list[tuple[Item, Waveform]] = []
         for decoded, waveform in part:
             try:
@@ -205,7 +206,7 @@ class AudioExtractor:
             return pending.extracted() if pending.is_complete else pending
         started = perf_counter()
         waveforms = {item.id: waveform for item, waveform in clips}
-        computed = compute_clips(config.extractor, waveforms, config.spec, self._device)
+        computed = compute_clips(config.extractor, waveforms, config.computed_spec, self._device)
         extracted.seconds = perf_counter() - started
         times["extract"] += extracted.seconds
         return extracted.take((item for item, _ in clips), computed)

@@ -27,7 +27,6 @@ from featcache.extraction.features import (
 )
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.extractors.base import require_tensor
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
@@ -113,7 +112,7 @@ class SourceVersion:
             times["decode"] += perf_counter() - started
             results: list[Extracted | PendingRows] = []
             for config in configs:
-                part = Extracted(config.spec, root)
+                part = Extracted(config.computed_spec, root, config.config.pool)
                 for utterance, error in zip(utterances, in_source, strict=True):
                     if isinstance(error, AudioError):
                         part.fail(utterance, error)
@@ -174,13 +173,14 @@ def _from_features(
     gives none."""
     device = config.device
     features = [one.features for one in stored]
+    if config.config.pool is not None:
+        return [ClipFeatures(frames, {}) for frames in features]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        made = config.extractor.from_features(frames)
-        shape = len(frames), *config.extractor.spec.item_shape
-        require_tensor(config.extractor, "from_features", made, shape)
-        clips = torch.split(made, [len(one) for one in features])
-        return download(config.extractor, clips, config.spec, device, quantizes=False)
+        items = torch.split(frames, [len(one) for one in features])
+        axis = config.extractor.spec.axis
+        clips = [axis.as_entries(made) for made in config.extractor.from_items(items)]
+        return download(config.extractor, clips, config.computed_spec, device, quantizes=False)
 
 
 def find_source(
@@ -191,15 +191,15 @@ def find_source(
     features are made from audio only, or from other copies."""
     fingerprints = set()
     for built in configs:
-        if built.extractor.source_fingerprint is None:
+        if built.source_fingerprint is None:
             raise ConfigError(
-                f"--from is only for units: {built.config.extractor} of {built.config.name} "
-                "takes audio"
+                f"--from is only for units and for store.pool: {built.config.extractor} of "
+                f"{built.config.name} takes audio"
             )
-        fingerprints.add(built.extractor.source_fingerprint)
+        fingerprints.add(built.source_fingerprint)
     if len(fingerprints) > 1:
         raise ConfigError(
-            "--from: these configs make units of different features: run them one at a time"
+            "--from: these configs are made of different features: run them one at a time"
         )
     opened = open_source(as_location("source", source), fingerprints.pop(), keep_index)
     for built in configs:

@@ -25,10 +25,9 @@ from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Decoded
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.format.shard import dequantize_array
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import MOST_SECONDS
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import FeatureSpec
 from featcache.storage.location import parse_location
 from featcache.version.records import read_probes
 from featcache.version.selection import select_version
@@ -145,11 +144,8 @@ class LiveExtractor:
                 error.add_note(extracted.traceback)
             raise error
         (clip,) = extracted.features
-        return (
-            dequantize_array(clip.features, *clip.side[QUANTIZATION][0])
-            if self.spec.is_quantized
-            else clip.features
-        )
+        item: NDArray[Any] = self.spec.axis.shape_item(clip.values())
+        return item
 
 
 def _require_text(id_: object) -> str:

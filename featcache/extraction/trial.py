@@ -26,6 +26,7 @@ from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.plan import ExtractionPlan, group_versions, plan_extraction
 from featcache.extraction.version_plan import VersionPlan
+from featcache.spec import seconds_that_fill
 
 SECONDS = 10.0
 """How long is measured."""
@@ -115,7 +116,8 @@ def _try(
         if not trial.device.is_cuda:
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
         bytes_per_second = sum(version.info.spec.expected_bytes(1.0) for version in versions)
-        meter = _Meter(min(_MOST_BYTES, disk_usage(folder).free / 4) / bytes_per_second)
+        num_bytes = min(_MOST_BYTES, disk_usage(folder).free / 4)
+        meter = _Meter(seconds_that_fill(num_bytes, bytes_per_second))
         timer = threading.Timer(_MOST_SECONDS, meter.stop.set)
         timer.daemon = True
         timer.start()

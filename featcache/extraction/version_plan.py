@@ -28,6 +28,7 @@ from featcache.errors import (
 )
 from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
+from featcache.extraction.pooling import pooled_spec, source_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import blamed_on
 from featcache.extractors.rows import RowExtractor
@@ -95,9 +96,22 @@ class BuiltConfig:
         return self.config.audio.sample_rate
 
     @cached_property
+    def computed_spec(self) -> FeatureSpec:
+        """The spec of the features as they are computed and rounded, before any pooling."""
+        return stored_spec(self.extractor.spec, self.config.dtype)
+
+    @property
     def spec(self) -> FeatureSpec:
         """The spec of the features as they are stored."""
-        return stored_spec(self.extractor.spec, self.config.dtype)
+        return self.info.spec
+
+    @cached_property
+    def source_fingerprint(self) -> str | None:
+        """The fingerprint of the version from whose features these can be made; None if they
+        are made from audio only."""
+        if self.config.pool is not None:
+            return source_of(self.config.resolved())
+        return self.extractor.source_fingerprint
 
     @cached_property
     def info(self) -> VersionInfo:
@@ -215,6 +229,8 @@ class VersionPlan:
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
     """The attributes of a config's version, whose extractor makes features of this spec."""
     spec = stored_spec(spec, config.dtype)
+    if config.pool is not None:
+        spec = pooled_spec(spec, config.pool)
     fingerprint, made_by = config.fingerprint(), library_versions()
     return VersionInfo(
         name=config.name,

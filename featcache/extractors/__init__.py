@@ -11,13 +11,14 @@ from featcache.extractors.base import (
     registered,
     require_registered,
 )
-from featcache.spec import FeatureSpec
+from featcache.spec import FeatureSpec, Track
 
 __all__ = [
     "Clip",
     "Extractor",
     "FeatureSpec",
     "Params",
+    "Track",
     "build",
     "find",
     "fingerprint",

@@ -16,7 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    get_args,
+)
 
 import msgspec
 from pydantic import (
@@ -29,7 +39,7 @@ from pydantic import (
 
 from featcache.errors import ConfigError, ExtractorError, FeatcacheError, listing
 from featcache.sections import Section
-from featcache.spec import FeatureSpec
+from featcache.spec import MAIN, FeatureSpec
 from featcache.trust import remote_code_is_allowed
 
 if TYPE_CHECKING:
@@ -111,6 +121,14 @@ LocalPath = Annotated[str, AfterValidator(absolute_path)]
 
 P = TypeVar("P", bound=Params)
 
+Tracks: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"
+"""The features of a clip: the tensor of the only track, or tensors by the tracks' names."""
+
+
+def main_track(extracted: Tracks) -> torch.Tensor:
+    """Return the tensor of the main track."""
+    return extracted[MAIN] if isinstance(extracted, Mapping) else extracted
+
 
 class Extractor(ABC, Generic[P]):
     """Turns waveforms into features.
@@ -169,9 +187,13 @@ class Extractor(ABC, Generic[P]):
         for one."""
 
     @abstractmethod
-    def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
-        """The clips' features, in their order: each `[frames, *item_shape]` of
-        `spec.dtype`, on the device.
+    def extract(self, clips: Sequence[Clip]) -> Sequence[Tracks]:
+        """Compute the clips' features, in their order, on the device.
+
+        For each clip, return a tensor of `spec.dtype`: `[frames, *item_shape]`, or of a track
+        that is along clips `[*item_shape]`. If the spec has several tracks, return a mapping
+        of their names to tensors; the main one is `features`. Others have any number of
+        entries.
 
         Every clip is long enough for a frame. This is called under `torch.inference_mode()`.
 
@@ -198,11 +220,18 @@ class Extractor(ABC, Generic[P]):
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
         """Make features from frames `[N, D]` of the version `source_fingerprint`, on the
-        device.
+        device: one for each frame.
 
-        An extractor that sets `source_fingerprint` must override this; it is never called
-        for others."""
+        An extractor that sets `source_fingerprint` must override this, or `from_items`; they
+        are never called for others."""
         raise ExtractorError(f"{type(self).__name__} makes features from audio only")
+
+    def from_items(self, items: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Make the features of several utterances from those that the version
+        `source_fingerprint` has of them, each `[frames, *item_shape]`, on the device."""
+        made = self.from_features(torch.cat([*items]))
+        require_tensor(self, "from_features", made, (sum(map(len, items)), *self.spec.item_shape))
+        return torch.split(made, [len(item) for item in items])
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:

@@ -20,9 +20,9 @@ from featcache.errors import ConfigError
 from featcache.extractors import ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.rows import Piece, Rows
-from featcache.spec import Track
+from featcache.spec import Frames, Track
 
-_SCALES = Track("scales", (), "float32", "what a chunk's samples were divided by")
+_SCALES = "what a chunk's samples were divided by"
 
 
 class Encodec(CodecExtractor[BandwidthParams]):
@@ -62,7 +62,9 @@ class Encodec(CodecExtractor[BandwidthParams]):
             frame_rate = super().num_frames(config.chunk_length) * sample_rate / self._chunk_stride
             self.spec = replace(self.spec, frame_rate=frame_rate)
         if config.normalize:
-            self.spec = replace(self.spec, side=(_SCALES,))
+            per_second = sample_rate / self._chunk_stride
+            axis = Frames(per_second, config.chunk_length)
+            self.spec = replace(self.spec, side=(Track("scales", (), "float32", _SCALES, axis),))
 
     def num_frames(self, num_samples: int) -> int:
         if not self._chunk_length:

@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import torch
 
-from featcache.extractors.base import Batching, Clip, Extractor, P
+from featcache.extractors.base import Batching, Clip, Extractor, P, Tracks
+from featcache.spec import MAIN
 
 ROW_SECONDS = {"cpu": 4.0, "cuda": 120.0}
 """Approximate seconds of audio in a batch. On one core EnCodec runs at 20 × real time on
@@ -139,8 +140,11 @@ class RowExtractor(Extractor[P]):
                 self._shrunk *= 2
             return rows > 1
 
-    def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
-        return [rows.features for rows in self.extract_rows(clips)]
+    def extract(self, clips: Sequence[Clip]) -> list[Tracks]:
+        return [
+            {MAIN: rows.features, **rows.side} if rows.side else rows.features
+            for rows in self.extract_rows(clips)
+        ]
 
     def extract_rows(self, clips: Sequence[Clip]) -> list[Rows]:
         """The features of each clip, `[frames, *item_shape]`, and its side arrays by

@@ -30,6 +30,7 @@ from featcache.extractors.base import (
     build,
     find,
     fingerprint,
+    main_track,
     require_registered,
 )
 from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
@@ -197,9 +198,8 @@ class _RowsOfClips(RowExtractor[Params]):
             Clip("", row[:count])
             for row, count in zip(waveforms, num_samples.tolist(), strict=True)
         ]
-        return Rows(
-            torch.nn.utils.rnn.pad_sequence(self._extractor.extract(clips), batch_first=True)
-        )
+        features = [*map(main_track, self._extractor.extract(clips))]
+        return Rows(torch.nn.utils.rnn.pad_sequence(features, batch_first=True))
 
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 import torchaudio
 
 from featcache.extractors import Clip
+from featcache.extractors.base import main_track
 from featcache.extractors.rows import pad_rows
 
 POLICIES = [
@@ -44,7 +45,8 @@ def digits(count, rate):
 def extract(extractor, waveforms):
     """The features of waveforms, in one call."""
     with torch.inference_mode():
-        return extractor.extract([Clip(str(i), waveform) for i, waveform in enumerate(waveforms)])
+        clips = [Clip(str(i), waveform) for i, waveform in enumerate(waveforms)]
+        return [*map(main_track, extractor.extract(clips))]
 
 
 def encode(extractor, waveforms, padded_length):
