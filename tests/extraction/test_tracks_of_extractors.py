@@ -90,7 +90,7 @@ def test_vectors_live_as_frames_do(corpus, tmp_path, cli):
     cli("verify", place, "--manifest", manifest).with_code(1)
     cli("repair", place, "--manifest", manifest, "--trust-remote-code").with_code(0)
     ends = ("--manifest", manifest, "--recompute", "5", "--trust-remote-code")
-    assert "5 bit-identical" in cli("verify", place, *ends).with_code(0).out
+    assert "5 bit-identical" in cli("verify", place, *ends).with_code(3).out
     assert {id_: float(value) for id_, value in featcache.open(place).items()} == before
     assert "float32 [], one for each utterance: peak" in cli("info", place).out
 
