@@ -40,7 +40,7 @@ _FIRST_LINE_BYTES = 4096
 
 _ROW_BYTES = 24
 _AGAIN = (
-    "run `featcache extract` with this manifest again (if a copy was interrupted, the same "
+    "run the same `featcache extract` again (or of a copy that was interrupted, the same "
     "`featcache copy`)"
 )
 

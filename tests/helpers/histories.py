@@ -57,6 +57,8 @@ class Copy:
     seen: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     """Of each utterance that is wanted: when a run looked at its row last, here or in a
     cache that this one was copied from, the content of its file then, and its path."""
+    dropped: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    """The same of utterances that nobody wants any more, and whose features are there."""
     tags: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -142,8 +144,13 @@ class History:
         for id_ in ids:
             path = self.rows[id_]
             copy.seen[id_] = self.time, self.contents[f"{id_}-{path}.wav"], path
+        found = served(copy.version) if copy.is_there else {}
         for id_ in copy.seen.keys() - self.rows.keys():
-            del copy.seen[id_]
+            seen = copy.seen.pop(id_)
+            if found.get(id_) == seen[1]:
+                copy.dropped[id_] = seen
+        for id_ in copy.seen.keys() & copy.dropped.keys():
+            del copy.dropped[id_]
 
     def run(
         self, copy: Copy, kill_after: int | None = None, partition: str | None = None
@@ -188,8 +195,14 @@ class History:
 
     def copy_to(self, source: Copy, target: Copy) -> str:
         copy_version(source.version, target.folder)
-        for id_, seen in source.seen.items():
-            target.seen[id_] = max(seen, target.seen.get(id_, seen))
+        known = [target.dropped, target.seen, source.dropped, source.seen]
+        newest: dict[str, tuple[int, int, str]] = {}
+        for seen in known:
+            for id_, event in seen.items():
+                newest[id_] = max(event, newest.get(id_, event))
+        wanted = target.seen.keys() | source.seen.keys()
+        target.seen = {id_: newest[id_] for id_ in wanted}
+        target.dropped = {id_: newest[id_] for id_ in newest.keys() - wanted}
         return f"copy to {target.folder.name}"
 
     def prune(self, copy: Copy) -> str:
@@ -209,6 +222,8 @@ class History:
         if was_whole:
             assert lacking(copy) == []
         copy.seen = {id_: seen for id_, seen in copy.seen.items() if id_ in staying}
+        if with_manifest:
+            copy.dropped = {}
         return "prune --manifest" if with_manifest else "prune"
 
     def repair(self, copy: Copy) -> str:

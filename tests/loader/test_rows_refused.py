@@ -89,7 +89,7 @@ def test_of_rows_without_a_path_the_id_alone_counts(corpus, scratch, monkeypatch
     assert len(dataset_of(cache, corpus.manifest(rows, "some.csv"))) == 3
     # the ledger, in a bucket a request and more, is not read for them
     with monkeypatch.context() as patch:
-        patch.setattr("featcache.loader.utterances.standing_failures", None)
+        patch.setattr("featcache.loader.utterances.failures_by_row", None)
         assert len(dataset_of(cache, manifest_of(scratch, [("u1", "x"), ("u2", "y")]))) == 2
     rows[2]["path"] = "a.wav"
     assert "for 1 of 3 utterances" in refusal(cache, corpus.manifest(rows, "x.csv"))
