@@ -17,7 +17,7 @@ from featcache.audio.formats import OLD_FFMPEG
 from featcache.audio.remote import StoppedError
 from featcache.care.diverged import VALUE_COLUMNS, are_alike
 from featcache.care.sources import SourceCheck, check_sources
-from featcache.errors import DamagedError, FeatcacheError, counted
+from featcache.errors import DamagedError, FeatcacheError, counted, listing
 from featcache.format.group import WRONG_CHECKSUM
 from featcache.format.shard import Shard
 from featcache.manifest.copies import copies_of, expand
@@ -30,7 +30,7 @@ from featcache.version.ledger import RowFailures, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
 from featcache.version.version import Version
-from featcache.version.wanted import find_lacking, read_all_wanted, wanted_failures
+from featcache.version.wanted import find_lacking, wanted_failures
 
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
@@ -232,7 +232,7 @@ def _report(
             f"{counted(num_old, 'utterance')} decoded by FFmpeg as older versions of "
             "featcache did: `featcache extract … --check-sources` extracts them again"
         )
-    repeated, unlike = _compare_repeated(version, index, sound)
+    repeated, notes_on_items = _compare_repeated(version, index, sound)
     lacking, failed, surplus = list[Problem](), len(wanted_failures(version, index)), 0
     if manifest is not None:
         rows = expand(manifest, copies_of(version.info.config))
@@ -240,11 +240,11 @@ def _report(
     return replace(
         result,
         utterances=len(index),
-        problems=[*problems, *_of_records(version, index, damaged), *unlike, *lacking],
+        problems=[*problems, *_of_records(version, index, damaged), *lacking],
         failed=failed,
         surplus=surplus,
         repeated=repeated,
-        notes=notes,
+        notes=[*notes, *notes_on_items],
     ), index
 
 
@@ -296,14 +296,11 @@ def _check_shards(
 
 def _compare_repeated(
     version: Version, index: Index, shards: Sequence[Shard]
-) -> tuple[int, list[Problem]]:
+) -> tuple[int, list[str]]:
     """Compare items with those that count, if row and generation are the same: how many are
-    equal; and of which wanted utterances others are of other audio."""
+    equal; and a note, if some are of other audio."""
     if sum(shard.info.items for shard in shards) == len(index):
         return 0, []
-    wanted = np.concatenate(
-        [np.empty(0, np.uint64), *(one.rows[0] for one in read_all_wanted(version))]
-    )
     repeated, unlike = 0, set[str]()
     for shard in shards:
         table = shard.table
@@ -314,15 +311,11 @@ def _compare_repeated(
         own = np.stack([table[name][rivals] for name in VALUE_COLUMNS])
         counting = columns_of(version, index, at[rivals], VALUE_COLUMNS)
         repeated += int((own[1] == counting[1]).sum())
-        is_open = ~are_alike(own, counting) & np.isin(table["id_hash"][rivals], wanted)
-        unlike |= {table.ids[number] for number in rivals[is_open].tolist()}
-    what = (
-        "has features of several files, and nothing tells the right ones: `featcache extract "
-        "--check-sources` with its manifest, and then `featcache prune`"
-    )
-    problems = [Problem("unlike", f"{id_}: {what}", id=id_) for id_ in sorted(unlike)]
-    # a tag stays as it is
-    return repeated - len(index), problems if version.tag is None else []
+        unlike |= {table.ids[number] for number in rivals[~are_alike(own, counting)].tolist()}
+    what = "features of several files are there, and nothing tells which are right, for"
+    remedy = "`featcache extract --check-sources` with the manifest, and then `featcache prune`"
+    notes = [f"{what} {listing(sorted(unlike))}: {remedy}"] if unlike else []
+    return repeated - len(index), notes
 
 
 def _notes(version: Version) -> Iterator[str]:

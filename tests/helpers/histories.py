@@ -30,6 +30,7 @@ from featcache.extraction.plan import plan_extraction
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.version.index import open_index
+from featcache.version.ledger import standing_failures
 from featcache.version.selection import select_version
 from featcache.version.tags import make_tag, remove_tag
 from featcache.version.version import Version
@@ -42,7 +43,7 @@ ANY = -1
 BAD = 0
 """The content of a file that is no audio; others are as loud as their number says."""
 
-_LACKING = {"unfinished", "record", "unlike"}
+_LACKING = {"unfinished", "record"}
 
 
 class KilledError(Exception):
@@ -139,11 +140,14 @@ class History:
         )
 
     def look(self, copy: Copy, ids: Iterable[str]) -> None:
-        """Note that a run looks at rows, and that no others are wanted."""
+        """Note that a run looks at rows, and that no others are wanted. What it finds as it
+        was is no news, to other caches."""
         self.time += 1
         for id_ in ids:
             path = self.rows[id_]
-            copy.seen[id_] = self.time, self.contents[f"{id_}-{path}.wav"], path
+            now = self.contents[f"{id_}-{path}.wav"], path
+            if id_ not in copy.seen or copy.seen[id_][1:] != now:
+                copy.seen[id_] = self.time, *now
         found = served(copy.version) if copy.is_there else {}
         for id_ in copy.seen.keys() - self.rows.keys():
             seen = copy.seen.pop(id_)
@@ -282,9 +286,11 @@ class History:
         if lacking(copy):
             return
         found = served(copy.version)
+        failed = standing_failures(copy.version, open_index(copy.version))
         for id_, (_, content, path) in copy.seen.items():
             if content == ANY:
-                assert self.files.get(found.get(id_, BAD)) in (f"{id_}-{path}.wav", None)
+                file = self.files.get(found.get(id_, BAD))
+                assert file == f"{id_}-{path}.wav" or id_ in failed, (id_, file)
             elif content != BAD:
                 assert found.get(id_) == content, (id_, path, content, found)
         for name, held in copy.tags.items():
