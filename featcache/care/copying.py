@@ -25,7 +25,8 @@ from featcache.format.shard import Shard
 from featcache.storage.base import MARK, Buffer, Store, open_store
 from featcache.storage.location import Location
 from featcache.version.corpus import put_part, read_parts
-from featcache.version.index import Index, index_name, load_index, open_index
+from featcache.version.index import Index, index_name, load_index
+from featcache.version.indexing import open_index
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import PLAIN_GROUP, Version, read_info

@@ -31,7 +31,8 @@ from featcache.format.writing import ShardBuilder
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import in_parallel
-from featcache.version.index import Index, open_index
+from featcache.version.index import Index
+from featcache.version.indexing import open_index
 from featcache.version.join import (
     RowKeys,
     are_few,

@@ -40,7 +40,8 @@ from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
-from featcache.version.index import Index, load_index, open_index
+from featcache.version.index import Index, load_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions

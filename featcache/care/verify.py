@@ -24,7 +24,8 @@ from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
-from featcache.version.index import Index, index_name, index_of, load_index
+from featcache.version.index import Index, index_name, load_index
+from featcache.version.indexing import index_of
 from featcache.version.join import RowKeys, columns_of, join
 from featcache.version.ledger import RowFailures, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names

@@ -138,7 +138,7 @@ def _print_message(message: str) -> None:
 def note_unfinished(version: Version, index: Index | None = None) -> bool:
     """Warn on stderr if runs have not extracted everything that they were to extract;
     returns whether that is so."""
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
     from featcache.version.wanted import find_lacking
 
     findings = find_lacking(version, open_index(version) if index is None else index)

@@ -120,7 +120,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
 
     import msgspec
 
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
     from featcache.version.records import began, read_probes, run_names
     from featcache.version.tags import tags_to_show
     from featcache.version.wanted import find_lacking, wanted_failures

@@ -148,7 +148,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     """
     from featcache.care.prune import remove_version, what_is_kept
     from featcache.storage.base import open_store
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
     from featcache.version.selection import split_tag, version_folders, version_of_tag
     from featcache.version.tags import read_tag, remove_tag, tag_names
     from featcache.version.version import Version

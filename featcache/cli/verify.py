@@ -146,7 +146,7 @@ def _recompute(
 ) -> Recomputed:
     from featcache.care.recompute import recompute
     from featcache.device import Device
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
 
     def again() -> Recomputed:
         index = open_index(version)

@@ -42,7 +42,7 @@ def index(path: Location) -> None:
       featcache index features/fbank80
     """
     from featcache.version.corpus import PartVersion, record_version
-    from featcache.version.index import keep_index
+    from featcache.version.indexing import keep_index
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
     from featcache.version.wanted import wanted_failures
@@ -85,7 +85,7 @@ def tag(path: Location, name: str) -> None:
     Example:
       featcache tag features/fbank80 paper
     """
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
     from featcache.version.selection import select_version
     from featcache.version.tags import make_tag
 

@@ -39,7 +39,7 @@ from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.version.in_flight import Suspects, find_suspects, remove_marks
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 
 MOST_TASKS = 64

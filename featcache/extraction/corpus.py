@@ -50,7 +50,7 @@ from featcache.version.corpus import (
     read_parts,
     remove_part,
 )
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.records import read_run, run_names
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.version import Version

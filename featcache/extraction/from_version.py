@@ -33,7 +33,7 @@ from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, ObjectPath, as_location
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed
 from featcache.version.ledger import Failure, failures_by_row
 from featcache.version.selection import select_versions

@@ -26,7 +26,7 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
 from featcache.version.in_flight import Suspects, forget_suspects
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure
 from featcache.version.records import Run
 from featcache.version.version import Version, library_versions

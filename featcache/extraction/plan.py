@@ -43,7 +43,8 @@ from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
-from featcache.version.index import Index, index_of, open_index
+from featcache.version.index import Index
+from featcache.version.indexing import index_of, open_index
 from featcache.version.join import RowKeys, RowStatus, join, refuse_paths
 from featcache.version.ledger import RowFailures, by_id, failures_by_row
 from featcache.version.records import read_probes

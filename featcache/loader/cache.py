@@ -29,7 +29,8 @@ from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
 from featcache.spec import MAIN, FeatureSpec
 from featcache.strings import Strings
-from featcache.version.index import Index, open_index
+from featcache.version.index import Index
+from featcache.version.indexing import open_index
 from featcache.version.version import Version
 
 if TYPE_CHECKING:

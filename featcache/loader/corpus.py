@@ -24,7 +24,8 @@ from featcache.storage.base import in_parallel, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings, hash_of
 from featcache.version.corpus import gone_parts, read_parts
-from featcache.version.index import Index, index_name, open_index
+from featcache.version.index import Index, index_name
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.selection import version_names
 from featcache.version.version import Version

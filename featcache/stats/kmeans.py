@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
 from featcache.format.shard import dequantize_array
-from featcache.version.index import Index, open_index
+from featcache.version.index import Index
+from featcache.version.indexing import open_index
 from featcache.version.join import by_shard
 from featcache.version.version import Version, library_versions
 

@@ -27,7 +27,8 @@ from featcache.manifest.segments import Segment, SegmentColumns, Utterance
 from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings, hash_of, other_spellings
-from featcache.version.index import Index, open_index
+from featcache.version.index import Index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, RowFailures, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version

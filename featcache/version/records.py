@@ -22,7 +22,7 @@ from featcache.manifest.segments import SegmentColumns
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import Store
 from featcache.strings import Strings
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, put_failures
 from featcache.version.version import Version
 from featcache.version.wanted import wanted_failures

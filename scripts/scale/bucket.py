@@ -20,7 +20,7 @@ import featcache
 from featcache.cli import main as featcache_command
 from featcache.storage.base import in_parallel
 from featcache.storage.location import parse_location
-from featcache.version.index import keep_index
+from featcache.version.indexing import keep_index
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from harness import Table, options, present

@@ -22,7 +22,7 @@ from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.version.corpus import Part, PartVersion, put_part
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.selection import select_version
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))

@@ -4,7 +4,7 @@ import pytest
 from make_cache import add_shard, make_features, make_version
 
 import featcache
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.tags import make_tag
 
 

@@ -20,7 +20,7 @@ from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.storage.location import ObjectPath
 from featcache.strings import Strings
 from featcache.version.corpus import Part, put_part, read_parts
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.join import item_at
 from featcache.version.records import Run
 from featcache.version.selection import select_version

@@ -22,7 +22,7 @@ from featcache.manifest.segments import SegmentColumns
 from featcache.storage.base import open_store
 from featcache.storage.directory import Directory
 from featcache.strings import Strings
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, put_failures, read_failures, rewrite_failures
 from featcache.version.tags import at_tag, make_tag
 from featcache.version.version import Version

@@ -16,7 +16,7 @@ from featcache.care.recompute import recompute
 from featcache.care.sources import SourceCheck
 from featcache.device import Device
 from featcache.extractors.rows import Rows
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
 

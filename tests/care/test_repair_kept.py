@@ -21,7 +21,7 @@ from featcache.care.repair import Repaired
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.format.shard import Shard
 from featcache.manifest.read import read_manifest
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.tags import make_tag
 
 FEATURES = CHUNKS["features"]

@@ -25,7 +25,7 @@ from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.manifest.read import read_manifest
 from featcache.manifest.segments import Utterance
 from featcache.stats import moments
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 
 

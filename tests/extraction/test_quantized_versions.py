@@ -28,7 +28,7 @@ from featcache.manifest.segments import Utterance
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
 

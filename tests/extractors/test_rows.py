@@ -30,7 +30,7 @@ from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest.read import read_manifest
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import read_failures
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from processes import Cli, commands
 from promises import CACHE, Scenario
 from scratch import scratch_folder
 
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.tags import make_tag
 

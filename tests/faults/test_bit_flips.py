@@ -18,7 +18,7 @@ from shim import STEP
 import featcache
 from featcache.care.verify import verify
 from featcache.errors import FeatcacheError
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import read_failures
 from featcache.version.records import read_probes, read_run, run_names, write_probe
 from featcache.version.tags import make_tag, tags_to_show

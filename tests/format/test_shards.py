@@ -22,7 +22,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.format.writing import ShardBuilder, seal_group
 from featcache.spec import DTYPES, Track
 from featcache.storage.base import MARK
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.version import Version
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)

@@ -6,7 +6,7 @@ from typing import Any
 
 from featcache.care.verify import Report, verify
 from featcache.format.shard import Item
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.selection import version_folders
 from featcache.version.version import Version

@@ -13,7 +13,7 @@ from featcache.care.repair import Repaired, repair
 from featcache.extraction.options import Options
 from featcache.format.shard import Shard
 from featcache.manifest.read import read_manifest
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.selection import version_folders
 
 CHUNKS = {"features": "features/c/0/0", "items": "items/c/0/0", "text": "text/c/0"}

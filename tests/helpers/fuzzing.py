@@ -255,7 +255,7 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     import featcache
     import featcache.loader
     from featcache.care.verify import verify
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
     from featcache.version.ledger import Failure
     from featcache.version.records import Run
     from featcache.version.tags import make_tag

@@ -29,7 +29,7 @@ from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.selection import select_version
 from featcache.version.tags import make_tag, remove_tag

@@ -20,7 +20,7 @@ import featcache
 from featcache.care.verify import Report
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.manifest.read import read_manifest
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.selection import version_folders
 from featcache.version.version import Version

@@ -19,7 +19,7 @@ from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, Sto
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 from featcache.version.corpus import Part, PartVersion, put_part, record_version
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.selection import select_versions
 
 SHARDS = ([5, 4], [7], [3, 3, 2], [6])

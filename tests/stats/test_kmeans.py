@@ -14,7 +14,7 @@ from featcache.extractors.units import Nearest, read_codebook
 from featcache.format.shard import Frames
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 
 CPU = torch.device("cpu")
 

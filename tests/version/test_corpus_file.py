@@ -23,7 +23,7 @@ from featcache.version.corpus import (
     record_version,
     remove_part,
 )
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.selection import PARTS, corpus_of, is_corpus
 
 

@@ -11,7 +11,7 @@ from pages import ROOT
 
 import featcache
 from featcache.care.verify import verify
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.selection import select_version
 

@@ -20,7 +20,7 @@ from featcache.version.in_flight import (
     forget_suspects,
     remove_marks,
 )
-from featcache.version.index import open_index
+from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure
 from featcache.version.wanted import Wanted
 

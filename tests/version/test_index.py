@@ -20,15 +20,8 @@ from featcache.errors import DamagedError, MissingDependencyError, StoreError
 from featcache.format.group import Group
 from featcache.format.shard import Shard
 from featcache.strings import Strings
-from featcache.version.index import (
-    Index,
-    Maker,
-    build_index,
-    index_name,
-    keep_index,
-    load_index,
-    open_index,
-)
+from featcache.version.index import Index, Maker, index_name, load_index
+from featcache.version.indexing import build_index, keep_index, open_index
 from featcache.version.version import ShardGoneError, Version
 
 

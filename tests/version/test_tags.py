@@ -17,7 +17,8 @@ from featcache.care.prune import plan_prune
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.format.documents import encode_line
-from featcache.version.index import index_name, open_index
+from featcache.version.index import index_name
+from featcache.version.indexing import open_index
 from featcache.version.selection import select_version, version_folders
 from featcache.version.tags import at_tag, make_tag, read_tag, remove_tag, tag_names, tags_to_show
 from featcache.version.version import Version

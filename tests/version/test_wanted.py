@@ -18,7 +18,7 @@ from featcache.extraction.tasks import want
 from featcache.format.documents import encode_line
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import Strings
-from featcache.version.index import build_index, open_index
+from featcache.version.indexing import build_index, open_index
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import (
     Failure,

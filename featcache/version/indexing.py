@@ -1,0 +1,277 @@
+"""Building an index from shards, and keeping it.
+
+Of the items of an id, the one of the highest generation is current; of several of one
+generation, the first in the order of the shards. An older index is extended by new shards,
+since the highest of some generations is the highest of their highest. No clock and no record
+of runs is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, FeatcacheError, StoreError
+from featcache.format.documents import decoder_of
+from featcache.format.group import Group, Table
+from featcache.format.shard import Shard
+from featcache.storage.base import in_parallel, tidying
+from featcache.strings import Strings
+from featcache.version.index import (
+    COLUMNS,
+    ITEM_COLUMNS,
+    Index,
+    IndexInfo,
+    Maker,
+    ShardSummary,
+    index_name,
+    load_index,
+    read_index,
+)
+from featcache.version.tags import read_tag, tag_names
+from featcache.version.version import Version
+from featcache.version.wanted import read_all_wanted
+
+_KEPT = 3
+"""The indexes that stay, besides those of tags: training may have an older one mapped."""
+
+
+def open_index(version: Version, *, keep: bool = True) -> Index:
+    """Load the index of a version's shards, or build it. With `keep`, write a new one if that
+    is possible.
+
+    Raises DamagedError if it must be built, and a shard's document or table is damaged;
+    ShardGoneError if a shard is gone that the version must have."""
+    index = load_index(version, version.shard_names())
+    if index is not None:
+        return index
+    index = version.reading(lambda: build_index(version))
+    if keep:
+        # a full disk, a cache that cannot be written, or no zarr to write it
+        with suppress(OSError, FeatcacheError):
+            write_index(index, version)
+            return load_index(version, index.shards) or index
+    return index
+
+
+def keep_index(version: Version) -> tuple[Index, bool]:
+    """Load the index of all shards of a version, or build and write it. Returns it, and
+    whether it was built.
+
+    Raises DamagedError if a shard's document or table is damaged; StoreError if the index
+    cannot be written; MissingDependencyError without zarr-python."""
+    index = load_index(version, version.shard_names())
+    if index is not None:
+        return index, False
+    index = version.reading(lambda: build_index(version))
+    write_index(index, version)
+    return index, True
+
+
+def build_index(version: Version) -> Index:
+    """Build the index of a version's shards, from the largest one that is kept of some of
+    them, and the other shards. Raises DamagedError if a shard's document or table is damaged;
+    ShardGoneError if a shard is gone."""
+    names = {*version.shard_names()}
+    older = _NO_ITEMS
+    for name, size in reversed(_by_size(version, names)):
+        kept = read_index(version, name) if size > 0 else None
+        if kept is not None:
+            older = kept
+            break
+    return index_of(in_parallel(version.shard, sorted(names.difference(older.shards))), older)
+
+
+def _by_size(version: Version, shards: Set[str]) -> list[tuple[str, int]]:
+    """List kept indexes by the number of `shards` that each is of, the smallest first; 0 if
+    it is damaged or of other shards. Only documents are read."""
+    sizes = dict.fromkeys(version.store.names("index"), 0)
+    fingerprint = version.info.fingerprint
+    for name in sizes:
+        with suppress(FileNotFoundError, DamagedError):
+            group = Group(version.store, f"index/{name}", fingerprint, IndexInfo, COLUMNS)
+            names = {shard.name for shard in group.info.shards}
+            sizes[name] = len(names) if names <= shards else 0
+    return sorted(sizes.items(), key=lambda pair: pair[1])
+
+
+def write_index(index: Index, version: Version) -> None:
+    """Write an index in place of a damaged one, and remove all but the largest others.
+    Raises StoreError if it cannot be written; MissingDependencyError without zarr-python."""
+    # here, since most readers find an index
+    from featcache.format.writing import group_files
+
+    store, name = version.store, index_name(version, index.shards)
+    complete = {
+        wanted.name: wanted.checksum
+        for wanted in read_all_wanted(version)
+        if not wanted.lacks(index).any()
+    }
+    lists = {"shards": index.summaries, "makers": index.makers, "complete": complete}
+    document = {"fingerprint": version.info.fingerprint, **msgspec.to_builtins(lists)}
+    _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")
+    if store.exists(f"index/{name}"):  # then it is damaged
+        store.remove(f"index/{name}")
+    store.publish(files, f"index/{name}")
+    if version.shards is None:  # a version as it was once has no later index
+        forget_indexes(version, index)
+
+
+def forget_indexes(version: Version, latest: Index) -> None:
+    """Remove the indexes that neither belong to a tag nor are among the largest. Indexes of
+    shards that are gone go first."""
+    staying = {index_name(version, latest.shards)}
+    for tag in tag_names(version):
+        with suppress(StoreError):
+            staying.add(index_name(version, read_tag(version, tag).shards))
+    others = [name for name, _ in _by_size(version, {*latest.shards}) if name not in staying]
+    with tidying(version.path):
+        for name in others[: 1 - _KEPT]:
+            version.store.remove(f"index/{name}")
+
+
+_NO_ITEMS = Index(
+    [],
+    [],
+    Table(np.zeros((len(COLUMNS), 1), np.uint64), np.empty(0, np.uint8), COLUMNS.items()),
+    {},
+)
+
+
+@dataclass(frozen=True)
+class _Items:
+    """All items of some shards, also those that are not current."""
+
+    matrix: NDArray[np.uint64]
+    """The matrix of the index's table, uint64 `[columns, items + 1]`, filled in for
+    `ITEM_COLUMNS`."""
+    id_hash: NDArray[np.uint64]
+    """The hashes of the ids, uint64 `[items]`."""
+    ids: Strings
+
+    def column(self, name: str) -> NDArray[np.uint64]:
+        """Return a column of the matrix, to be written to, `[items]`."""
+        return self.matrix[list(COLUMNS).index(name), :-1]
+
+
+def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
+    """Build the index of some shards, whose tables are checked, and of an older index.
+    Nothing stays mapped. Raises DamagedError if a table is damaged; StoreError if two ids
+    have the same hash."""
+    # in the version's order, so that few items move
+    new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
+    summaries, makers = _summaries(new, older)
+    items = _gather(new, older, [shard.name for shard in summaries])
+    items = _in_order(items)
+    by_id = np.argsort(items.id_hash, kind="stable")
+    sorted_hashes = items.id_hash[by_id]
+    repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
+    if len(repeats):
+        items, by_id = _current(items, repeats)
+    table = Table(items.matrix, items.ids.blob, COLUMNS.items())
+    table.offsets("id")[:] = items.ids.offsets
+    table["by_id_hash"][:] = by_id
+    table["sorted_id_hash"][:] = items.id_hash[by_id]
+    return Index(summaries, makers, table, {})
+
+
+def _summaries(new: Sequence[Shard], older: Index) -> tuple[list[ShardSummary], list[Maker]]:
+    """Summarise all shards, in the version's order, and list their makers."""
+    pairs = [(shard, older.makers[shard.made_by]) for shard in older.summaries]
+    pairs += map(_summary_of, new)
+    pairs.sort(key=lambda pair: (pair[0].row, pair[0].name))
+    makers = [*dict.fromkeys(maker for _, maker in pairs)]
+    numbers = {maker: number for number, maker in enumerate(makers)}
+    summaries = [msgspec.structs.replace(shard, made_by=numbers[maker]) for shard, maker in pairs]
+    return summaries, makers
+
+
+def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
+    """Summarise a shard, with 0 for the number of its maker; and return its maker."""
+    info, maker = shard.info, Maker()
+    # `made_by` of another writer may hold anything: nothing follows from it
+    with suppress(msgspec.ValidationError):
+        maker = decoder_of(Maker).decode(msgspec.json.encode(info.made_by))
+    summary = ShardSummary(
+        shard.name, info.row, info.items, info.frames, info.seconds, info.manifest, 0
+    )
+    return summary, maker
+
+
+def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
+    """Join the items of an older index with those of new shards. `names` are those of all
+    shards, in the version's order."""
+    places = {name: place for place, name in enumerate(names)}
+    begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
+    matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
+    items = _Items(matrix, np.empty(begins[-1], np.uint64), older.ids)
+    for name in ITEM_COLUMNS:
+        items.column(name)[: len(older)] = older.table[name]
+    older_places = np.array([places[name] for name in older.shards], np.uint64)
+    items.column("shard")[: len(older)] = older_places[older.shard]
+    items.id_hash[older.by_hash] = older.id_hash
+
+    def add(number: int) -> Strings:
+        """Write the items of a new shard to their places, and return their ids."""
+        shard, place = new[number], slice(begins[number], begins[number + 1])
+        shard.check_table()
+        table, first_frames = shard.table, shard.table.offsets("frame")
+        items.id_hash[place] = table["id_hash"]
+        items.column("row_hash")[place] = table["row_hash"]
+        items.column("generation")[place] = table["generation"]
+        items.column("shard")[place] = places[shard.name]
+        items.column("item")[place] = np.arange(len(table))
+        items.column("first_frame")[place] = first_frames[:-1]
+        items.column("num_frames")[place] = np.diff(first_frames)
+        offsets = table.offsets("id").copy()
+        ids = Strings(table.text[: offsets[-1]].copy(), offsets)
+        shard.unmap_table()
+        return ids
+
+    ids = Strings.concatenate([older.ids, *in_parallel(add, range(len(new)))])
+    return _Items(matrix, items.id_hash, ids)
+
+
+def _in_order(items: _Items) -> _Items:
+    """Sort items by their shards, which are in the version's order."""
+    shard = items.column("shard")
+    if not (shard[1:] < shard[:-1]).any():
+        return items
+    order = np.argsort(shard, kind="stable")
+    for name in ITEM_COLUMNS:
+        column = items.column(name)
+        column[:] = column[order]
+    return _Items(items.matrix, items.id_hash[order], items.ids.take(order))
+
+
+def _current(items: _Items, repeats: NDArray[np.int64]) -> tuple[_Items, NDArray[np.int64]]:
+    """Keep the current item of each id. Returns the items, and their numbers sorted by the
+    hashes of their ids.
+
+    Args:
+        repeats: The places, once items are sorted by the hash, of those whose neighbour
+            before has the same hash.
+
+    Raises StoreError if two ids have the same hash."""
+    # of an id, the highest generation first, then the first in the version's order
+    by_id = np.lexsort((~items.column("generation"), items.id_hash))
+    differing = np.flatnonzero(~items.ids.equal_at(by_id[repeats], items.ids, by_id[repeats - 1]))
+    if len(differing):
+        place = repeats[differing[0]]
+        raise StoreError(
+            f"the ids {items.ids[int(by_id[place])]!r} and "
+            f"{items.ids[int(by_id[place - 1])]!r} have the same hash: rename one of them, and "
+            "extract it again"
+        )
+    by_id = np.delete(by_id, repeats)
+    is_current = np.zeros(len(items.ids), bool)
+    is_current[by_id] = True
+    matrix = np.compress(np.append(is_current, True), items.matrix, axis=1)
+    ids = items.ids.take(np.flatnonzero(is_current))
+    numbers = np.cumsum(is_current) - 1
+    return _Items(matrix, items.id_hash[is_current], ids), numbers[by_id]
