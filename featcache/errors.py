@@ -104,7 +104,7 @@ class ArgumentError(FeatcacheError, ValueError):
 
 
 class Reason(StrEnum):
-    """Why an utterance is in the failure ledger instead of a shard."""
+    """The reason why an utterance is in the failure ledger instead of a shard."""
 
     FILE_MISSING = "file_missing"
     FILE_UNREADABLE = "file_unreadable"
@@ -212,8 +212,8 @@ def first_line(error: object) -> str:
 
 
 def ending(return_code: int) -> str:
-    """How a process ended, for a message, by what `subprocess` returns: `exit code 3`,
-    `SIGKILL`, `signal 40`."""
+    """Describe the end of a process for a message, by the return code of `subprocess`:
+    `exit code 3`, `SIGKILL`, `signal 40`."""
     if return_code >= 0:
         return f"exit code {return_code}"
     with suppress(ValueError):  # a real-time signal has no name
@@ -274,9 +274,9 @@ _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
 
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
-    """What may give access in a text that is a URL, or has one in it, as a message goes
-    on; None if there is nothing. `allow_query` is for who says that a query or a fragment
-    gives access to nothing."""
+    """Name what may give access in a text that is a URL or contains one, as a message
+    goes on; None if nothing does. With `allow_query`, a query or a fragment gives no
+    access."""
     if not may_have_secret(text):
         return None
     query = _QUERY
@@ -294,7 +294,7 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
 
 
 def may_have_secret(text: str) -> bool:
-    """Whether a text, or one of several that were joined, needs the look of `secret_in`."""
+    """Tell quickly whether `secret_in` must look at a text, or at several joined texts."""
     # a tenth of the time that a regular expression takes
     return any(mark in text for mark in _MARKS)
 
@@ -366,7 +366,7 @@ def require_number(name: str, value: Any, low: float = -math.inf, high: float = 
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number of Python or numpy; a bool is not."""
+    """Tell whether a value is a real number of Python or numpy, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -391,7 +391,7 @@ def refuse_almost_url(name: str, text: str) -> None:
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a text, or a path that was made of one, is a URL."""
+    """Tell whether a text, or a path made of one, is a URL."""
     match = _URL_START.match(os.fspath(path))
     # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an
     # odd folder.

@@ -1,4 +1,5 @@
-"""What features are: their shape and dtype, and the axis that their entries are along.
+"""Specs of features: tracks with their shape and dtype, and the axes that their entries
+are along.
 
 Rooms outside `extractors/` ask an axis, never for a frame rate: how many frames so many
 samples give, which of them a span of seconds has, how long they last."""
@@ -411,7 +412,7 @@ class FeatureSpec:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a version's features are stored as uint8, each item with a scale and an
+        """True if a version's features are stored as uint8, each item with a scale and an
         offset."""
         return any(track.name == QUANTIZATION for track in self.side)
 
@@ -444,7 +445,7 @@ def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
 
 
 def all_finite(array: NDArray[Any]) -> bool:
-    """Whether no value of a C-contiguous array is NaN or infinite, at memory speed.
+    """Tell whether no value of a C-contiguous array is NaN or infinite, at memory speed.
 
     NaN and infinity have all exponent bits set. So as signed integers, the positive ones
     are at least the bits of +inf; as unsigned integers, the negative ones are at least

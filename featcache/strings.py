@@ -97,7 +97,7 @@ class Strings(Sequence[str]):
         return f"Strings([{head}{', …' if len(self) > 3 else ''}], {len(self)} in all)"
 
     def are_utf8(self) -> bool:
-        """Whether every string is valid UTF-8."""
+        """Tell whether every string is valid UTF-8."""
         try:
             self.utf8().tobytes().decode()
         except UnicodeDecodeError:
@@ -109,8 +109,8 @@ class Strings(Sequence[str]):
     def equal_at(
         self, at: NDArray[Any], other: Strings, at_other: NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """Whether string `at[i]` is string `at_other[i]` of the other sequence, for each
-        `i`; bool `[n]`."""
+        """Tell for each `i` whether string `at[i]` equals string `at_other[i]` of the
+        other sequence; bool `[n]`."""
         lengths = other.offsets[at_other + 1] - other.offsets[at_other]
         equal: NDArray[np.bool_] = self.byte_lengths()[at] == lengths
         mine, others = self.take(at[equal]), other.take(at_other[equal])
@@ -220,7 +220,8 @@ def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[n
 
 
 def are_distinct(hashes: NDArray[np.uint64]) -> bool:
-    """Whether no hash is there twice. (Sorting takes a tenth of the time of `np.unique`.)"""
+    """Tell whether no hash occurs twice. Sorting takes a tenth of the time of
+    `np.unique`."""
     ordered = np.sort(hashes)
     return not bool((ordered[1:] == ordered[:-1]).any())
 

@@ -1,5 +1,5 @@
-"""What data from elsewhere may cause: code and commands to run that it names, weights to
-be downloaded."""
+"""The permissions that data from elsewhere needs: to run code or commands that it names,
+and to download weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def allow_remote_code() -> None:
 
 
 def remote_code_is_allowed() -> bool:
-    """Whether `allow_remote_code` was called."""
+    """Tell whether `allow_remote_code` was called."""
     return _remote_code_is_allowed
 
 
@@ -53,5 +53,5 @@ def without_downloads(is_recorded: bool = True) -> Iterator[None]:
 
 
 def may_download() -> bool:
-    """Whether weights that are not on this machine may be downloaded."""
+    """Tell whether weights that are not on this machine may be downloaded."""
     return _may_download.get()

@@ -1,2 +1,2 @@
-"""What is on disk: sealed documents, tables of items, and groups of arrays. Nothing of
-audio, extractors or configs."""
+"""The files of a cache: sealed documents, tables of items, and groups of arrays. They
+know no audio, extractor or config."""

@@ -106,8 +106,9 @@ def parse_line(data: bytes, kind: type[_T], where: Location | str) -> _T:
 
 
 def decoder_of(kind: type[_T]) -> msgspec.json.Decoder[_T]:
-    """What parses JSON that must be what `kind` declares. One thread at a time makes one:
-    msgspec crashes where two look at the declarations of a Struct for the first time."""
+    """Return the parser of JSON that must be what `kind` declares. One thread at a time
+    makes a parser: msgspec crashes if two threads look at the declarations of a Struct
+    for the first time."""
     if kind not in _decoders:
         with _making:
             _decoders[kind] = msgspec.json.Decoder(kind)
@@ -115,8 +116,8 @@ def decoder_of(kind: type[_T]) -> msgspec.json.Decoder[_T]:
 
 
 def _place_of_seal(data: bytes) -> int:
-    """Where the eight digits of a document's seal begin. In JSON, text has no plain
-    quotes: so this is a key."""
+    """Find the eight digits of a document's seal. Text in JSON has no plain quotes, so
+    this is a key."""
     seal_found = _SEAL.match(data, max(0, data.rfind(b'"checksum"')))
     if seal_found is None:
         raise ValueError("it has no checksum")

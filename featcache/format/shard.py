@@ -83,7 +83,7 @@ class Item(Utterance):
 
 
 class ShardInfo(GroupInfo, kw_only=True, frozen=True):
-    """What the document of a shard says, besides what every group's does."""
+    """The document of a shard, besides the keys of every group."""
 
     frames: Positive
     seconds: Annotated[float, msgspec.Meta(ge=0)]
@@ -259,10 +259,9 @@ class Shard(Group[ShardInfo]):
             raise self._damaged("items/c/0/0", fault)
 
     def faults(self) -> list[str]:
-        """What is wrong with the table, whatever its checksums say: so that nothing it
-        says leads out of the shard, and nobody takes an item for that of another row. It
-        is looked for once: whoever maps the table compares its bytes.
-        """
+        """List what is wrong with the table, even if its checksums hold. So no offset
+        leads out of the shard, and no item is taken for that of another row. The search
+        is made once: whoever maps the table compares its bytes."""
         if self._faults is None:
             self._faults = [*self._find_faults()]
         return self._faults

@@ -1,5 +1,5 @@
-"""What is written of a version: groups, which zarr-python makes in memory, and shards,
-put together batch by batch."""
+"""Writing: groups, which zarr-python makes in memory, and shards, which are put together
+batch by batch."""
 
 from __future__ import annotations
 

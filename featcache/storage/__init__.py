@@ -1,2 +1,2 @@
-"""Where the bytes of a cache lie: folders of this machine and object stores, behind one
+"""The storage of a cache: folders of this machine and object stores, behind one
 interface."""

@@ -1,5 +1,5 @@
-"""Where the bytes of a version lie: a folder, or an object store. Nothing above this room
-asks which one it is.
+"""The interface of stores: a folder, or an object store. Nothing above this room asks
+which one it is.
 
 What is published appears whole or not at all, and a folder that is published never
 changes: its name says what is in it, so that two writers of the same name write the same
@@ -72,7 +72,7 @@ class Store(Protocol):
 
     @property
     def location(self) -> Location:
-        """Where the files are."""
+        """The place of the files."""
 
     def read(self, key: str, at_most: int) -> bytes:
         """All bytes of a file, which has at most so many."""
@@ -92,8 +92,8 @@ class Store(Protocol):
         what a disk cannot read is an error, and not a signal."""
 
     def exists(self, key: str) -> bool:
-        """Whether there is a file, or a folder with something in it; without a key,
-        whether the store's own is."""
+        """Tell whether a file exists, or a folder with something in it; without a key,
+        the store's own folder."""
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted: of files, and of folders that have been
@@ -127,8 +127,8 @@ class Store(Protocol):
         store, and says that."""
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        """What writers have left that are dead, by keys; it is removed, as far as
-        possible, unless told otherwise."""
+        """Remove what dead writers have left, as far as possible, and list its keys.
+        Without `remove`, only list it."""
 
     @property
     def desk(self) -> Path:

@@ -220,7 +220,7 @@ def seconds_to_wait() -> float:
 
 
 def awaited(base: str, request: Callable[[], _T]) -> _T:
-    """What a request to a bucket or server returns that brings little.
+    """Make a small request to a bucket or server, and return its result.
 
     In the main thread, an interrupt ends it (obstore waits for none); if it takes long,
     that is said once a bucket."""
@@ -305,9 +305,9 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
-    """What a request about a file returns, by the connection and the file's key; it is
-    made again if that breaks. One that `is_long` sends or fetches so much that it may
-    take a while.
+    """Make a request about a file, with the connection and the file's key, and return its
+    result; repeat it if it breaks. A request that `is_long` sends or fetches so much that
+    it may take a while.
 
     Raises FileNotFoundError if there is no such file; DamagedError if it ends before what
     is to be read; StoreError if it cannot be read or written."""
@@ -348,7 +348,7 @@ def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool
 
 
 def has_no_credentials(error: BaseException | None) -> bool:
-    """Whether the environment has no credentials for the store."""
+    """Tell whether the environment has no credentials for the store."""
     return _NO_CREDENTIALS.search(str(error)) is not None
 
 
@@ -359,7 +359,7 @@ def status_of(error: BaseException) -> int:
 
 
 def in_words(url: str, error: BaseException) -> str:
-    """What an error says about the store or server of a URL, without what it quotes."""
+    """Describe an error of the store or server of a URL, without what the error quotes."""
     scheme = url.partition("://")[0].lower()
     if has_no_credentials(error):
         hint = f": {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""

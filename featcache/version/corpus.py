@@ -52,7 +52,7 @@ class PartVersion(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, version: Version, index: Index, failed: int = 0, manifest: str = "") -> PartVersion:
-        """What there is to know of a version, by its index."""
+        """Summarise a version, by its index."""
         frames, longest = int(index.num_frames.sum()), int(index.num_frames.max(initial=0))
         return cls(
             manifest,
@@ -65,7 +65,7 @@ class PartVersion(msgspec.Struct, frozen=True):
         )
 
     def is_of(self, version: Version) -> bool:
-        """Whether the version has the shards that it had then."""
+        """Tell whether the version still has the shards that it had then."""
         return index_name(version, version.shard_names()) == self.index
 
 

@@ -1,4 +1,4 @@
-"""What a run has in flight: marks that outlive the process, for the run after a crash.
+"""Marks of what a run has in flight. They outlive the process, for the run after a crash.
 
     <desk>/<run>/     held by a lock while the run lives
       in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
@@ -182,7 +182,8 @@ def _dead_runs(
 
 
 def _is_running(run: Path) -> bool:
-    """Whether a run still holds its folder; without locks, whether it has only made it."""
+    """Tell whether a run still holds the lock of its folder. Without locks, the age of
+    the folder tells."""
     with suppress(FileNotFoundError):  # it has ended by itself meanwhile, and left nothing
         try:
             return bool(is_held(run))

@@ -44,7 +44,7 @@ class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Maker(msgspec.Struct, frozen=True):
-    """How shards were made, as far as an index keeps it."""
+    """The way in which shards were made, as far as an index keeps it."""
 
     run: str = ""
     batching: str | None = None

@@ -53,7 +53,7 @@ _FILES_COMPARED = 16
 
 @dataclass(frozen=True)
 class RowKeys:
-    """What decides which item a manifest's row has, by row."""
+    """The keys of a manifest's rows, which decide the item of each row."""
 
     ids: Strings
     id_hashes: NDArray[np.uint64]
@@ -86,7 +86,7 @@ class RowKeys:
 
 @dataclass(frozen=True)
 class RowStatus:
-    """What a version holds and lacks of a manifest's rows."""
+    """The state of a manifest's rows in a version: present, missing, failed."""
 
     positions: Numbers
     """Where the index has the item of each row's id, whatever it was made from, int64
@@ -105,8 +105,8 @@ class RowStatus:
 
     @property
     def changed(self) -> NDArray[np.bool_]:
-        """Whether there is an item of the id, but from another row or file, or one to be
-        made again, bool `[rows]`."""
+        """The rows whose id has an item from another row or file, or one to be made
+        again; bool `[rows]`."""
         return (self.positions >= 0) & ~self.present
 
     @property
@@ -209,8 +209,8 @@ def find_other_files(
 
 
 def are_few(count: int, utterances: int) -> bool:
-    """Whether so many of a version's utterances may get other files, or go, unasked: a
-    few per cent, and always one."""
+    """Tell whether so many of a version's utterances may get other files, or go, without
+    a question: a few per cent, and always one."""
     return count <= max(1.0, _FEW * utterances)
 
 
@@ -290,7 +290,7 @@ def by_shard(
 
 
 def _differs(old: Path, new: Path) -> bool:
-    """Whether both files are there, and hold different bytes."""
+    """Tell whether both files exist and hold different bytes."""
     try:
         return not filecmp.cmp(old, new, shallow=False)
     except (OSError, ValueError):
@@ -326,8 +326,8 @@ def describe_changed(
 
 
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
-    """How an item differs from what a row asks for, `path a.wav → c.wav`; and that this
-    row has failed, if so."""
+    """Describe how an item differs from its row, as `path a.wav → c.wav`, and whether the
+    row has failed."""
     found = differences(item, utterance)
     if failure is None:
         return found
@@ -338,7 +338,8 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
 
 
 def differences(old: Segment, new: Segment) -> str:
-    """How a segment differs from an older one, value by value; empty if they are equal."""
+    """Describe how a segment differs from an older one, value by value; empty if they are
+    equal."""
     pairs = [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in fields(Segment)]
     return ", ".join(
         f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
@@ -404,9 +405,9 @@ def _similar(id_: str, index: Index) -> str:
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
-    """Where a version has an utterance from: its row, file and shard, and the run and
-    libraries that made it. Raises MissingItemError if it does not have it; says whether
-    it failed; DamagedError if its shard is damaged."""
+    """Describe the origin of an utterance: its row, file and shard, and the run and
+    libraries that made it. Raises MissingItemError, which says whether it failed, if the
+    version lacks it; DamagedError if its shard is damaged."""
     index = open_index(version)
     position = index.find_one(utterance)
     if position < 0:

@@ -1,5 +1,5 @@
-"""What was done and measured, for people: `runs/` has a record of each run, `probes/` of
-each probe of the extractor.
+"""Records for people: of each run in `runs/`, and of each probe of the extractor in
+`probes/`.
 
 Nothing follows from them: what is there, and what is missing, says the index. A damaged
 one is passed over."""
@@ -31,7 +31,7 @@ _TIME = "%Y%m%dT%H%M%S.%f"
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
-    """What a run has recorded."""
+    """The record of a run."""
 
     name: str = ""
     """Its name, which begins with the time."""
@@ -89,7 +89,7 @@ def run_names(store: Store) -> list[str]:
 
 
 def read_run(store: Store, name: str) -> RunRecord | None:
-    """What a run has recorded; None if there is nothing that can be read."""
+    """Read the record of a run; None if there is none that can be read."""
     key = f"runs/{name}.json"
     with suppress(FileNotFoundError, DamagedError):
         return parse_line(store.read(key, AT_MOST_BYTES), RunRecord, f"{store.location}/{key}")
@@ -139,7 +139,7 @@ class _Trial(msgspec.Struct):
 
 
 class _Probe(msgspec.Struct):
-    """What a probe has measured, as far as others than the one who looks at it use it."""
+    """The keys of a probe's record that others than its reader use."""
 
     device: str = ""
     date: str = ""
@@ -163,8 +163,8 @@ def probe_names(version: Version) -> list[str]:
 
 
 def read_probes(version: Version) -> list[dict[str, Any]]:
-    """What `write_probe` has kept, the earliest first, but for what is damaged: losing it
-    costs another measurement."""
+    """Read the records of all probes, the earliest first. Damaged ones are left out:
+    losing one costs another measurement."""
     probes = []
     for name in probe_names(version):
         with suppress(FileNotFoundError, DamagedError, msgspec.ValidationError):

@@ -1,5 +1,5 @@
-"""Which versions, or which corpus, a path and a name mean, and how versions of one name
-differ."""
+"""Finding the version, or the corpus, that a path and a name mean; and how versions of
+one name differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = "parts"
 
 
 def is_corpus(location: Location) -> bool:
-    """Whether there is a corpus at a location."""
+    """Tell whether a corpus is at a location."""
     return open_store(location).exists(PARTS)
 
 
@@ -37,7 +37,7 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
 
 
 def _is_part(location: Location) -> bool:
-    """Whether a corpus lists a part at a location."""
+    """Tell whether a corpus lists a part at a location."""
     return f"{location.name}.json" in open_store(location.parent).names(PARTS)
 
 
@@ -123,7 +123,7 @@ def _named(cache: Location, name: str) -> list[Location]:
 
 
 def _meant(parent: Location, name: str) -> str:
-    """That a cache of nearly this name may be meant."""
+    """Name a cache of nearly this name, for a message."""
     near = get_close_matches(name, open_store(parent).names(""), 1, 0.8)
     if near and (version_names(parent / near[0]) or is_corpus(parent / near[0])):
         return f": did you mean {parent / near[0]}?"

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Tag(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tag says."""
+    """The document of a tag."""
 
     made: str
     """When it was made, for people."""
@@ -94,9 +94,9 @@ def at_tag(version: Version, name: str | None) -> Version:
 
 
 def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """What there is to say of each tag of a version, which has these shards, by default
-    those that are there: `name`, `made`, `utterances`, and `fault`: why the version
-    cannot be read by it any more, or None."""
+    """Describe each tag of a version, which has these shards (by default those that
+    exist): `name`, `made`, `utterances`, and `fault`, the reason why the version cannot
+    be read by it any more, or None."""
     there, shown = {*(version.shard_names() if shards is None else shards)}, []
     for name in tag_names(version):
         known: dict[str, Any] = {"name": name, "made": None, "utterances": None}

@@ -70,14 +70,14 @@ class _Augment(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """What of a config is used without loading it."""
+    """The keys of a config that are used without loading it."""
 
     extractor: str = ""
     augment: _Augment | None = None
 
 
 class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What the document of a version says."""
+    """The document of a version."""
 
     format: Literal[2] = 2
     """The format of everything below the version's folder."""
@@ -103,16 +103,15 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Peek(msgspec.Struct):
-    """What tells whether the rest can be understood."""
+    """The keys that tell whether the rest of a document can be understood."""
 
     format: int
     spec: dict[str, Any]
 
 
 def read_info(data: bytes, path: Location) -> VersionInfo:
-    """What a version says of itself, by the bytes of its `zarr.json`; `path` is the
-    version's place. Raises StoreError if another featcache has written it; DamagedError
-    if it is not what was written."""
+    """Parse the `zarr.json` of the version at `path`. Raises StoreError if another
+    featcache has written it; DamagedError if it is not what was written."""
     peek: _Peek = read_attributes(data, _Peek, path / "zarr.json", path)
     if peek.format == 1:
         what = "has format 1, which only development versions of featcache wrote"
@@ -227,8 +226,8 @@ class Version:
 
     @staticmethod
     def has_group(store: Store) -> bool:
-        """Whether the group of all shards is there, for Zarr libraries, in the store of a
-        version."""
+        """Tell whether a version's store has the group of all shards, which Zarr
+        libraries need."""
         try:
             return store.read(f"shards/{MARK}", AT_MOST_BYTES) == PLAIN_GROUP
         except (FileNotFoundError, DamagedError):
@@ -255,8 +254,8 @@ class Version:
             raise ShardGoneError(f"{where}: {what}") from error
 
     def reading(self, read: Callable[[], _T]) -> _T:
-        """What `read` returns, which lists the shards and reads them. If one of them is
-        taken away meanwhile, it is called again: what counted in it is in another."""
+        """Call `read`, which lists the shards and reads them, and return its result. If a
+        shard is taken away meanwhile, call it again: another shard has its current items."""
         while True:
             names = self.shard_names()
             try:

@@ -1,4 +1,5 @@
-"""What manifests want of a version, and what it lacks: a subtraction of sets.
+"""The rows that manifests want of a version. What the version lacks is a subtraction of
+sets.
 
 Before a run over a manifest makes its first shard, it keeps what the manifest wants: of
 each row the hashes of its id and of itself, and the lowest generation of its item. What
@@ -57,7 +58,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a manifest wants."""
+    """The rows that a manifest wants."""
 
     manifest: str
     """The manifest: what tells it from others, and is shown to people."""
@@ -89,8 +90,8 @@ class Wanted:
         return int(self.rows.shape[1])
 
     def lacks(self, index: Index) -> NDArray[np.bool_]:
-        """Which rows have no item, bool `[rows]`. One of a later generation is as good:
-        it has replaced the row."""
+        """Find the rows without an item, bool `[rows]`. An item of a later generation is
+        as good: it has replaced the row."""
         if not len(index):
             return np.ones(len(self), bool)
         id_hash, row_hash, generation = self.rows
@@ -114,7 +115,7 @@ class Wanted:
         return np.where(self.rows[0][order[at]] == id_hashes, order[at], -1)
 
     def contains(self, other: Wanted) -> bool:
-        """Whether it has all rows of another, whatever their generations."""
+        """Tell whether it has all rows of another set, of any generation."""
         if len(other) > len(self):
             return False
         at = self.find(other.rows[0])
@@ -218,10 +219,9 @@ def damaged_wanted(version: Version) -> list[str]:
 def find_missing(
     wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]
 ) -> Iterator[tuple[Wanted, NDArray[np.int64], list[Failure]]]:
-    """What an index lacks of each wanted set, with these failures in the ledger: the
-    numbers of the rows that have neither an item nor a failure that stands, int64 `[n]`;
-    and those failures of its rows that stand. So does one of a row whose own generation
-    has come to an item of another row."""
+    """Yield each wanted set with the numbers of its missing rows, int64 `[n]`, and the
+    failures that stand for its rows. A missing row has neither an item nor a failure that
+    stands. A failure also stands if its generation has come to an item of another row."""
     of_rows = by_row(failures)
     standing_rows = standing(of_rows, index)
     failed_ids = np.array([id_hash for id_hash, _ in of_rows], np.uint64)
@@ -260,7 +260,7 @@ def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What a version lacks of what a manifest wants."""
+    """The rows that a version lacks of a manifest."""
 
     manifest: str
     utterances: int
@@ -282,9 +282,9 @@ class Unfinished:
 
 
 def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
-    """Why a version, of which these items count, may not be whole: what it lacks of
-    manifests, and in words, which records of what was wanted or has failed are damaged.
-    Nothing of a tag: what was wanted since is no part of it."""
+    """List what is missing from a version: gaps per manifest, and records of what was
+    wanted or has failed that cannot be read. A tag lacks nothing: what was wanted since
+    is no part of it."""
     if version.tag is not None:
         return []
     damaged, ledger, records = list[str](), list[str](), list[str]()
