@@ -17,7 +17,7 @@ from pausing import interrupt, stand_at
 
 import featcache
 from featcache.errors import ArgumentError, StoreError
-from featcache.extraction.options import Partition
+from featcache.extraction.partition import Partition
 from featcache.version.records import read_run, run_names
 
 THREE = "0.03"
