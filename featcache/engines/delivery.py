@@ -1,8 +1,5 @@
 """Appends extracted batches to their shards in order, and commits complete shards in a
-thread of its own.
-
-A shard is in memory until it is committed. If the run is stopped, `Delivery.commit_part`
-commits incomplete ones."""
+separate thread. A shard is in memory until it is committed."""
 
 from __future__ import annotations
 
@@ -10,14 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TypeVar
 
 from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.tasks import ShardTask
+from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
 from featcache.manifest.segments import Utterance
 from featcache.version.ledger import Failure
@@ -25,13 +25,14 @@ from featcache.version.ledger import Failure
 _WAITING_COMMITS = 2
 """Complete shards that may wait for the disk before the workers have to."""
 
+_Record = TypeVar("_Record", Item, Failure)
+
 _UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
 """Reasons that may hold on one machine and not on another."""
 
 
 class OpenShard:
-    """A task in progress, with a shard for each version, from the first batch to the
-    commit. Not thread-safe."""
+    """A task in progress, with a shard for each version. Not thread-safe."""
 
     def __init__(
         self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False
@@ -42,45 +43,41 @@ class OpenShard:
         self._builders = [ShardBuilder(job.version.info.spec) for job in jobs]
         self._failures: list[list[Failure]] = [[] for _ in jobs]
         self._done = DoneTask(task.name, Progress(), [[] for _ in jobs])
-        numbers = zip(task.utterances, task.generations, strict=True)
         self._generations = {
-            utterance.id: generation for utterance, generation in numbers if generation > 1
+            utterance.id: generation
+            for utterance, generation in zip(task.utterances, task.generations, strict=True)
+            if generation > 1
         }
 
     def append(self, part: Iterable[Extracted]) -> Progress:
-        """Add and return what each version gets of a part of a batch; ExtractorError if
-        that is not what it holds."""
-        done = Progress()
-        seconds: dict[str, float] = {}  # of each utterance, whichever version has it
+        """Append a part of a batch, and return its progress. Raises ExtractorError if the
+        spec does not hold it."""
+        progress = Progress()
+        seconds: dict[str, float] = {}  # by utterance, over all versions
         for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
-            items, all_failures = extracted.items, extracted.failures
-            if self._generations:
-                items = [
-                    replace(item, generation=self._generations.get(item.id, 1)) for item in items
-                ]
-                all_failures = [
-                    replace(one, generation=self._generations.get(one.id, 1))
-                    for one in all_failures
-                ]
-            failures = [failure for failure in all_failures if failure.reason not in self._left]
-            self._done.unread[number] += [
-                failure for failure in all_failures if failure.reason in self._left
-            ]
+            failures = []
+            for failure in map(self._with_generation, extracted.failures):
+                if failure.reason in self._left:
+                    self._done.unread[number].append(failure)
+                else:
+                    failures.append(failure)
             self._failures[number] += failures
+            items = map(self._with_generation, extracted.items)
             for item, clip in zip(items, extracted.features, strict=True):
                 self._builders[number].append(item, clip.features, clip.side)
-            done.add(job.count(replace(extracted, failures=failures)))
-            seconds |= {item.id: item.num_samples / job.built.sample_rate for item in items}
-        done.audio_seconds = sum(seconds.values())
-        self._done.progress.add(done)
-        return done
+                seconds[item.id] = item.num_samples / job.built.sample_rate
+            progress.add(job.count(replace(extracted, failures=failures)))
+        progress.audio_seconds = sum(seconds.values())
+        self._done.progress.add(progress)
+        return progress
+
+    def _with_generation(self, record: _Record) -> _Record:
+        generation = self._generations.get(record.id, 1)
+        return record if generation == 1 else replace(record, generation=generation)
 
     def commit(self) -> DoneTask:
-        """Record the failures, and make the shards visible. Returns what the versions
-        have got.
-
-        What was not appended is in no shard, and still to be done. Raises StoreError if
-        the cache cannot be written."""
+        """Record the failures, and make the shards visible. Returns what was committed.
+        Raises StoreError if the cache cannot be written."""
         for job, builder, failures in zip(self.jobs, self._builders, self._failures, strict=True):
             job.run.fail(failures)
             if len(builder):
@@ -101,37 +98,30 @@ class Batch:
     """Some utterances of a task, and their features."""
 
     number: int
-    """The number of the batch, over all tasks."""
     shard: OpenShard
     utterances: Sequence[Utterance]
-    """At least one utterance."""
     seconds: float
-    """Seconds of their audio, known or estimated."""
     is_last: bool
     is_suspect: bool = False
-    """Whether it is a single utterance that may have crashed an earlier run."""
+    """True for a single utterance that may have crashed an earlier run."""
     parts: list[list[Extracted | PendingRows]] | None = None
-    """For each part of the batch, what each version gets; rows may be missing. None until
-    it is extracted."""
+    """The results of each version for each part; None until the batch is extracted."""
     num_pending: int = 0
-    """How many of these lack rows."""
     waiting_seconds: float = 0.0
-    """What it has added to that of `Progress`."""
+    """The seconds that it has added to `Progress.waiting_seconds`."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing of it is missing."""
+        """True if all results are there, with all rows."""
         return self.parts is not None and not self.num_pending
 
 
 class Delivery:
-    """Appends batches to their shards in order, and commits shards once they are complete.
-
-    Commits have a thread of their own, which mostly waits for the disk.
+    """Appends batches to their shards in order, and commits complete shards in its own
+    thread.
 
     Args:
-        control: What to count in, and whom to tell.
-        state: The engine's lock, which guards `coming` and what is counted; notified
+        state: The engine's lock, which guards `coming` and the progress; notified
             whenever a batch is appended.
         fail: Called with the error of a commit, in the thread that commits.
     """
@@ -147,61 +137,60 @@ class Delivery:
         self._progress = control.progress
         self._state = state
         self._fail = fail
-        self._telling = threading.Lock()
-        self._begun: OpenShard | None = None  # what is neither complete nor empty
+        self._reporting = threading.Lock()
+        self._begun: OpenShard | None = None  # neither complete nor empty
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
 
     def close(self) -> None:
-        """Wait until the complete shards are committed, or have failed to be; no batch
-        may be appended any more."""
+        """Wait for the commits; no batch may be appended any more."""
         self._commits.shutdown()
 
     def commit_part(self) -> None:
-        """Commit of a shard that is not complete what has been appended, after `close`.
-
-        Batches are appended whole and in order, so this is the beginning of the shard
-        that was to be. Raises StoreError if the cache cannot be written."""
+        """Commit an incomplete shard, after `close`: it is the beginning of the whole
+        one."""
         if self._begun is not None:
             self._commit(self._begun)
 
-    def tell(self) -> None:
-        """Tell how far the run is, unless another thread is doing so."""
-        if self._telling.acquire(blocking=False):
+    def report(self) -> None:
+        """Report the progress, unless another thread is doing so."""
+        if self._reporting.acquire(blocking=False):
             try:
-                self._control.report(self._progress)
+                with self._state:
+                    snapshot = deepcopy(self._progress)
+                self._control.report(snapshot)
             finally:
-                self._telling.release()
+                self._reporting.release()
 
     def take(self) -> Batch | None:
-        """The next batch, if it is complete and none is being appended; the caller holds
-        `state`, and then appends it. After one that could not be written, there is
-        none."""
+        """Take the next batch, if it is complete and none is being appended. The caller
+        holds `state`, and then appends it."""
         if self._is_appending or not self.coming or not self.coming[0].is_complete:
             return None
+        batch = self.coming[0]
         self._is_appending = True
-        self._progress.waiting_seconds -= self.coming[0].waiting_seconds
-        return self.coming[0]
+        self._progress.waiting_seconds -= batch.waiting_seconds
+        return batch
 
     def append(self, batch: Batch) -> None:
         """Append a batch that was taken. Raises StoreError if the cache cannot be
-        written: it is half written then."""
+        written."""
         started = perf_counter()
-        self._begun = shard = batch.shard
+        self._begun = batch.shard
         while batch.parts:
             part = batch.parts.pop(0)
             extracted = (
                 result.extracted() if isinstance(result, PendingRows) else result for result in part
             )
-            done = shard.append(extracted)
+            progress = batch.shard.append(extracted)
             with self._state:
-                self._progress.add(done)
+                self._progress.add(progress)
         self._control.check()
-        self.tell()
+        self.report()
         if batch.is_last:
             self._begun = None
             self._commit_slots.acquire()
-            self._commits.submit(self._commit, shard).add_done_callback(self._committed)
+            self._commits.submit(self._commit, batch.shard).add_done_callback(self._committed)
         with self._state:
             self.coming.popleft()
             self._is_appending = False
@@ -223,5 +212,6 @@ class Delivery:
 
     def _committed(self, future: Future[None]) -> None:
         self._commit_slots.release()
-        if (error := future.exception()) is not None:
+        error = future.exception()
+        if error is not None:
             self._fail(error)

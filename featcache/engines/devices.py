@@ -1,9 +1,5 @@
-"""Runs shard tasks on several devices of this machine, each of which has a process of its
-own.
-
-A GPU's process sees no other GPU, so that nothing in it can take memory there. It runs on
-the cores next to its GPU. Signals do not reach it: this process tells it to stop, and if
-this process ends in whatever way, so does it."""
+"""Runs shard tasks on several devices of this machine, each with a process of its own. A
+GPU's process sees no other GPU, and runs on the cores next to its GPU."""
 
 from __future__ import annotations
 
@@ -25,15 +21,15 @@ _MAIN = "featcache.engines.worker:serve"
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
-    """Each device's share of the budget of threads, by default the largest that one would
-    have; at least one."""
+    """Return each device's share of the budget of threads, at least one."""
     threads = threads or max(Device(name).threads for name in devices)
-    share, more = divmod(threads, len(devices))
-    return [max(1, share + (number < more)) for number in range(len(devices))]
+    share, extra = divmod(threads, len(devices))
+    shares = [share + 1] * extra + [share] * (len(devices) - extra)
+    return [max(1, share) for share in shares]
 
 
 def on_devices(options: Options) -> Engine:
-    """An engine that has a process for each of the options' devices."""
+    """Return an engine that has a process for each of the options' devices."""
     return lambda group, tasks, control: Dispatch(
         group, tasks, control, _Processes(options), options
     ).run()
@@ -58,7 +54,7 @@ class _Processes:
         self.send(worker, setup.on(device, self._shares[worker]))
 
     def send(self, worker: int, message: WorkerSetup | Message) -> None:
-        """Send a message; of a process that has died, `wait` tells."""
+        """Send a message; if the process has died, `wait` tells."""
         if worker in self._processes:
             with suppress(OSError):
                 self._processes[worker].connection.send(message)
@@ -84,10 +80,11 @@ class _Processes:
 
 
 def _alone(device: str) -> tuple[str, dict[str, str]]:
-    """A device's name where no other GPU is seen, and the environment in which that is so."""
-    found = torch.device(device)
-    if found.type == "cpu":
+    """Return a device's name in an environment without other GPUs, and that environment."""
+    torch_device = torch.device(device)
+    if torch_device.type == "cpu":
         return device, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    number = found.index or 0
-    return "cuda:0", {**os.environ, "CUDA_VISIBLE_DEVICES": seen[number] if seen else str(number)}
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    number = torch_device.index or 0
+    name = visible[number] if visible else str(number)
+    return "cuda:0", {**os.environ, "CUDA_VISIBLE_DEVICES": name}

@@ -1,13 +1,9 @@
 """Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker
 dies.
 
-A chunk has up to 16 hours of audio, and less near the end, so that all workers end at
-about the same time. If a worker dies, what it has not committed of its chunk goes to
-another. After three deaths a chunk is split into single tasks.
-
-What is known of a death is used as by the run after a crash: the dead worker's marks say
-what was in flight, and what may have ended it is extracted in a process of its own from
-then on. If a task goes on to end workers and no mark says why, all its utterances are
+If a worker dies, the uncommitted tasks of its chunk go to another. The marks of the dead
+worker name the utterances in flight, and suspects are extracted in a separate process. If
+a task goes on to end workers and no mark names the cause, all its utterances are
 suspects."""
 
 from __future__ import annotations
@@ -43,34 +39,32 @@ from featcache.version.indexing import open_index
 from featcache.version.ledger import standing_failures
 
 MOST_TASKS = 64
-"""The most tasks in a chunk: few enough that all workers end together."""
+"""The most tasks in a chunk. Chunks become smaller near the end, so that all workers end
+together."""
 
 CHUNK_SECONDS = 16 * 3600.0
-"""About how much audio is in a chunk: enough to fill a GPU's batches, which are not
-filled from the next one. Of LibriSpeech's lengths, a tenth of what it computes for 16 h
-only fills them up."""
+"""About how much audio is in a chunk: enough to fill a GPU's batches. For LibriSpeech's
+lengths, a tenth of the computing for 16 h is padding of incomplete batches."""
 
 MOST_DEATHS = 3
-"""The deaths after which a chunk is split into single tasks, and the further ones that
-one of these may cause."""
+"""The deaths after which a chunk is split into single tasks, and the further deaths that
+a single task may cause."""
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
-"""How long to wait for the first worker before saying so."""
+"""Seconds to wait for the first worker before a message."""
 
 _TRIES = 2 * MOST_DEATHS
 """The deaths after which a single task is given up."""
 
 _MOST_DEATHS = _TRIES + 1
-"""How often a worker may die without having committed anything in between."""
+"""The deaths of a worker without a commit in between, after which it is lost."""
 
 _ENOUGH_UNREAD = 100
-"""Utterances that workers cannot read and this process can, after which it does not look
-at others: the run is to be repeated anyway, and workers would have to wait for the one
-process that reads what they all cannot."""
+"""Utterances that only this process can read, after which it does not try others."""
 
 _ASKED = ("manifest", "root", "config", "from")
-"""What workers' records repeat of the record of their run."""
+"""The entries that workers' records copy from the run's."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,13 +75,12 @@ class Chunk:
 
     tasks: tuple[ShardTask, ...]
     deaths: int = 0
-    """How many workers have died of it."""
     died_with: int | None = None
     """The number of the worker that died last; None if none has."""
 
 
 class Chunks:
-    """Deals tasks, taken as they are wanted, to so many workers; each is done once."""
+    """Deals tasks to workers; each task is done once."""
 
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
         self.held: dict[int, Chunk] = {}
@@ -99,96 +92,96 @@ class Chunks:
 
     @property
     def are_done(self) -> bool:
-        """Whether nothing is left: every task is done."""
+        """True if every task is done."""
         self._look_ahead()
         return not (self._ahead or self._returned or self.held)
 
     def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
-        """The next chunk for a worker; None if there is nothing for it now.
+        """Return the next chunk for a worker; None if there is nothing for it now.
 
-        A worker is not given again what it died of, unless it `is_alone`: others are
-        lost, or may never begin. It may be the worker's own device that is at fault. What
-        cannot be extracted even apart comes last."""
+        A worker does not get a chunk again that it died of, unless it `is_alone`. Chunks
+        that cannot be extracted even alone come last."""
         self._look_ahead()
-        chunks = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
-        chunk = min(chunks, key=lambda chunk: chunk.deaths >= _TRIES, default=None)
-        if chunk is not None and (chunk.deaths < _TRIES or not self._ahead):
+        returned = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
+        chunk = next((chunk for chunk in returned if chunk.deaths < _TRIES), None)
+        if chunk is None and returned and not self._ahead:
+            chunk = returned[0]
+        if chunk is not None:
             self._returned.remove(chunk)
+        elif self._ahead:
+            chunk = self._new_chunk()
         else:
-            if not self._ahead:
-                return None
-            most = min(MOST_TASKS, len(self._ahead) // (2 * self._workers))
-            tasks = [self._ahead.popleft()]
-            seconds = sum(tasks[0].seconds)
-            while len(tasks) < most and seconds < CHUNK_SECONDS:
-                tasks.append(self._ahead.popleft())
-                seconds += sum(tasks[-1].seconds)
-            chunk = Chunk(tuple(tasks))
+            return None
         self.held[worker] = chunk
         return chunk
 
+    def _new_chunk(self) -> Chunk:
+        most = min(MOST_TASKS, len(self._ahead) // (2 * self._workers))
+        tasks = [self._ahead.popleft()]
+        seconds = sum(tasks[0].seconds)
+        while len(tasks) < most and seconds < CHUNK_SECONDS:
+            tasks.append(self._ahead.popleft())
+            seconds += sum(tasks[-1].seconds)
+        return Chunk(tuple(tasks))
+
     def done(self, worker: int) -> None:
-        """A worker has done its chunk."""
+        """Count a worker's chunk as done."""
         del self.held[worker]
 
     def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
-        """Take back the chunk of a worker that has died, but for the tasks that it has
-        `done` of it, by their names.
-
-        The death `counts` if the chunk may be the cause: not that of a worker that was
-        preempted."""
+        """Take back the chunk of a dead worker, except for the tasks that it has `done`,
+        by name. The death `counts` unless the worker was preempted."""
         chunk = self.held.pop(worker, Chunk(()))
         left = tuple(task for task in chunk.tasks if task.name not in done)
-        deaths, died_with = chunk.deaths + counts, worker if counts else chunk.died_with
-        parts = [left] if deaths < MOST_DEATHS else [(task,) for task in left]
-        self._returned += [Chunk(part, deaths, died_with) for part in parts if part]
+        deaths, died_with = chunk.deaths, chunk.died_with
+        if counts:
+            deaths, died_with = deaths + 1, worker
+        if left and deaths < MOST_DEATHS:
+            self._returned.append(Chunk(left, deaths, died_with))
+        else:
+            self._returned += [Chunk((task,), deaths, died_with) for task in left]
 
     def _look_ahead(self) -> None:
-        """Have as many tasks at hand as tell whether the end is near."""
-        wanted = 2 * self._workers * MOST_TASKS - len(self._ahead)
-        self._ahead.extend(itertools.islice(self._tasks, wanted))
+        """Take enough tasks to see whether the end is near."""
+        lacking = 2 * self._workers * MOST_TASKS - len(self._ahead)
+        self._ahead.extend(itertools.islice(self._tasks, lacking))
 
 
 class Team(Protocol):
-    """Workers, by their numbers, and how to talk to them."""
+    """Workers, by their numbers, and their transport."""
 
     names: Sequence[str]
-    """What people call each worker."""
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
-        """Start a worker, also again after it has died; `setup` is that of all workers."""
+        """Start a worker, also again after it has died."""
 
     def send(self, worker: int, message: Message) -> None:
-        """Tell a worker something; nothing happens if it has died."""
+        """Send a message to a worker, unless it has died."""
 
     def wait(self, seconds: float) -> Sequence[tuple[int, Event]]:
-        """What workers have said; waits for that for at most so long."""
+        """Return workers' events, waiting for at most so long."""
 
     def end(self) -> None:
-        """End all workers; they commit what they have, and whoever does not end soon is
-        killed."""
+        """End all workers; they commit what they have, and are killed if that takes long."""
 
 
 @dataclass
 class _Worker:
-    """What is known of a worker."""
+    """The state of a worker."""
 
     runs: Sequence[str] = ()
-    """Its runs, one in each version; none before it is ready."""
     is_lost: bool = False
-    """Whether it is not started again."""
+    """True if it is not started again."""
     deaths: int = 0
-    """How often it has died since it last committed something."""
     latest: Progress | None = None
-    """What it last said of all that it has done."""
+    """Its latest progress."""
     committed: Progress = field(default_factory=Progress)
-    """What it has committed of that."""
+    """The committed part of it."""
     done: set[str] = field(default_factory=set)
-    """The names of the tasks that it has committed."""
 
 
 class Dispatch:
-    """Has a team do shard tasks. `options` are those that the run is planned with."""
+    """Has a team do shard tasks, with the options of the run."""
 
     def __init__(
         self,
@@ -208,21 +201,21 @@ class Dispatch:
         self._workers = [_Worker() for _ in team.names]
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
-        self._dead: set[str] = set()  # runs of workers
-        # what is done, whatever becomes of the workers
+        self._dead_runs: set[str] = set()
         self._lasting = deepcopy(control.progress)
-        # the ids of what workers could not read, though this machine can
+        """The progress that stays if all workers die."""
         self._unread: set[str] = set()
-        self._first_unread = ""  # one of them, and why
-        self._said: dict[str, int] = {}  # which worker was the first to say it
-        # the first worker that was ready, and its device
-        self._first: tuple[str, str] | None = None
+        """Ids of utterances that workers could not read, though this machine can."""
+        self._first_unread = ""
+        self._first_to_send: dict[str, int] = {}
+        """The first worker that sent each text."""
+        self._first_ready: tuple[str, str] | None = None
+        """The name and the device of the first worker that was ready."""
         self._next_report = 0.0
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
-        """Start the team, and end it; returns when all tasks are committed, or the run
-        was stopped.
+        """Do all tasks; returns when they are committed, or the run was stopped.
 
         Raises:
             ConfigError: The workers' devices are of different models, or a worker finds
@@ -242,38 +235,34 @@ class Dispatch:
         finally:
             self._team.end()
         if self._unread:
-            what = (
-                f"workers could not read {counted(len(self._unread), 'utterance')}, such as "
-                f"{self._first_unread}"
-            )
             raise ExtractorError(
-                f"{what}; this machine can: let all see the audio, and run the same command again"
+                f"workers could not read {counted(len(self._unread), 'utterance')}, such as "
+                f"{self._first_unread}; this machine can: let all see the audio, and run the same "
+                "command again"
             )
 
     def _end(self) -> None:
-        """Stop who is at work, if the run was stopped, and have those who got nothing
-        record that; wait for all."""
+        """Stop the busy workers, if the run was stopped, and have the idle ones record
+        that."""
+        held = self._chunks.held
         idle = [
             number
             for number, worker in enumerate(self._workers)
-            if worker.runs and worker.latest is None
+            if worker.runs and worker.latest is None and number not in held
         ]
-        idle = [number for number in idle if number not in self._chunks.held]
         if self._control.stop.is_set():
-            for number in (*self._chunks.held, *idle):
+            for number in (*held, *idle):
                 self._team.send(number, Stop())
         for number in idle:
-            self._chunks.held[number] = Chunk(())
+            held[number] = Chunk(())
             self._team.send(number, Work((), Suspects()))
-        while self._chunks.held:
+        while held:
             self._listen()
 
     def _is_over(self) -> bool:
-        """Whether nothing more is dealt out."""
         return self._control.stop.is_set() or self._chunks.are_done
 
     def _listen(self) -> None:
-        """Take what workers say, and tell how far they are."""
         for number, event in self._team.wait(_POLL_SECONDS):
             self._handle(number, event)
         if monotonic() >= self._next_report:
@@ -283,14 +272,13 @@ class Dispatch:
         """Give chunks to the workers that have none."""
         ready = [number for number, worker in enumerate(self._workers) if worker.runs]
         for number in ready:
-            if (
-                number not in self._chunks.held
-                and (chunk := self._chunks.take(number, len(ready) == 1)) is not None
-            ):
-                self._team.send(
-                    number, Work(chunk.tasks, self._suspects | self._suspects_in(chunk))
-                )
-        if self._first is None and monotonic() > self._is_late_at:
+            if number in self._chunks.held:
+                continue
+            chunk = self._chunks.take(number, is_alone=len(ready) == 1)
+            if chunk is not None:
+                suspects = self._suspects | self._suspects_in(chunk)
+                self._team.send(number, Work(chunk.tasks, suspects))
+        if self._first_ready is None and monotonic() > self._is_late_at:
             self._is_late_at = float("inf")
             _log.info(
                 "still waiting for the first of %s to start", counted(len(self._workers), "worker")
@@ -300,7 +288,7 @@ class Dispatch:
         worker = self._workers[number]
         match event:
             case str():
-                if self._said.setdefault(event, number) == number:  # others say the same
+                if self._first_to_send.setdefault(event, number) == number:
                     _log.info(event)
             case Ready(device, threads, runs):
                 worker.runs = runs
@@ -311,12 +299,10 @@ class Dispatch:
                 worker.done.add(event.name)
                 worker.deaths = 0
             case Working():
-                worker.latest = event.progress
+                progress = worker.latest = event.progress
                 if isinstance(event, Finished):
-                    if event.progress.too_many_failures:
-                        self._control.give_up(
-                            event.progress.too_many_failures, event.progress.traceback
-                        )
+                    if progress.too_many_failures:
+                        self._control.give_up(progress.too_many_failures, progress.traceback)
                     self._chunks.done(number)
             case Exception():
                 raise event
@@ -326,41 +312,39 @@ class Dispatch:
     def _welcome(self, name: str, device: str, threads: int) -> None:
         """Refuse a device of another model than the first one's, and count the others."""
         progress = self._control.progress
-        if self._first is None:
-            self._first = name, device
-        if device != self._first[1] and not self._setup.options.allow_mixed_devices:
-            what = (
-                f"{name} is {device}, and {self._first[0]} is {self._first[1]}, which "
-                "rounds differently"
-            )
+        if self._first_ready is None:
+            self._first_ready = name, device
+        first_name, first_device = self._first_ready
+        if device != first_device and not self._setup.options.allow_mixed_devices:
             raise ConfigError(
-                f"{what}: choose devices of one model, or accept that with --allow-mixed-devices"
+                f"{name} is {device}, and {first_name} is {first_device}, which rounds "
+                "differently: choose devices of one model, or accept that with "
+                "--allow-mixed-devices"
             )
         if device not in progress.devices:
             progress.devices.append(device)
-        ready = sum(bool(worker.runs) for worker in self._workers)
+        ready = len([worker for worker in self._workers if worker.runs])
         if ready > progress.processes:
-            progress.processes, progress.threads = ready, progress.threads + threads
+            progress.processes = ready
+            progress.threads += threads
 
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
-        """Take back what a dead worker had, and start it again."""
         dead, name = self._workers[number], self._team.names[number]
-        again = self._workers[number] = _Worker(deaths=dead.deaths + counts)
+        successor = self._workers[number] = _Worker(deaths=dead.deaths)
+        if counts:
+            successor.deaths += 1
         self._lasting.add(dead.committed)
+        when, most_deaths = "before it was ready", MOST_DEATHS
         if dead.runs:
+            when, most_deaths = "at work", _MOST_DEATHS
             self._learn(dead.runs, counts)
         self._chunks.died(number, dead.done, counts)
-        when, most = (
-            ("at work", _MOST_DEATHS) if dead.runs else ("before it was ready", MOST_DEATHS)
-        )
-        again.is_lost = again.deaths >= most or self._control.stop.is_set()
-        what = (
-            "is not started again"
-            if again.is_lost
-            else "is started again, and what it had is given back"
-        )
-        _log.info("%s: the process ended %s (%s); it %s", name, when, how, what)
-        if not again.is_lost:
+        successor.is_lost = successor.deaths >= most_deaths or self._control.stop.is_set()
+        outcome = "is started again, and what it had is given back"
+        if successor.is_lost:
+            outcome = "is not started again"
+        _log.info("%s: the process ended %s (%s); it %s", name, when, how, outcome)
+        if not successor.is_lost:
             self._team.start(number, self._setup)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
             raise ExtractorError(
@@ -368,19 +352,19 @@ class Dispatch:
             )
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
-        """Look at what was in flight in a worker that has died."""
+        """Find suspects among the utterances in flight in a dead worker."""
         living = {run for worker in self._workers for run in worker.runs}
-        self._dead.update(dead)
+        self._dead_runs.update(dead)
         for job, run in zip(self._group.jobs, dead, strict=True):
             if not counts:
                 remove_marks(job.version.store.desk / run)
             failures = standing_failures(job.version, open_index(job.version, keep=False))
-            self._suspects |= find_suspects(job.version, failures, living, self._dead)
+            self._suspects |= find_suspects(job.version, failures, living, self._dead_runs)
 
     def _suspects_in(self, chunk: Chunk) -> Suspects:
-        """All utterances of a task that goes on to end workers: to be extracted apart
-        when it is tried for the last time, and if that is of no use, not any more. Where
-        everything ends workers, no utterance is at fault."""
+        """Return all utterances of a task that goes on to end workers: they are extracted
+        alone in its last try, and after that not any more. If nothing succeeds, no
+        utterance is at fault."""
         if chunk.deaths < _TRIES - 1:
             return Suspects()
         ids = frozenset(utterance.id for task in chunk.tasks for utterance in task.utterances)
@@ -391,42 +375,38 @@ class Dispatch:
         return Suspects(ids, ids if is_over else frozenset())
 
     def _settle_unread(self, done: DoneTask) -> None:
-        """Record what a worker could not read as failed; but what this machine can read
-        is still to be done."""
+        """Record utterances as failed that this machine cannot read either."""
+        root = self._group.root
         for job, unread in zip(self._group.jobs, done.unread, strict=True):
             failed = []
             for failure in unread:
-                if len(self._unread) >= _ENOUGH_UNREAD or can_be_read(
-                    self._group.root, failure.path
-                ):
-                    self._unread.add(failure.id)
-                    why = f"{failure.id} on {done.host}: {failure.path}: {failure.message}"
-                    self._first_unread = self._first_unread or why
-                else:
+                if len(self._unread) < _ENOUGH_UNREAD and not can_be_read(root, failure.path):
                     failed.append(failure)
+                    continue
+                self._unread.add(failure.id)
+                if not self._first_unread:
+                    self._first_unread = (
+                        f"{failure.id} on {done.host}: {failure.path}: {failure.message}"
+                    )
             job.run.fail(failed)
             self._lasting.failures.update(failure.reason for failure in failed)
             self._lasting.versions[job.name].failed += len(failed)
 
     def _report(self) -> None:
-        """Count what was done so far, and tell."""
         self._next_report = monotonic() + _POLL_SECONDS
         done, progress = self._done_so_far(), self._control.progress
-        for name in (
-            "failures",
-            "audio_seconds",
-            "waiting_seconds",
-            "shards",
-            "stages",
-            "versions",
-        ):
-            setattr(progress, name, getattr(done, name))
+        progress.failures = done.failures
+        progress.audio_seconds = done.audio_seconds
+        progress.waiting_seconds = done.waiting_seconds
+        progress.shards = done.shards
+        progress.stages = done.stages
+        progress.versions = done.versions
         self._control.check()
-        if self._first is not None:  # until then, there is nothing to tell
-            self._control.report(progress)
+        if self._first_ready is not None:
+            self._control.report(deepcopy(progress))
 
     def _done_so_far(self) -> Progress:
-        """What all workers have done, the dead ones only what they have committed."""
+        """Sum up what all workers have done; the dead ones, what they have committed."""
         done = deepcopy(self._lasting)
         for worker in self._workers:
             if worker.latest is not None:

@@ -1,8 +1,5 @@
-"""Extracts suspects, one by one, in a process of their own: if one crashes that process,
-nothing else is lost.
-
-The run after a crash does this with what was in flight. If memory runs out, the system
-ends that process, not this."""
+"""Extracts suspects, one by one, in a separate process. A crash, or the system if memory
+runs out, ends that process, not this."""
 
 from __future__ import annotations
 
@@ -38,19 +35,16 @@ class IsolatedProcess:
         self._turn = threading.Lock()
 
     def close(self) -> str:
-        """End the other process, if there is one. Returns how it ended: a signal's name,
-        or its exit code."""
+        """End the other process. Returns how it ended: a signal's name, or its exit code."""
         process, self._process = self._process, None
         return "" if process is None else process.end()
 
     def extract(
         self, batch: Sequence[Utterance], times: WorkerTimes
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """Yield what each version gets of each utterance of a batch. One that crashes the
-        other process fails.
-
-        If the other process cannot even begin (a GPU may have no room for a second
-        model), utterances fail too: in this process they might crash everything again.
+        """Yield each version's results for each utterance of a batch. An utterance fails
+        if the other process crashes or cannot begin: in this process, it might crash the
+        run again.
 
         Raises:
             ExtractorError: The extractor broke its contract in the other process.
@@ -64,17 +58,13 @@ class IsolatedProcess:
                 ]
 
     def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
-        """Extract an utterance for the config of that number."""
         if utterance.id in self._group.suspects.fatal:
-            return self._crashed(
-                number,
-                utterance,
-                "it was extracted in a process of its own, and the run died again",
-            )
-        if (process := self._process or self._begin()) is None:
-            return self._crashed(
-                number, utterance, f"a process of its own cannot begin: {self._obstacle}"
-            )
+            message = "it was extracted in a process of its own, and the run died again"
+            return self._crashed(number, utterance, message)
+        process = self._process or self._begin()
+        if process is None:
+            message = f"a process of its own cannot begin: {self._obstacle}"
+            return self._crashed(number, utterance, message)
         kills = kills_for_memory()
         try:
             answer = self._ask(process.connection, (number, utterance))
@@ -85,14 +75,14 @@ class IsolatedProcess:
             return self._crashed(number, utterance, f"extracting it ended a process: {ended}")
         if isinstance(answer, Exception):
             raise answer
-        extracted, times_there = answer
-        for stage, seconds in times_there.items():
+        extracted, process_times = answer
+        for stage, seconds in process_times.items():
             times[stage] += seconds
         return extracted
 
     def _ask(self, connection: Connection, question: tuple[int, Utterance]) -> _Answer:
-        """Ask the other process, and wait for its answer. Once the run is being stopped,
-        it is told so by a None."""
+        """Ask the other process, and wait for its answer. A None tells it that the run is
+        being stopped."""
         connection.send(question)
         while not connection.poll(_POLL_SECONDS):
             if self._stop.is_set():
@@ -107,8 +97,7 @@ class IsolatedProcess:
         return failed
 
     def _begin(self) -> OtherProcess | None:
-        """Start the other process and wait until it is ready; None if it cannot begin, or
-        could not before."""
+        """Start the other process and wait until it is ready; None if it cannot begin."""
         if self._obstacle:
             return None
         choices = [job.batching for job in self._group.jobs]
@@ -116,7 +105,8 @@ class IsolatedProcess:
         self._process = OtherProcess(_MAIN)
         try:
             self._process.connection.send(setup)
-            if (error := self._process.connection.recv()) is not None:
+            error = self._process.connection.recv()
+            if error is not None:
                 self.close()
                 self._obstacle = last_line(error)
         except (EOFError, OSError):
@@ -125,15 +115,14 @@ class IsolatedProcess:
 
 
 _Answer = tuple[Extracted, WorkerTimes] | Exception
-"""What the other process says of an utterance."""
 
 
 # In the other process
 
 
 def serve(connection: Connection) -> None:
-    """Be the other process: answer over the connection until it is closed."""
-    # if memory runs out, the system shall end this process, and not the run
+    """Answer over the connection until it is closed."""
+    # If memory runs out, the system shall end this process, and not the run.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(EOFError, BrokenPipeError):
@@ -144,8 +133,8 @@ def serve(connection: Connection) -> None:
             return
         connection.send(None)
         while True:
-            # else the answer was there before it was told to stop
-            if (question := connection.recv()) is not None:
+            question = connection.recv()
+            if question is not None:  # None stops an answer that was sent already
                 number, utterance = question
                 connection.send(_extract(extractors[number], utterance, device))
 
@@ -153,12 +142,10 @@ def serve(connection: Connection) -> None:
 def _prepare(
     connection: Connection, setup: Setup, choices: Sequence[BatchingChoice], device_name: str
 ) -> tuple[Device, list[BatchExtractor]]:
-    """The device, and for each config what extracts for it alone. `choices` are how each
-    config's rows are batched."""
+    """Return the device, and an extractor for each config alone."""
 
     def wait(seconds: float) -> None:
-        """Wait for audio, unless the run says that it is being stopped, or has ended:
-        nothing else comes meanwhile."""
+        """Wait for audio. A message means that the run is being stopped, or has ended."""
         if connection.poll(seconds):
             raise StoppedError
 
@@ -167,9 +154,8 @@ def _prepare(
     for built, choice in zip(configs, choices, strict=True):
         built.extractor.chosen_batching = choice.batching
     fetched = partial(copy_of, wait=wait)
-    return device, [
-        batch_extractor(setup.root, [built], source, fetched, wait) for built in configs
-    ]
+    extractors = [batch_extractor(setup.root, [built], source, fetched, wait) for built in configs]
+    return device, extractors
 
 
 def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _Answer:
@@ -181,7 +167,6 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
         return error
     except Exception as error:
         if device.is_lost():
-            # this process can compute nothing any more
             raise SystemExit(f"{utterance.id}: {error}") from error
         return passable(error)
     return extracted, times

@@ -32,35 +32,35 @@ _log = logging.getLogger(__name__)
 
 
 def _ignore(*_: object) -> None:
-    """What nobody asks for is told nobody."""
+    pass
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Whom `featcache.extract` tells how far it is: functions, of which any may be left out.
+    """Callbacks that report the progress of `featcache.extract`. All are optional.
 
-    Of a corpus, each part has a run of its own, one after the other. What a function
-    raises ends the job."""
+    Each part of a corpus has a run of its own, one after the other. An exception of a
+    callback ends the job."""
 
     read: Callable[[Manifest, str], object] = _ignore
-    """Called with a manifest that has been read, and the name of the part that it is of a
-    corpus, else empty."""
+    """Called with a manifest that has been read, and the name of its part of a corpus,
+    else empty."""
     running: Callable[[], AbstractContextManager[object]] = nullcontext
     """Called for a context that a run is in once it is planned, also while it waits for
     others to end."""
     planned: Callable[[ExtractionPlan], object] = _ignore
-    """Called with what a run does next; or of a dry run, with what it would do."""
+    """Called with the plan before a run, or of a dry run."""
     progress: Callable[[Progress], object] = _ignore
-    """Called with a `Progress` now and then, from any thread, by one at a time. It is the
-    same object each time, and goes on changing: `audio_seconds` that were extracted,
-    `computed_seconds` with what waits for what comes before it, `failures` by reason,
-    committed `shards`, seconds of worker threads by `stages`."""
+    """Called with a snapshot of the `Progress` now and then, from any thread, by one at a
+    time: `audio_seconds` that were extracted, `computed_seconds` with those that wait for
+    earlier ones, `failures` by reason, committed `shards`, seconds of worker threads by
+    `stages`."""
     done: Callable[[Summary], object] = _ignore
-    """Called when a run has come to its end, or was stopped."""
+    """Called when a run has ended or was stopped."""
 
 
 def choose_engine(options: Options) -> Engine:
-    """The engine that the options name, on the devices that they name. Raises
+    """Return the engine that the options name, on the devices that they name. Raises
     ArgumentError if it takes no such device; ConfigError if there is none;
     MissingDependencyError if Ray is not installed."""
     if not isinstance(options.engine, str):
@@ -81,42 +81,41 @@ def extract(
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> Summary | CorpusSummary:
-    """Extract the features of a manifest's utterances into a cache: what `featcache
-    extract` does, as one call.
+    """Extract the features of a manifest's utterances into a cache, as `featcache
+    extract` does.
 
-    What the cache holds already is not extracted again, so a task of Airflow or Prefect
-    may be retried as it is. Utterances that cannot be extracted are no error:
+    Features that the cache holds are not extracted again, so a task of Airflow or Prefect
+    may be retried as it is. Utterances that cannot be extracted do not raise an error:
     `summary.failed_by_reason` counts them, and they are in the version's failure ledger.
-    In the whole process, torch gets one thread of its own, and TF32 is turned off. What
-    the library has to say goes to the logger `featcache`.
+    In the whole process, torch gets one thread of its own, and TF32 is turned off.
+    Messages go to the logger `featcache`.
 
     Args:
         manifest: A manifest in any of the formats of docs/manifest.md, or one that was
             read; or a table in memory: a data frame of pandas or Polars, a table of
             Arrow, a list of dictionaries. A list of manifests, or a pattern as in a
-            shell, makes a corpus, of which each is a part; so does one for a cache that
+            shell, makes a corpus with a part for each; so does one manifest if the cache
             is a corpus.
         configs: YAML files, names of packaged configs, or configs; a version is filled
             for each.
         cache: The folder that holds the versions, which is made if it is missing; or a
             URL: `s3://bucket/features`.
-        options: What the run may choose: `featcache.Options(device="cpu", threads=2)`.
+        options: The options of the run: `featcache.Options(device="cpu", threads=2)`.
         set: Values of keys of all configs, by their dotted paths:
             `{"params.num_mel_bins": 40}`.
         reading: How manifests are read: `root`, `format`, `values`, `allow_commands`,
-            `allow_queries`, as for `read_manifest`. The `root` is the folder or URL that
-            relative paths are relative to; without it, that is the manifest's folder, or
-            for a table the current one.
-        observer: Who is told how far the job is: `featcache.Observer(progress=print)`.
+            `allow_queries`, as for `read_manifest`. Relative paths are relative to the
+            folder or URL `root`; by default to the manifest's folder, or for a table to
+            the current one.
+        observer: Callbacks: `featcache.Observer(progress=print)`.
         stop: Set it to end the job: what has been taken is finished and committed, and
             nothing more is taken.
 
     Returns:
-        What was done: `summary.failed` utterances are in the ledger, and
-            `summary.interrupted` says whether it was stopped. Of a corpus, a
-            `CorpusSummary`, which has such a summary of each part; a part whose manifest
-            has faults
-        does not keep the others from being extracted: it is in `errors`.
+        The summary: `summary.failed` utterances are in the ledger, and
+            `summary.interrupted` is True if the job was stopped. For a corpus, a
+            `CorpusSummary` with such a summary of each part. A part whose manifest has
+            faults is in its `errors`, and the other parts are extracted.
 
     Raises:
         ArgumentError: An argument is invalid.
@@ -127,35 +126,36 @@ def extract(
             What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
-    place, options, reading = as_location("cache", cache), options or Options(), dict(reading or {})
-    if unknown := reading.keys() - _READING:
+    folder = as_location("cache", cache)
+    options = options or Options()
+    reading = dict(reading or {})
+    unknown = reading.keys() - _READING
+    if unknown:
         raise ArgumentError(
             f"reading: there is no {listing(sorted(unknown))}: give "
             f"{listing(_READING, len(_READING))}"
         )
     job = _Job(choose_engine(options), reading, observer or Observer(), stop or threading.Event())
-    loaded = [
-        as_config(one, set)
-        for one in ([configs] if isinstance(configs, str | Path | Config) else configs)
-    ]
+    if isinstance(configs, str | Path | Config):
+        configs = [configs]
+    loaded = [as_config(config, set) for config in configs]
     if not loaded:
         raise ArgumentError("configs: give one at least")
-    refuse_version(place)
+    refuse_version(folder)
     if is_table(manifest):
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=False)
     if isinstance(manifest, Manifest):
-        if is_corpus(place):
+        if is_corpus(folder):
             raise ArgumentError(
                 f"{cache}: is a corpus, whose parts are named after files: give the manifest's path"
             )
-        return job.run(manifest, loaded, place, options)
-    paths: Any = [manifest] if isinstance(manifest, str | Path) else manifest
-    corpus = plan_corpus(place, paths, options, reading, is_list=paths is manifest)
-    return (
-        job.run(paths[0], loaded, place, options)
-        if corpus is None
-        else extract_parts(corpus, loaded, job.run)
-    )
+        return job.run(manifest, loaded, folder, options)
+    is_list = not isinstance(manifest, str | Path)
+    paths: Any = manifest if is_list else [manifest]
+    corpus = plan_corpus(folder, paths, options, reading, is_list=is_list)
+    if corpus is None:
+        return job.run(paths[0], loaded, folder, options)
+    return extract_parts(corpus, loaded, job.run)
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,10 @@ class _Job:
         part: str = "",
     ) -> Summary:
         """Extract a manifest into a cache; of a dry run, only plan it."""
-        manifest = (
-            source
-            if isinstance(source, Manifest)
-            else read_manifest(source, carry=False, **self.reading)
-        )
+        if isinstance(source, Manifest):
+            manifest = source
+        else:
+            manifest = read_manifest(source, carry=False, **self.reading)
         for line in manifest.notes:
             _log.info("%s", line)
         self.observer.read(manifest, part)

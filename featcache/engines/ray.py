@@ -1,9 +1,7 @@
 """Runs shard tasks on a Ray cluster: an actor for each GPU, or for so many cores.
 
-Ray starts actors, and starts them again when they die; what they do, and what their
-deaths mean, is decided here as for the processes of one machine. An actor's events are
-fetched by one call after another, each of which waits for some: Ray Client has no
-streams."""
+Ray starts actors, again when they die; `Dispatch` decides what they do. One call after
+another waits for an actor's events, as Ray Client has no streams."""
 
 from __future__ import annotations
 
@@ -32,23 +30,23 @@ from featcache.extraction.tasks import ShardTask
 _POLL_SECONDS = 1.0
 _SECONDS_BETWEEN_TRIES = 1.0
 _TRIES = 60
-"""How often an actor that cannot be reached is tried before it counts as dead."""
+"""The tries to reach an actor before it counts as dead."""
 
 _HOW_ACTORS_LIVE = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
-"""Ray starts a dead actor again, without its calls; of several at once, one awaits
-events, others tell it something."""
+"""Ray starts a dead actor again, without its calls. One of several calls waits for
+events."""
 
 _DRAINED = 3
-"""What Ray's `NodeDeathInfo` has as the reason if a node was preempted."""
+"""The reason in Ray's `NodeDeathInfo` if a node was preempted."""
 
 
 def on_ray(name: str, options: Options) -> Engine:
-    """An engine that runs on Ray.
+    """Return an engine that runs on Ray.
 
     The name `ray` is for the cluster that this process is connected to, that
-    `RAY_ADDRESS` names, or that this machine is in; if there is none, one is started, and
-    ended after the run. `ray://host:port` is for Ray Client. Raises ArgumentError if the
-    device is not one that Ray chooses; MissingDependencyError if Ray is not installed."""
+    `RAY_ADDRESS` names, or that this machine is in; else one is started for the run.
+    `ray://host:port` is for Ray Client. Raises ArgumentError for a device of a name that
+    Ray chooses; MissingDependencyError if Ray is not installed."""
     if options.device not in (None, "cpu", "cuda"):
         raise ArgumentError(
             f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which"
@@ -67,25 +65,22 @@ def on_ray(name: str, options: Options) -> Engine:
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Be connected to a cluster."""
     import ray
 
     if ray.is_initialized():  # by whoever calls this
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # else 15, in a cluster that is started here
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main
-    }
+    os.environ.setdefault("RAY_worker_niceness", "0")  # a new cluster's default is 15
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         where = address or os.environ.get("RAY_ADDRESS") or "on this machine"
         raise ArgumentError(f"engine ray: no cluster {where}: {str(error).strip()}") from error
-    # Ray has a handler of its own for SIGTERM, which ends the process
+    # Ray's own handler for SIGTERM ends the process.
     for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)
@@ -98,11 +93,10 @@ def _connected(address: str | None) -> Iterator[None]:
 def actors_on(
     nodes: Sequence[dict[str, float]], device: str | None, threads: int | None
 ) -> tuple[int, str, int]:
-    """How many actors there are on a cluster, and the device and the threads of each: an
-    actor for each GPU if there are any; otherwise for every so many cores.
+    """Return the number of actors on a cluster, and the device and the threads of each:
+    an actor for each GPU if there are any; otherwise for every so many cores.
 
-    `nodes` are each node's resources as Ray counts; `device` may forbid or ask for GPUs;
-    `threads` is per actor."""
+    `nodes` are each node's resources as Ray counts; `threads` is per actor."""
     gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if device == "cuda" and not gpus:
         raise ArgumentError("device 'cuda': the Ray cluster has no GPU")
@@ -111,14 +105,13 @@ def actors_on(
         return sum(int(node["GPU"]) for node in gpus), "cuda", each
     cores = [int(node.get("CPU", 0)) for node in nodes]
     each = threads or max(1, min(MAX_CPU_THREADS, max(cores, default=1)))
-    if not (actors := sum(count // each for count in cores)):
+    actors = sum(count // each for count in cores)
+    if not actors:
         raise ArgumentError(f"engine ray: no node of the cluster has {each} cores: fewer --threads")
     return actors, "cpu", each
 
 
 class _Actors:
-    """A team of actors."""
-
     def __init__(self, options: Options) -> None:
         import ray
 
@@ -127,15 +120,14 @@ class _Actors:
         actors, self._device, self._threads = actors_on(nodes, options.device, options.threads)
         self.names: Sequence[str] = [f"actor {number + 1}" for number in range(actors)]
         self._actors: dict[int, Any] = {}
-        self._setup = b""  # the same for all
-        self._waiting: dict[Any, int] = {}  # by the call that waits
+        self._setup = b""
+        self._waiting: dict[Any, int] = {}  # actors by the call that waits
         self._again: dict[int, float] = {}  # when to try `begin` again
         self._tries: dict[int, int] = {}
-        # of those that have begun: the call of another that waits is `begin`
-        self._nodes: dict[int, str] = {}
+        self._nodes: dict[int, str] = {}  # of the actors that have begun
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
-        """Have Ray start an actor, if it does not do so by itself, and send the setup."""
+        """Have Ray start an actor, unless Ray does so already, and send the setup."""
         if worker not in self._actors:
             needs = {"num_cpus": self._threads, "num_gpus": 1 if self._device == "cuda" else 0}
             self._actors[worker] = self._ray.remote(**needs, **_HOW_ACTORS_LIVE)(_Actor).remote()
@@ -144,14 +136,15 @@ class _Actors:
         self._begin(worker)
 
     def send(self, worker: int, message: Message) -> None:
-        """Tell an actor something; if it has died, the call that waits tells."""
+        """Send a message; if the actor has died, the waiting call tells."""
         if worker in self._nodes:
             self._actors[worker].tell.remote(pickle.dumps(message))
 
     def wait(self, seconds: float) -> list[tuple[int, Event]]:
-        for worker in [worker for worker, at in self._again.items() if monotonic() >= at]:
-            del self._again[worker]
-            self._begin(worker)
+        for worker, time in [*self._again.items()]:
+            if monotonic() >= time:
+                del self._again[worker]
+                self._begin(worker)
         if not self._waiting:
             sleep(seconds)
             return []
@@ -171,7 +164,7 @@ class _Actors:
         self._waiting[self._actors[worker].begin.remote(sys.path, os.nice(0), self._setup)] = worker
 
     def _answer(self, worker: int, call: Any) -> list[Event]:
-        """What a call has brought; then waits for more."""
+        """Return the events of a call, and wait for more."""
         exceptions = self._ray.exceptions
         is_beginning = worker not in self._nodes
         try:
@@ -190,22 +183,27 @@ class _Actors:
             return [self._died(worker, error.preempted)]
         except exceptions.RayTaskError as error:
             raise ExtractorError(f"{self.names[worker]}: {last_line(error)}") from error
+        events: list[Event] = []
         if is_beginning:
             self._nodes[worker] = answer
-        if is_beginning or not any(isinstance(event, Died) for event in answer):
+        else:
+            events = answer
+        if not any(isinstance(event, Died) for event in events):
             self._waiting[self._actors[worker].events.remote()] = worker
-        return [] if is_beginning else answer
+        return events
 
     def _died(self, worker: int, preempted: bool) -> Died:
-        """How an actor died, and whether that may be the fault of what it worked on."""
-        how, node = "Ray lost its process", self._nodes.pop(worker, None)
-        found = next((one for one in self._ray.nodes() if one["NodeID"] == node), None)
-        if found is not None and not found["Alive"]:
-            how = "its node is gone"
-            preempted = preempted or found.get("DeathReason") == _DRAINED
-        with suppress(Exception):  # Ray has no public word for it; Ray Client has none at all
-            preempted = preempted or node in self._ray._private.state.state.get_draining_nodes()
-        return Died("its node was preempted" if preempted else how, counts=not preempted)
+        """Describe how an actor died, and whether its work may be the cause."""
+        how, node_id = "Ray lost its process", self._nodes.pop(worker, None)
+        for node in self._ray.nodes():
+            if node["NodeID"] == node_id and not node["Alive"]:
+                how = "its node is gone"
+                preempted = preempted or node.get("DeathReason") == _DRAINED
+        with suppress(Exception):  # Ray has no public function for it; Ray Client has none at all
+            preempted = preempted or node_id in self._ray._private.state.state.get_draining_nodes()
+        if preempted:
+            how = "its node was preempted"
+        return Died(how, counts=not preempted)
 
 
 class _Actor:
@@ -216,26 +214,24 @@ class _Actor:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def begin(self, path: list[str], niceness: int, setup: bytes) -> str:
-        """Begin to work, with the modules that are found on this path. Returns the id of
-        the node.
-
-        `niceness` is that of the process that planned."""
+        """Begin to work, with the modules on this path, and the planning process's
+        `niceness`. Returns the id of the node."""
         import ray
 
-        # the driver has lost sight of this process, and has given its tasks to others
+        # The driver has lost this process, and has given its tasks to others.
         if self._inbox is not None:
             end_process()
         sys.path += [folder for folder in path if folder not in sys.path]
-        faulthandler.disable()  # Ray's; the run's own tells a crash from a kill
-        if (own := os.nice(0)) > niceness:
+        faulthandler.disable()  # Ray's, not the run's
+        own_niceness = os.nice(0)
+        if own_niceness > niceness:
             self._events.put(
-                f"{socket.gethostname()}: Ray works at nice {own}: start it with "
+                f"{socket.gethostname()}: Ray works at nice {own_niceness}: start it with "
                 "RAY_worker_niceness=0"
             )
         self._inbox = Inbox()
-        threading.Thread(
-            target=work, args=[pickle.loads(setup), self._inbox, self._events.put], daemon=True
-        ).start()
+        arguments = pickle.loads(setup), self._inbox, self._events.put
+        threading.Thread(target=work, args=arguments, daemon=True).start()
         return str(ray.get_runtime_context().get_node_id())
 
     def tell(self, message: bytes) -> None:
@@ -243,7 +239,7 @@ class _Actor:
             self._inbox.put(pickle.loads(message))
 
     def events(self) -> list[Event]:
-        """What has happened since the last call; waits a while for something."""
+        """Return the events since the last call; waits a while for one."""
         if self._inbox is None:  # Ray has started the process again meanwhile
             return [Died("Ray lost its process")]
         events: list[Event] = []

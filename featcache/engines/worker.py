@@ -1,9 +1,8 @@
-"""A process that does what it is told: it builds extractors once, does chunks of tasks,
-and commits their shards.
+"""A process that extracts for another one: it builds extractors once, does chunks of
+tasks, and commits their shards.
 
-It has a ledger of its own in each version, and holds nothing that is lost with it but the
-shards under way. It is told messages and says events, which any transport may carry: the
-connections of `devices.py`, the actors of `ray.py`."""
+It has a ledger of its own in each version. Any transport may carry its messages and
+events: the connections of `devices.py`, the actors of `ray.py`."""
 
 from __future__ import annotations
 
@@ -50,13 +49,13 @@ from featcache.version.version import Version
 _REPORT_SECONDS = 0.5
 
 _SECONDS_TO_COMMIT = 30.0
-"""How long a worker may take to finish what it has begun once nobody listens any more."""
+"""Seconds to finish what was begun once the connection is closed."""
 
 
 @cache
 def own_code() -> str:
-    """The featcache of this process: its version and a hash of its modules, as two
-    checkouts may have one version."""
+    """Return this featcache's version, and a hash of its modules, as checkouts may share
+    a version."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
@@ -66,26 +65,23 @@ def own_code() -> str:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """All that a worker needs to begin."""
+    """The input of a worker."""
 
     setup: Setup
     versions: Sequence[tuple[Location, dict[str, Any]]]
-    """The place of each version that it fills, and what it records there of the run that
-    it is a part of."""
+    """The place of each version, and the record of the run there."""
     options: Options
-    """The options of the run; of each worker, with its own device, as it sees it, and
-    budget of threads."""
+    """The options of the run, with the worker's device and threads."""
     featcache: str = field(default_factory=own_code)
-    """The featcache that planned."""
 
     def on(self, device: str, threads: int) -> WorkerSetup:
-        """The same for a worker with this device and budget of threads."""
+        """Return the setup of a worker with this device and budget of threads."""
         return replace(self, options=replace(self.options, device=device, threads=threads))
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tells a worker to do tasks."""
+    """A message: do these tasks."""
 
     tasks: Sequence[ShardTask]
     suspects: Suspects
@@ -93,7 +89,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Stop:
-    """Tells a worker to take nothing more, and to commit what it has."""
+    """A message: take nothing more, and commit what was begun."""
 
 
 Message = Work | Stop
@@ -101,40 +97,36 @@ Message = Work | Stop
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has built its extractors."""
+    """An event: the worker has built its extractors."""
 
     device: str
-    """The name of its device's model."""
     threads: int
     runs: Sequence[str]
-    """The names of its runs, one in each version."""
 
 
 @dataclass(frozen=True)
 class Working:
-    """What the worker has done since it began."""
+    """An event: the progress since the worker began."""
 
     progress: Progress
 
 
 @dataclass(frozen=True)
 class Finished(Working):
-    """The worker is done with its tasks, or was stopped."""
+    """An event: the worker has done its tasks, or was stopped."""
 
 
 @dataclass(frozen=True)
 class Died:
-    """The worker's process is no longer there; the transport says this."""
+    """An event of the transport: the worker's process has ended."""
 
     how: str
-    """A signal's name, an exit code, or what else is known."""
     counts: bool = True
-    """Whether what it worked on may be the cause."""
+    """True if its work may be the cause."""
 
 
 Event = Ready | Working | DoneTask | str | Exception | Died
-"""What a worker says. A text is what the library has to say to a person; a `passable`
-exception, why it has ended."""
+"""The events of a worker. A text is a message for the user; an exception ends the worker."""
 
 
 class Inbox:
@@ -153,29 +145,26 @@ class Inbox:
             self.works.put(message)
 
     def close(self) -> None:
-        """Nobody listens any more: commit what was begun, and end; at once if that was
-        asked for already."""
+        """Have the worker commit what was begun, and end; at once if it was stopped
+        already."""
         if self.stop.is_set():
             end_process()
         self.stop.set()
         self.works.put(None)
         limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
         limit.daemon = True
-        # this process is at its end, where Python 3.12 starts no thread
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # Python 3.12 starts no thread at the end of a process
             limit.start()
 
 
 def end_process() -> None:
-    """End this process at once: what is half-written in `work/` is removed by the next
-    run."""
+    """End this process at once."""
     kill_commands()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def serve(connection: Connection) -> None:
-    """Be a worker at the other end of a connection, which brings its setup first, until
-    it is closed."""
+    """Be a worker at the other end of a connection, which brings its setup first."""
     inbox, sending = Inbox(), threading.Lock()
 
     def receive() -> None:
@@ -189,21 +178,17 @@ def serve(connection: Connection) -> None:
 
     try:
         setup = connection.recv()
-    except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
-        send(
-            ConfigError(
-                f"a worker cannot read what it is sent: {error}: define extractors in a module "
-                "of their own"
-            )
-        )
+    except Exception as error:  # noqa: BLE001 (the setup may name a class of `__main__`)
+        message = f"a worker cannot read what it is sent: {error}"
+        send(ConfigError(f"{message}: define extractors in a module of their own"))
         return
     threading.Thread(target=receive, daemon=True).start()
     work(setup, inbox, send)
 
 
 def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> None:
-    """Do what the messages say until there are no more, or until there is an error, which
-    is an event."""
+    """Do the work of the messages until there are no more, or until an error, which is
+    sent."""
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes(send)]
@@ -211,7 +196,7 @@ def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> Non
     try:
         worker = _Worker(setup, inbox.stop, send)
         send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-        while (next_work := inbox.works.get()) is not None:
+        while next_work := inbox.works.get():
             worker.do(next_work)
     except Exception as error:  # noqa: BLE001 (whoever has started this is told)
         if worker is not None and worker.device.is_lost():
@@ -221,48 +206,44 @@ def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> Non
 
 
 class _Worker:
-    """The extractors, and the versions that they fill.
-
-    Raises:
-        ConfigError: A config means something else here than where the run was planned.
-        ExtractorError: This is another featcache than the one that planned.
-        StoreError: A version cannot be opened or written.
-    """
+    """The extractors, and the versions that they fill. Raises ConfigError if a config
+    means something else here, and ExtractorError if this is another featcache than where
+    the run was planned."""
 
     def __init__(
         self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]
     ) -> None:
         if setup.featcache != own_code():
-            both = (
+            raise ExtractorError(
                 f"{socket.gethostname()}: has featcache {own_code()}, and the run was "
-                f"planned by {setup.featcache}"
+                f"planned by {setup.featcache}: install the same everywhere"
             )
-            raise ExtractorError(f"{both}: install the same everywhere")
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
         configs, self._source = setup.setup.build(self.device)
-        pairs = zip(configs, setup.versions, strict=True)
         self.jobs = [
-            _begin(setup.options, self.device, built, *version) for built, version in pairs
+            _begin(setup.options, self.device, built, path, asked)
+            for built, (path, asked) in zip(configs, setup.versions, strict=True)
         ]
         progress = Progress(versions={job.name: VersionCounts() for job in self.jobs})
         self._control = RunControl(progress, self._report, stop, leaves_unread=True, done=send)
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
-        """Do tasks, record what has been done so far as the outcome, as these may be the
-        last ones, and say it."""
+        """Do tasks, record the outcome so far, and send it."""
         for job in self.jobs:
             job.run.record()
-        group = JobGroup(self.jobs, self._setup.root, self._source, work.suspects)
+        batch_seconds = self._setup.batch_seconds(self.device)
+        group = JobGroup(self.jobs, self._setup.root, self._source, work.suspects, batch_seconds)
         run_locally(group, iter(work.tasks), self._control)
         for job in self.jobs:
             job.finish(self._control.progress, self._stop.is_set())
         self._send(Finished(self._control.progress))
 
     def _report(self, progress: Progress) -> None:
-        if (now := monotonic()) >= self._next_report:
+        now = monotonic()
+        if now >= self._next_report:
             self._next_report = now + _REPORT_SECONDS
             self._send(Working(progress))
 
@@ -270,7 +251,6 @@ class _Worker:
 def _begin(
     options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]
 ) -> VersionJob:
-    """Open a version, and a ledger in it."""
     if isinstance(path, Path) and not path.is_dir():
         raise StoreError(
             f"{path}: is not there on {socket.gethostname()}: machines that fill a cache "
@@ -278,11 +258,10 @@ def _begin(
         )
     version = Version.open(path)
     if built.fingerprint != version.info.fingerprint:
-        what = (
-            f"on {socket.gethostname()}, {built.config.name} has the fingerprint "
-            f"{built.fingerprint[:12]}"
+        raise ConfigError(
+            f"{path}: on {socket.gethostname()}, {built.config.name} has the fingerprint "
+            f"{built.fingerprint[:12]}: its extractor or its weights are not the same there"
         )
-        raise ConfigError(f"{path}: {what}: its extractor or its weights are not the same there")
     probes = read_probes(version)
     batching = choose_batching(
         built.extractor, probes, device.label, options.batching, options.allow_mismatch
@@ -294,8 +273,6 @@ def _begin(
 
 
 class _Notes(logging.Handler):
-    """Sends what the library reports of its work."""
-
     def __init__(self, send: Callable[[Event], None]) -> None:
         super().__init__()
         self._send = send

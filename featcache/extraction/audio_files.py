@@ -1,6 +1,4 @@
-"""The audio files of a manifest as they are now: whether they exist, what their headers
-say, whether they have changed since extraction, whether a version was extracted from them
-at all, and whether failed ones would fail again."""
+"""The audio files of a manifest as they are now, compared with those of an extraction."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,50 +44,49 @@ from featcache.version.ledger import Failure
 from featcache.version.version import Version
 
 _PROBED = 256
-"""The most files that are looked at if some of them are enough."""
+"""The most files of a sample."""
 
 _FETCHED = 32
-"""The same, if they are at URLs or inside containers."""
+"""The most files of a sample at URLs or inside containers."""
 
 _STAT_THREADS = 16
 
+_Answer = TypeVar("_Answer")
+
 
 def require_reading(manifest: Manifest) -> None:
-    """Check that the manifest's containers can be read, and its files at URLs fetched, as
-    far as some of them tell. Raises MissingDependencyError if the package that reads or
-    fetches them is not installed; ManifestError if a URL is not valid, or the environment
-    lacks what its store needs."""
+    """Check with a sample of files that containers can be read and URLs fetched. Raises
+    MissingDependencyError or ManifestError if not."""
     if need_pyarrow(manifest.paths):
         pyarrow()
     if not manifest.has_urls:
         return
     for row in rows_at_even_steps(len(manifest), _PROBED).tolist():
-        if url := url_of(manifest.resolve(manifest.paths[row])):
+        url = url_of(manifest.resolve(manifest.paths[row]))
+        if url:
             require(url)
 
 
 def row_seconds(
     manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The duration of each row in seconds, float64 `[rows]`; unknown ones are the mean of
-    some files' headers.
-
-    `known` has NaN for durations that are not known, and `speed` is what each row's
-    recording gets; float64 `[rows]`.
-    """
+    """Return the duration of each row, float64 `[rows]`. `known` has NaN for unknown
+    ones, which become the mean of a sample of headers. `speed` is each row's, float64
+    `[rows]`."""
     seconds = known.copy()
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    near = rows_of_first_copy(manifest, unknown[:_FETCHED])
-    most = _FETCHED if isinstance(manifest.resolve(manifest.paths[unknown[0]]), Member) else _PROBED
-    probed = near if len(near) else unknown[rows_at_even_steps(len(unknown), most)]
+    probed = rows_of_first_copy(manifest, unknown[:_FETCHED])
+    is_copied = len(probed) > 0
+    if not is_copied:
+        first = manifest.resolve(manifest.paths[unknown[0]])
+        most = _FETCHED if isinstance(first, Member) else _PROBED
+        probed = unknown[rows_at_even_steps(len(unknown), most)]
     locations = [manifest.resolve(path) for path in manifest.paths.take(probed)]
-    # A container is copied by this thread, which Ctrl-C ends.
-    found = (
-        [*map(probe_seconds, locations)] if len(near) else each_at_once(probe_seconds, locations)
-    )
-    lengths = np.array([math.nan if length is None else length for length in found])
+    # This thread copies a container, as Ctrl-C can end it.
+    ends = [*map(probe_seconds, locations)] if is_copied else each_at_once(probe_seconds, locations)
+    lengths = np.array(ends, np.float64)  # NaN for None
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
     usable = lengths > 0
     seconds[unknown] = lengths[usable].mean() if usable.any() else 1.0
@@ -97,8 +95,8 @@ def row_seconds(
 
 
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows in the first one's container, if it must be copied: no other should be, as
-    the run begins with it."""
+    """Return the rows in the first row's container, if it must be copied: the run begins
+    with it."""
     containers = [_copied_container(manifest, row) for row in rows.tolist()]
     return rows.compress(
         [container is not None and container == containers[0] for container in containers]
@@ -109,60 +107,53 @@ def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
     location = manifest.resolve(manifest.paths[row])
     if not isinstance(location, Member):
         return None
-    return (
-        location.container
-        if isinstance(location.container, Url) or is_compressed(location.container)
-        else None
-    )
+    container = location.container
+    return container if isinstance(container, Url) or is_compressed(container) else None
 
 
 def with_changed_files(
     manifest: Manifest, status: RowStatus, index: Index, version: Version
 ) -> RowStatus:
-    """Also extract the rows whose file has another size or mtime than when it was decoded,
+    """Mark the rows as missing whose file has another size or mtime than at extraction,
     or was decoded in a way that gave other samples."""
     rows = np.flatnonzero(status.present)
-    sources = sources_of(version, index, status.positions[rows])
+    sources = sources_of(version, index, status.positions[rows]).tolist()
 
-    def look(some: NDArray[np.int64]) -> list[Stamp]:
-        return stats_of([manifest.resolve(path) for path in manifest.paths.take(some)])
+    def look(block: NDArray[np.int64]) -> list[Stamp]:
+        return stats_of([manifest.resolve(path) for path in manifest.paths.take(block)])
 
+    blocks = np.array_split(rows, 1 + len(rows) // 1024)
     with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
-        now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
-    gone = None, None  # a file that is gone cannot be extracted again
-    same = [
-        stat == gone or (is_same(stat, tuple(source)) and decoder != OLD_FFMPEG)
-        for stat, (*source, decoder) in zip(now, sources.tolist(), strict=True)
-    ]
+        stamps = chain.from_iterable(pool.map(look, blocks))
+        is_current = [
+            # A file that is gone cannot be extracted again.
+            now == (None, None) or (is_same(now, tuple(was)) and decoder != OLD_FFMPEG)
+            for now, (*was, decoder) in zip(stamps, sources, strict=True)
+        ]
     present = status.present.copy()
-    present[rows] = same
+    present[rows] = is_current
     return replace(status, present=present)
 
 
 def refuse_another_corpus(
     manifest: Manifest, status: RowStatus, index: Index, version: Version
 ) -> None:
-    """Refuse a manifest with the version's ids and paths but other files, which looks
-    like another corpus.
-
-    `find_other_files` says which files are looked at. Raises ManifestError if such files
-    were found."""
+    """Raise ManifestError if the version was extracted from other files at these ids and
+    paths."""
     other, seen = find_other_files(
         manifest, status, version, index, lambda urls: [size for size, _ in stats_of(urls)]
     )
     if len(other):
-        files = f"{len(other):,} of {counted(seen, 'file')} checked"
-        example = f"for example {manifest.resolve(manifest[int(other[0])].path)}"
-        what = (
-            f"{manifest.source}: {files} are not what {version.path} was extracted from, {example}"
-        )
+        example = manifest.resolve(manifest[int(other[0])].path)
         raise ManifestError(
-            f"{what}: use another cache (-o) for another corpus, --check-sources for changed audio"
+            f"{manifest.source}: {len(other):,} of {counted(seen, 'file')} checked are not what "
+            f"{version.path} was extracted from, for example {example}: use another cache (-o) "
+            "for another corpus, --check-sources for changed audio"
         )
 
 
 def copying_notes(manifest: Manifest) -> list[str]:
-    """That containers are fetched or unpacked, if any are, as far as some of them tell."""
+    """Note that containers are fetched or unpacked."""
     where, notes = f"{tempfile.gettempdir()} (TMPDIR)", []
     containers = [
         _copied_container(manifest, row)
@@ -181,7 +172,7 @@ def copying_notes(manifest: Manifest) -> list[str]:
 
 
 def same_span_notes(manifest: Manifest) -> list[str]:
-    """Tell of rows that read the same span of a file under different ids, if there are any."""
+    """Note that rows read the same span of a file under different ids."""
     rows = manifest.read_again()
     if not len(rows):
         return []
@@ -193,36 +184,33 @@ def same_span_notes(manifest: Manifest) -> list[str]:
 def missing_file_notes(
     manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None
 ) -> list[str]:
-    """That none of the files to be extracted is there, as far as some of them tell.
+    """Note that none of a sample of the files to be extracted exists, if there are
+    several. Raises ManifestError if no other file of the manifest exists either: the root
+    is probably wrong.
 
-    `rows` says which are to be extracted. If the rows are a partition of a manifest,
-    `whole` is all of it. Raises ManifestError if no other file of the manifest is there
-    either, as far as some tell: the root is probably another than was meant. A single
-    file that is missing may be just that."""
-    paths = some_paths(manifest, rows)
-    if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):
+    `rows` marks the rows to be extracted. If they are a partition, `whole` is all of the
+    manifest."""
+    paths = paths_of_some(manifest, rows)
+    fault = _fault_of_all(manifest, paths) if len(paths) > 1 else ""
+    if not fault:
         return []
-    location = manifest.resolve(paths[0])
-    hint = (
-        ""
-        if url_of(location) or os.path.isabs(paths[0])
-        else "; --root says what relative paths are relative to"
-    )
-    note = f"none of {len(paths):,} audio files checked {fault}{hint}"
-    others = some_paths(manifest, ~rows) if whole is None else some_paths(whole)
+    note = f"none of {len(paths):,} audio files checked {fault}"
+    if not (url_of(manifest.resolve(paths[0])) or os.path.isabs(paths[0])):
+        note += "; --root says what relative paths are relative to"
+    others = paths_of_some(manifest, ~rows) if whole is None else paths_of_some(whole)
     if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]
 
 
 def paths_there(root: AudioLocation, paths: Iterable[str]) -> list[str]:
-    """Those of some paths whose file is there, on this machine, as far as a look tells."""
+    """List the paths whose file exists on this machine, or may exist."""
     return [path for path in paths if not _fault(locate(root, path))]
 
 
 def can_be_read(root: AudioLocation, path: str) -> bool:
-    """Whether all bytes of a file can be read on this machine; of what is at a URL or
-    printed by a command, False."""
+    """Tell whether all bytes of a file can be read on this machine; False for URLs and
+    commands."""
     location = locate(root, path)
     with suppress(AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
         if isinstance(location, Member) and not isinstance(location.container, Url):
@@ -235,32 +223,36 @@ def can_be_read(root: AudioLocation, path: str) -> bool:
     return False
 
 
-def some_paths(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> list[str]:
-    """The different paths of some of these rows, or of any, from the first to the last."""
+def paths_of_some(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> list[str]:
+    """List the different paths of a sample of these rows, or of all rows, in order."""
     numbers = np.arange(len(manifest)) if rows is None else np.flatnonzero(rows)
-    some = numbers[rows_at_even_steps(len(numbers), _FETCHED if manifest.has_urls else _PROBED)]
-    return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
+    most = _FETCHED if manifest.has_urls else _PROBED
+    sample = numbers[rows_at_even_steps(len(numbers), most)]
+    return list(dict.fromkeys(manifest.paths[row] for row in sample.tolist()))
 
 
 def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
-    """What is wrong with all of these files, with the first as an example; empty if one
-    exists, or may exist.
-
-    What else hides a file on this machine is reported when it is decoded."""
+    """Describe why none of these files can be had, with an example; an empty string if
+    one may exist."""
     first, *others = map(manifest.resolve, paths)
-    if not (fault := _fault(first)):
-        return ""
-    if not all(each_at_once(_fault, others) if any(map(url_of, others)) else map(_fault, others)):
+    fault = _fault(first)
+    if not fault or not all(_at_once_if_urls(_fault, others)):
         return ""
     example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
     return f"exists, {example}" if fault == _MISSING else f"can be had, {example}: {fault}"
+
+
+def _at_once_if_urls(
+    ask: Callable[[AudioSource], _Answer], locations: Sequence[AudioSource]
+) -> Iterable[_Answer]:
+    return each_at_once(ask, locations) if any(map(url_of, locations)) else map(ask, locations)
 
 
 _MISSING = "there is no such file"
 
 
 def _fault(location: AudioSource) -> str:
-    """Why a file cannot be had; empty if it can be, or may be."""
+    """Describe why a file cannot be had; an empty string if it may exist."""
     try:
         if isinstance(location, Url):
             stamp_of(location)
@@ -280,34 +272,34 @@ def _fault(location: AudioSource) -> str:
 # Files that failed
 
 Stamp = tuple[int | None, int | None]
-"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no
-such file. Of what is inside a container at a URL, the size is None."""
+"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones without a file.
+The size in a container at a URL is None."""
 
 _MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
-"""Reasons that may no longer hold on another disk or machine, or with another source
-version."""
+"""Reasons that may not hold on another machine, or with another source version."""
 
 
 def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> Failure:
-    """The ledger's record of an utterance that failed."""
+    """Return the ledger's record of an utterance that failed."""
     location = locate(root, utterance.path)
-    is_not_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
-    size, mtime_ns = (None, None) if isinstance(location, Url) and is_not_had else stat_of(location)
-    end = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
+    message = str(error)
+    if error.reason == Reason.FILE_MISSING:
+        message += where_missing(utterance.path, root)
+    stamp: Stamp = None, None
+    cannot_be_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
+    if not (cannot_be_had and isinstance(location, Url)):
+        stamp = stat_of(location)
     return Failure(
         **utterance.row(),
         reason=error.reason.value,
-        message=f"{error}{end}",
-        size=size,
-        mtime_ns=mtime_ns,
+        message=message,
+        size=stamp[0],
+        mtime_ns=stamp[1],
     )
 
 
 def stat_of(location: AudioSource) -> Stamp:
-    """A file's size and mtime as they are now; of a file at a URL, two Nones if the
-    server does not tell, too.
-
-    What is inside a container has its own size and the container's mtime; see `stamp_now`."""
+    """Return a file's size and mtime now; two Nones also if a server does not tell."""
     try:
         if isinstance(location, Url | Member):
             return stamp_now(location)
@@ -318,123 +310,106 @@ def stat_of(location: AudioSource) -> Stamp:
 
 
 def stats_of(locations: Sequence[AudioSource]) -> list[Stamp]:
-    """What `stat_of` says of each file; servers are asked about many at a time."""
-    return (
-        each_at_once(stat_of, locations)
-        if any(map(url_of, locations))
-        else [*map(stat_of, locations)]
-    )
+    """Return `stat_of` of each file; servers are asked about many at a time."""
+    return list(_at_once_if_urls(stat_of, locations))
 
 
 def is_same(now: Stamp, was: Stamp) -> bool:
-    """Whether a file is what it was: by its size, if it is known now, and its mtime."""
+    """Tell whether a file is unchanged, by its mtime, and by its size if that is known
+    now."""
     size, mtime_ns = now
     return now == was or (size is None and mtime_ns is not None and mtime_ns == was[1])
 
 
 def where_missing(path: str, root: AudioLocation) -> str:
-    """The end of a message about a path without a file: where it was looked for, or why
-    it cannot be a file."""
-    location = locate(root, path)
-    if why := why_no_file(path, root):
+    """Return the end of a message about a missing file: where it was sought, or why it is
+    no path."""
+    why = why_no_file(path, root)
+    if why:
         return f": {why}"
-    return "" if str(location) == path or os.path.isabs(path) else f": {location}"
+    location = str(locate(root, path))
+    return "" if location == path or os.path.isabs(path) else f": {location}"
 
 
 def are_unchanged(failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
-    """Of each failure, whether it is of a kind that stays, and its file is still the one
-    that failed."""
+    """Tell of each failure whether it is of a kind that stays, and its file is unchanged."""
     stay = [failure.reason not in _MAY_PASS for failure in failures]
-    asked = [*{*compress(files, stay)}]
-    now = dict(zip(asked, stats_of(asked), strict=True))
-    was = [(failure.size, failure.mtime_ns) for failure in failures]
+    distinct = [*{*compress(files, stay)}]
+    now = dict(zip(distinct, stats_of(distinct), strict=True))
     return [
-        stays and is_same(now[file], stamp)
-        for stays, file, stamp in zip(stay, files, was, strict=True)
+        stays and is_same(now[file], (failure.size, failure.mtime_ns))
+        for failure, file, stays in zip(failures, files, stay, strict=True)
     ]
 
 
 # Headers
 
 _FILES_AT_ONCE = 256
-"""Files that a thread looks at before it says so."""
 
 NOT_SAID = "length_not_in_header"
-"""The reason of a row at a URL whose header gives no length, as in some MP3 and M4A. Its
-audio may be good."""
+"""The reason of a row at a URL whose header gives no length. Its audio may be good."""
 
 
 @dataclass(frozen=True, eq=False)
 class FileHeaders:
-    """What the headers of the files of a manifest's rows say."""
+    """The headers of the files of a manifest's rows."""
 
     durations: NDArray[np.float64]
-    """Each row's seconds: the manifest's, else from its start to the end of its file,
-    `[rows]`; else NaN."""
+    """Each row's seconds, or NaN, `[rows]`: the manifest's, else from its start to the
+    file's end."""
     headers: dict[int, Header]
-    """The headers of the files of the rows that were looked at, and are good."""
+    """The good headers, by row."""
     failures: dict[int, tuple[str, str]]
-    """The rows of which nothing is known: the reason, of `featcache.errors.Reason` or
-    `NOT_SAID`, and a message."""
+    """A reason, of `featcache.errors.Reason` or `NOT_SAID`, and a message for each other
+    row."""
 
 
 def read_headers(
     manifest: Manifest, threads: int, report: Callable[[int], object], every: bool = False
 ) -> FileHeaders:
-    """Read the headers of the files of rows without a duration; none of them is inside a
+    """Read the headers of the files of rows without a duration, none of which is in a
     container.
 
-    A row with the duration that is found has the same samples as without. Of a file that
-    is cut off, nothing is known. Where the header does not say how long the file is, it
-    is decoded, unless it is at a URL: MP3 without a header frame, and what FFmpeg
-    decodes, whose headers round.
+    A row with the duration that is read has the same samples as without. A truncated file
+    fails. If a header has no exact length, the file is decoded, unless it is at a URL.
 
     Args:
-        threads: Files that are looked at side by side; at URLs, more are.
+        threads: Files that are read at once; at URLs, more are.
         report: Called with a number of rows that are done, from several threads.
-        every: Whether to look at the files of all rows.
+        every: True to read the files of all rows.
     """
     rows_of: dict[str, list[int]] = {}  # a file of many rows is opened once
     for row in np.flatnonzero(np.isnan(manifest.duration) | every).tolist():
         rows_of.setdefault(manifest.paths[row], []).append(row)
-    durations, headers, failures = (
-        manifest.duration.copy(),
-        dict[int, Header](),
-        dict[int, tuple[str, str]](),
-    )
+    durations = manifest.duration.copy()
+    headers: dict[int, Header] = {}
+    failures: dict[int, tuple[str, str]] = {}
 
     def look(paths: Sequence[str]) -> None:
         for path in paths:
-            for row, found in zip(
-                rows_of[path], _look_at(manifest, path, rows_of[path]), strict=True
-            ):
-                if not isinstance(found, Header):
-                    failures[row] = found
+            rows = rows_of[path]
+            for row, result in zip(rows, _look_at(manifest, path, rows), strict=True):
+                if not isinstance(result, Header):
+                    failures[row] = result
                     continue
-                headers[row] = found
+                headers[row] = result
                 if math.isnan(durations[row]):
-                    first = nearest_sample(manifest[row].start or 0.0, found.sample_rate)
-                    durations[row] = (found.num_samples - first) / found.sample_rate
+                    first = nearest_sample(manifest[row].start or 0.0, result.sample_rate)
+                    durations[row] = (result.num_samples - first) / result.sample_rate
         report(sum(len(rows_of[path]) for path in paths))
 
     paths = [*rows_of]
-    are_at_urls = len(paths) > 0 and isinstance(manifest.resolve(paths[0]), Url)
-    with ThreadPoolExecutor(
-        max(threads, URLS_AT_ONCE) if are_at_urls else threads, "featcache-headers"
-    ) as pool:
-        list(
-            pool.map(
-                look,
-                [paths[at : at + _FILES_AT_ONCE] for at in range(0, len(paths), _FILES_AT_ONCE)],
-            )
-        )
+    if paths and isinstance(manifest.resolve(paths[0]), Url):
+        threads = max(threads, URLS_AT_ONCE)
+    starts = range(0, len(paths), _FILES_AT_ONCE)
+    with ThreadPoolExecutor(threads, "featcache-headers") as pool:
+        list(pool.map(look, [paths[start : start + _FILES_AT_ONCE] for start in starts]))
     return FileHeaders(durations, headers, dict(sorted(failures.items())))
 
 
 def _look_at(
     manifest: Manifest, path: str, rows: Sequence[int]
 ) -> Sequence[Header | tuple[str, str]]:
-    """What the header of a path's file says; or why nothing is known of each of its rows."""
     location = manifest.resolve(path)
     try:
         with closing(Recording(location, beginning_of)) as recording:
@@ -446,11 +421,11 @@ def _look_at(
     except AudioError as error:
         return [(error.reason.value, str(error))] * len(rows)
     if header.num_samples == UNKNOWN and not header.shortfall:
-        what = (
+        message = (
             "its header does not say how long it is, and what is at a URL is not fetched "
             "whole for that"
         )
-        return [(NOT_SAID, what)] * len(rows)
+        return [(NOT_SAID, message)] * len(rows)
     spans = [span_of(recording, header.num_samples, Cut(manifest[row].start), None) for row in rows]
     return [
         (span.reason.value, str(span)) if isinstance(span, AudioError) else header for span in spans

@@ -1,10 +1,7 @@
-"""The parts of a corpus, each extracted by a run of its own: which of them need one, and
-what is recorded after it.
+"""The parts of a corpus, each extracted by a run of its own.
 
-Whatever a run needs, it needs of its part: the manifest, the index, the plan. So time and
-memory depend on the largest part, and not on how many there are. A part is not looked at
-if nothing has changed since it was complete: neither the manifest's bytes nor the shards
-of its versions, nor the files of utterances that failed."""
+A part is skipped if its manifest, its shards, and the files of its failed utterances are
+unchanged since it was complete."""
 
 from __future__ import annotations
 
@@ -67,47 +64,44 @@ class CorpusPlan:
 
     folder: Location
     manifests: dict[str, Path]
-    """The manifests of these parts, by the names of the parts."""
     known: dict[str, Part]
-    """What is known of all parts of the corpus, by their names."""
     options: Options
-    """Those of each part's run; a partition in them is one of rows, after which nothing
-    is recorded of a part."""
+    """The options of each part's run. With a partition (of rows), the part is not
+    recorded."""
     root: AudioLocation | None
-    """What relative paths are relative to; None if the manifests say it."""
+    """The root of relative paths; None for the manifests' own."""
     reading: str
-    """What decides how manifests are read, besides their bytes; empty if nothing does."""
+    """The options that decide how manifests are read; empty for the defaults."""
 
 
 def plan_corpus(
     folder: Location,
-    given: Sequence[str | Path],
+    manifests: Sequence[str | Path],
     options: Options,
     reading: dict[str, Any],
     *,
     is_list: bool = False,
 ) -> CorpusPlan | None:
-    """Which parts a job extracts: all whose manifests are given, or of several jobs every
-    n-th; and list them all, unless it is a dry run. None if there are no parts: one
-    manifest is given, and the folder is no corpus.
+    """List the parts that a job extracts, and record all parts, unless it is a dry run.
+    Returns None for one manifest and a folder that is no corpus.
 
     Args:
         folder: The corpus, which is made if it is missing.
-        given: Manifests, or patterns.
-        options: Those of the job. Its partition is one of the parts; of a corpus's single
-            manifest, one of its rows.
-        reading: Arguments of `read_manifest`. The root does not count: rows have paths as
-            they are in the manifest.
-        is_list: Whether even one manifest makes a corpus.
+        manifests: Manifests, or patterns.
+        options: The options of the job. Its partition is one of the parts; of a corpus's
+            single manifest, one of its rows.
+        reading: Arguments of `read_manifest`. The root does not matter: rows have paths
+            as they are in the manifest.
+        is_list: True if even one manifest makes a corpus.
 
     Raises:
-        ArgumentError: The folder is a cache of one manifest, or a part is that of another
-            manifest of the same name.
-        ManifestError: A manifest is not there.
-        DamagedError: What is known of a part is damaged.
-        StoreError: It cannot be written.
+        ArgumentError: The folder is a cache of one manifest, or two manifests have one
+            name.
+        ManifestError: A manifest does not exist.
+        DamagedError: The record of a part is damaged.
+        StoreError: The folder cannot be written.
     """
-    several, partition = manifests_of_parts(given), options.own_partition
+    several, partition = manifests_of_parts(manifests), options.own_partition
     paths = [str(path) for path in (several or {}).values()]
     for line in broken_promises(paths) + gaps(paths):
         _log.info("%s", line)
@@ -115,56 +109,57 @@ def plan_corpus(
         if not is_corpus(folder):
             return None
         partition = None
-    manifests = several or by_part_name(map(Path, given))
-    if versions := version_names(folder):
-        what = f"is the cache of one manifest, with {listing(versions)}"
+    parts = several or by_part_name(map(Path, manifests))
+    versions = version_names(folder)
+    if versions:
         raise ArgumentError(
-            f"{folder}: {what}: give another folder for the corpus of {len(manifests):,} manifests"
+            f"{folder}: is the cache of one manifest, with {listing(versions)}: give another "
+            f"folder for the corpus of {len(parts):,} manifests"
         )
-    if gone := [str(path) for path in manifests.values() if not path.exists()]:
-        raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
+    missing = [str(path) for path in parts.values() if not path.exists()]
+    if missing:
+        raise ManifestError(f"{listing(missing, _NAMED)}: there is no such file")
     known = {part.name: part for part in read_parts(folder)}
-    _refuse_namesakes(known, manifests)
+    _refuse_namesakes(known, parts)
     if not options.dry_run:
-        _update(folder, known, manifests)
-    for line in gone_parts(folder, [*known.values()]).values() if known else ():
-        _log.info("%s", line)
-    own = manifests
+        _update(folder, known, parts)
+    if known:
+        for line in gone_parts(folder, [*known.values()]).values():
+            _log.info("%s", line)
+    own_parts = parts
     if partition is not None:
         options = with_values(options, partition=None)
-        own = dict([*manifests.items()][partition.number :: partition.count])
-        if not own:
-            _log.info("--partition %s: none of the %s parts", partition, f"{len(manifests):,}")
+        own_parts = dict([*parts.items()][partition.number :: partition.count])
+        if not own_parts:
+            _log.info("--partition %s: none of the %s parts", partition, f"{len(parts):,}")
     deciding = {name: value for name, value in reading.items() if value and name != "root"}
-    decides = json.dumps(deciding, sort_keys=True) if deciding else ""
     root = reading.get("root")
     return CorpusPlan(
-        folder, own, known, options, None if root is None else as_root(str(root)), decides
+        folder=folder,
+        manifests=own_parts,
+        known=known,
+        options=options,
+        root=None if root is None else as_root(str(root)),
+        reading=json.dumps(deciding, sort_keys=True) if deciding else "",
     )
 
 
 def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path]) -> None:
-    """Bring what is known of the parts of a corpus up to date with the manifests: in
-    `parts`, and on disk."""
+    """Update the parts' records to the manifests: in `parts`, and on disk."""
     lost = [
-        part
+        part.name
         for part in parts.values()
         if part.name not in manifests and not os.path.exists(part.manifest)
     ]
     store = open_store(folder)
-    dropped = [part.name for part in lost if not store.exists(part.name)]
-    if left := [part.name for part in lost if part.name not in dropped]:
-        _log.info(
-            "%s: manifests of %s are gone: their folders stay until removed",
-            folder,
-            listing(left, _NAMED),
-        )
+    kept = [name for name in lost if store.exists(name)]
+    if kept:
+        names = listing(kept, _NAMED)
+        _log.info("%s: manifests of %s are gone: their folders stay until removed", folder, names)
+    dropped = [name for name in lost if name not in kept]
     if dropped:
-        _log.info(
-            "%s: %s: folder and manifest are gone: no part of the corpus now",
-            folder,
-            listing(dropped, _NAMED),
-        )
+        names = listing(dropped, _NAMED)
+        _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, names)
     for name in dropped:
         del parts[name]
         remove_part(folder, name)
@@ -176,70 +171,60 @@ def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Pa
 
 
 def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) -> None:
-    """Refuse a manifest whose part is another manifest's: one that still is where it was,
-    and not of the same bytes. Raises ArgumentError if there is such a manifest."""
+    """Raise ArgumentError if a manifest's part belongs to another existing manifest."""
     for name, manifest in manifests.items():
         before = Path(parts[name].manifest) if name in parts else manifest
         if not before.exists() or before.samefile(manifest):
             continue
         if manifest.is_dir() or before.is_dir() or not filecmp.cmp(before, manifest, shallow=False):
-            what = (
-                f"part {name} is that of {before}, and {manifest} is another manifest of this name"
-            )
             raise ArgumentError(
-                f"{what}: rename one; or if it takes the other's place, remove that one"
+                f"part {name} is that of {before}, and {manifest} is another manifest of this "
+                "name: rename one; or if it takes the other's place, remove that one"
             )
 
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """What became of the parts of a corpus, by their names."""
+    """The outcome for the parts of a corpus, by name."""
 
     parts: dict[str, Summary] = field(default_factory=dict)
-    """What was done to the parts that were looked at."""
     unchanged: dict[str, list[PartVersion]] = field(default_factory=dict)
-    """What is known of the versions of parts that have not changed since they were
-    complete, and were not looked at."""
+    """The versions of parts that were skipped, as nothing has changed."""
     errors: dict[str, FeatcacheError] = field(default_factory=dict)
-    """Why parts were not extracted: their manifest has faults, or their cache is damaged
-    or in use."""
+    """The errors of parts that were not extracted."""
     left: list[str] = field(default_factory=list)
     """Parts that were not begun: the run was interrupted, or too many utterances failed."""
 
 
 RunOfPart = Callable[[Path, list[BuiltConfig], Location, Options, str], Summary]
-"""Extracts the manifest of a part into its cache; it is told the part's name."""
+"""Extracts the manifest of a part, with that name, into its cache."""
 
 
 def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -> CorpusSummary:
-    """Extract the parts of a corpus, one after the other; the configs' extractors are
-    built once for all that lack something, on the device of the run. Raises what
-    `plan_extraction` and `run_extraction` raise of any part, as ConfigError or
-    StoreError; but an error that concerns a part alone is in the summary."""
+    """Extract the parts of a corpus in turn, with extractors that are built once. Raises
+    what `plan_extraction` and `run_extraction` raise, except for errors of a single part,
+    which are in the summary."""
     options = plan.options
     device = Device(options.own_device, options.threads)
     built = [BuiltConfig(config, device) for config in configs]
     result = CorpusSummary(left=list(plan.manifests))
     for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
         result.left.remove(name)
-        try:
+        try:  # an error of one part does not stop the others
             part = _PartRun(plan, name)
-            if (known := part.unchanged(built)) is not None:
-                result.unchanged[name] = known
+            unchanged = part.unchanged(built)
+            if unchanged is not None:
+                result.unchanged[name] = unchanged
                 continue
-            changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
-            _log.info(
-                "part %s, %s of %s%s", name, f"{number:,}", f"{len(plan.manifests):,}", changed
-            )
+            line = f"part {name}, {number:,} of {len(plan.manifests):,}"
+            if part.is_changed:
+                line += "; its manifest has changed since it was extracted"
+            _log.info("%s", line)
             summary = run(manifest, built, part.cache, options, name)
             if options.partition is None and not options.dry_run:
                 part.record(summary)
             result.parts[name] = summary
-        except (
-            DamagedError,
-            LockedError,
-            ManifestError,
-        ) as error:  # the other parts need not wait for it
+        except (DamagedError, LockedError, ManifestError) as error:
             _log.info("part %s: %s", name, error)
             result.errors[name] = error
             continue
@@ -249,8 +234,7 @@ def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -
 
 
 class _PartRun:
-    """The run over one part of a corpus: whether there is anything to do, and what to
-    record afterwards. Raises ManifestError if the manifest cannot be read."""
+    """The run over one part of a corpus."""
 
     def __init__(self, plan: CorpusPlan, name: str) -> None:
         self.cache = plan.folder / name
@@ -266,58 +250,54 @@ class _PartRun:
             self._rows = f"{xxhash.xxh3_64_intdigest(f'{self._rows} {plan.reading}'.encode()):016x}"
 
     def unchanged(self, built: Sequence[BuiltConfig]) -> list[PartVersion] | None:
-        """What is known of the versions of these configs if a run would find nothing to
-        do; None if it must look."""
+        """Return the records of the versions of these configs; None if a run must look at
+        the part."""
         options = self._plan.options
         if options.check_sources or options.source is not None or not self._now.hash:
             return None
-        found = []
-        for one in built:
-            known = self._known.versions.get(one.folder_name)
-            if (
-                known is None
-                or known.manifest != self._rows
-                or (known.failed and options.retry_failed)
-            ):
+        versions = []
+        for config in built:
+            known = self._known.versions.get(config.folder_name)
+            if known is None or known.manifest != self._rows:
+                return None
+            if known.failed and options.retry_failed:
                 return None
             try:
-                version = Version.open(self.cache / one.folder_name)
-                if not known.is_of(version) or (
-                    known.failed and not _all_fail_again(version, one, self._plan.root)
-                ):
+                version = Version.open(self.cache / config.folder_name)
+                if not known.is_of(version):
                     return None
-            except (OSError, StoreError):  # which the run says
+                if known.failed and not _all_fail_again(version, config, self._plan.root):
+                    return None
+            except (OSError, StoreError):  # the run reports it
                 return None
-            found.append(known)
+            versions.append(known)
         if not options.dry_run and self._now != self._known:
-            # the file's time has changed, or its path, and nothing else
+            # Only the manifest's time or path has changed.
             self._record(self._known.versions)
-        return found
+        return versions
 
     def record(self, summary: Summary) -> None:
-        """Record what the part's versions hold, after a run over it; of those that lack
-        nothing."""
+        """Record the complete versions."""
         complete = {}
-        for one in summary.versions:
-            if not (summary.interrupted or one.missing):
-                version = Version.open(as_location("path", one.path))
+        for outcome in summary.versions:
+            if not (summary.interrupted or outcome.missing):
+                version = Version.open(as_location("path", outcome.path))
                 complete[version.path.name] = PartVersion.of(
-                    version, open_index(version), one.failed, self._rows
+                    version, open_index(version), outcome.failed, self._rows
                 )
         self._now = replace(self._now, rows=summary.utterances)
         self._record(complete)
 
     def _record(self, versions: Mapping[str, PartVersion]) -> None:
-        before = next(
-            (part.versions for part in read_parts(self._plan.folder, [self._now.name])), {}
-        )
-        put_part(self._plan.folder, replace(self._now, versions={**before, **versions}))
+        recorded: dict[str, PartVersion] = {}
+        for part in read_parts(self._plan.folder, [self._now.name]):
+            recorded |= part.versions
+        put_part(self._plan.folder, replace(self._now, versions={**recorded, **versions}))
 
 
 def _signed(known: Part, manifest: Path) -> Part:
-    """What there is to know of a part's manifest now: its bytes are read if their number
-    or time has changed. Nothing is known of a folder, which may be a manifest too, so
-    that a run looks at what is in it."""
+    """Return the record with the manifest's hash. Its bytes are read if their number or
+    time has changed. A folder has no hash, so a run always reads it."""
     known = replace(known, manifest=str(manifest.absolute()))
     if manifest.is_dir():
         return replace(known, size=0, mtime_ns=0, hash="")
@@ -333,14 +313,14 @@ def _signed(known: Part, manifest: Path) -> Part:
 
 
 def _all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
-    """Whether the files of all utterances whose failures stand are as they were; False where
-    a server would have to say, or nothing says where they are. Without a `root`, paths
-    are relative to what the latest extraction took."""
-    if root is None:  # a manifest may say itself what its paths are relative to
-        # the latest first; a prune, and a command that was killed, says nothing of it
+    """Tell whether the files of all standing failures are unchanged; False if a server
+    would have to tell, or the root is unknown. Without a `root`, it is the latest
+    extraction's."""
+    if root is None:
+        # The latest run first. A prune records no root, nor does a command that was killed.
         runs = (read_run(version.store, name) for name in reversed(run_names(version.store)))
         roots = (run.asked.get("root") for run in runs if run is not None)
-        latest = next((named for named in roots if named is not None), None)
+        latest = next((recorded for recorded in roots if recorded is not None), None)
         if latest is None:
             return False
         root = as_root(latest)

@@ -1,13 +1,10 @@
-"""Reads ahead: what is at URLs is fetched before a worker wants it, by many threads that
-mostly wait for servers.
+"""Fetches audio at URLs before a worker wants it, by many threads that mostly wait for
+servers.
 
-The engine says which files will be wanted (`expect`), a batch at a time and in order, as
-long as there `is_room`; the worker that decodes a file takes it. Rows that cut the same
-file share what was fetched as long as one of them is expected. A file that nobody
-expected is fetched when it is wanted.
-
-Containers at URLs are large, and each is wanted for long, so there is room for the next
-two while one is decoded. Their copies are those of `audio/members.py`."""
+The engine announces files (`expect`), a batch at a time and in order, as long as there
+`is_room`; the worker that decodes a file takes it. Rows of the same file share its copy
+as long as one of them is expected. The next two containers are fetched while one is
+decoded."""
 
 from __future__ import annotations
 
@@ -34,33 +31,30 @@ from featcache.manifest.segments import Utterance
 _PER_WORKER = 32
 _MOST = 256
 _LEAST = 64
-"""Requests at once: enough for a server that takes 50 ms to answer, and for workers that
-decode 600 files a second."""
+"""Requests at once: enough for answers after 50 ms, and workers that decode 600 files a
+second."""
 
 _MOST_IN_A_ROW = 100
-"""Files that cannot be fetched, one after the other, until it is no use to go on: the
-network is gone, say."""
+"""Files in a row that cannot be fetched, after which the run gives up."""
 
 _AHEAD_BYTES = 256 << 20
-"""The bytes that may be held ahead, approximately. One batch is held in any case."""
+"""The bytes that may be held ahead, approximately."""
 
 _CONTAINERS_AHEAD = 2
-"""Containers that are fetched, or have been, before they are wanted."""
+"""Containers that are fetched before they are wanted."""
 
 _FILES_PER_CONTAINER = 25
-"""A container that cannot be fetched counts as so many files."""
+"""The files that a container counts as if it cannot be fetched."""
 
 
 class Downloads:
-    """The files that are being fetched, or were and are still wanted.
-
-    Leaving the `with` block gives up what has not been fetched.
+    """The files that are being fetched, or were and are still wanted. Leaving the `with`
+    block gives up the others.
 
     Args:
-        root: What relative paths are relative to.
         workers: The number of threads that decode.
         give_up: Called once, with the reason, if nothing can be fetched any more.
-        stop: Once it is set, neither a container nor a command is waited for any more.
+        stop: Once it is set, nobody waits for a container or a command.
     """
 
     def __init__(
@@ -77,13 +71,12 @@ class Downloads:
         self._lock = Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
-        self._sizes: dict[Url, int] = {}  # of those that have been fetched
+        self._sizes: dict[Url, int] = {}  # of the fetched files
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
-        # all that have been expected, with their numbers in this order
-        self._containers: dict[Url, int] = {}
-        self._wanted_containers = 0  # the number after that of the last one that was wanted
-        self._coming: deque[Url] = deque()  # the containers that are not fetched yet
+        self._containers: dict[Url, int] = {}  # all expected ones, numbered
+        self._wanted_containers = 0  # the number after the last one that was wanted
+        self._coming: deque[Url] = deque()  # containers that are not fetched yet
 
     def __enter__(self) -> Downloads:
         return self
@@ -95,28 +88,27 @@ class Downloads:
 
     @property
     def is_room(self) -> bool:
-        """Whether more should be expected, so that threads and memory are used."""
+        """True if more should be expected."""
         with self._lock:
-            mean = self._fetched_bytes / self._fetched_files if self._fetched_files else 0.0
-            under_way = len(self._files) - len(self._sizes)
-            held = sum(self._sizes.values()) + mean * under_way
-            # Before any has come, nobody knows how large they are: the number doubles
-            # with those that have.
-            for_files = (
-                under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files)
-                and held < _AHEAD_BYTES
-            )
-            return for_files and len(self._containers) < self._wanted_containers + _CONTAINERS_AHEAD
+            if len(self._containers) >= self._wanted_containers + _CONTAINERS_AHEAD:
+                return False
+            in_progress = len(self._files) - len(self._sizes)
+            # At first their size is unknown: the requests grow with the fetched files.
+            if in_progress >= min(2 * self._at_once, 8 + 2 * self._fetched_files):
+                return False
+            mean_bytes = self._fetched_bytes / max(1, self._fetched_files)
+            return sum(self._sizes.values()) + mean_bytes * in_progress < _AHEAD_BYTES
 
     def expect(self, utterances: Iterable[Utterance]) -> bool:
-        """Begin to fetch what a batch needs: files, to be taken in this order, once for
-        each run of equal paths, and containers. Returns whether there is any."""
+        """Begin to fetch a batch's containers, and its files, once for each run of equal
+        paths. Returns True if there are any."""
         is_any = False
         for path, _ in groupby(utterances, key=lambda utterance: utterance.path):
             if "://" not in path and not isinstance(self._root, Url):
-                continue  # to look where it is takes 10 µs
+                continue  # `locate` takes 10 µs
             location = locate(self._root, path)
-            if (url := url_of(location)) is None:
+            url = url_of(location)
+            if url is None:
                 continue
             is_any = True
             with self._lock:
@@ -132,19 +124,18 @@ class Downloads:
         return is_any
 
     def take(self, source: CopiedSource) -> Fetched:
-        """A copy of what is no file of this machine; waits for it. Raises AudioError if
-        there is none, or it is empty; StoppedError if the run is being stopped, and a
-        container or a command takes long."""
+        """Return a copy of audio, once it is there. Raises AudioError if there is none,
+        or it is empty; StoppedError if the run is being stopped, and it takes long."""
         if isinstance(source, Member) and isinstance(source.container, Url):
             with self._lock:
-                self._wanted_containers = max(
-                    self._wanted_containers, self._containers.get(source.container, -1) + 1
-                )
+                number = self._containers.get(source.container, -1)
+                self._wanted_containers = max(self._wanted_containers, number + 1)
                 self._fetch_containers()
         if not isinstance(source, Url):
             return copy_of(source, self.wait_for_copy)
         with self._lock:
-            if (future := self._files.get(source)) is not None:
+            future = self._files.get(source)
+            if future is not None:
                 self._wanted[source] -= 1
                 if not self._wanted[source]:
                     del self._wanted[source], self._files[source]
@@ -152,39 +143,35 @@ class Downloads:
         return fetch(source, self._wait) if future is None else future.result()
 
     def _fetch_containers(self) -> None:
-        """Begin to fetch the containers that come after the one that is wanted now; the
-        caller holds the lock."""
-        while (
-            self._coming
-            and self._containers[self._coming[0]] < self._wanted_containers + _CONTAINERS_AHEAD
-        ):
+        """Begin to fetch the next containers; the caller holds the lock."""
+        end = self._wanted_containers + _CONTAINERS_AHEAD
+        while self._coming and self._containers[self._coming[0]] < end:
             self._containers_pool.submit(self._fetch_container, self._coming.popleft())
 
     def _fetch_container(self, container: Url) -> None:
         if self._containers[container] < self._wanted_containers:
-            return  # it is wanted by now, or was passed over: whoever wants it fetches it
-        # Whoever wants it gets the error.
+            return  # the worker that wants it fetches it
+        # The worker that wants it gets the error.
         with suppress(AudioError, StoppedError), self._counting(container, _FILES_PER_CONTAINER):
             fetch_ahead(container, self.wait_for_copy)
 
     def wait_for_copy(self, seconds: float) -> None:
-        """Wait for what takes long. Raises StoppedError if the run is being stopped."""
+        """Wait for a copy. Raises StoppedError if the run is being stopped."""
         if self._stop.wait(seconds) or self.closed.is_set():
             raise StoppedError
 
     @contextmanager
     def _counting(self, url: Url, files: int) -> Iterator[None]:
-        """Count what stands for so many files if it cannot be fetched, and give up if
-        that happens in a row."""
+        """Count consecutive failures to fetch, and give up if there are too many."""
         try:
             yield
         except TriedInVainError as error:
             with self._lock:
-                before, self._in_vain = self._in_vain, self._in_vain + files
+                before = self._in_vain
+                self._in_vain += files
             if before < _MOST_IN_A_ROW <= before + files:
-                count = counted(
-                    _MOST_IN_A_ROW // files, "audio file" if files == 1 else "container"
-                )
+                noun = "audio file" if files == 1 else "container"
+                count = counted(_MOST_IN_A_ROW // files, noun)
                 self._give_up(f"{count} in a row could not be fetched, the last one {url}: {error}")
                 self.closed.set()
             raise

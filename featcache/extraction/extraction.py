@@ -1,5 +1,4 @@
-"""Running: `run_extraction` has an engine do what `plan_extraction` has planned, records
-it, and sums it up."""
+"""Running: `run_extraction` has an engine do what is planned, records it, and sums it up."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from featcache.errors import DamagedError, LockedError, StoreError
-from featcache.extraction.audio_files import some_paths
+from featcache.extraction.audio_files import paths_of_some
 from featcache.extraction.jobs import (
     Engine,
     JobGroup,
@@ -43,12 +42,11 @@ _log = logging.getLogger(__name__)
 @contextmanager
 def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
     """Hold the locks of the versions that a plan is to fill; the jobs of an array take
-    none. Yields the plan, made anew if a version has changed since. If `stop` is set
-    while it waits, nothing more is to be done. Raises LockedError if somebody else is at
-    work in a version, and the run is not to wait; StoreError if a version cannot be
-    written."""
+    none. Yields the plan, planned again if a version has changed since; if `stop` is set
+    meanwhile, nothing more is to be done. Raises LockedError if somebody else is at work,
+    and the run is not to wait."""
     locked = set[str]()
-    with ExitStack() as held:
+    with ExitStack() as locks:
         while plan.options.partition is None and not stop.is_set():
             lacking = {
                 str(planned.path): planned
@@ -56,36 +54,39 @@ def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
                 if planned.num_missing or planned.is_new
             }
             # Every run locks them in the same order.
-            if not (pending := [lacking[path] for path in sorted(lacking.keys() - locked)]):
+            pending = [lacking[path] for path in sorted(lacking.keys() - locked)]
+            if not pending:
                 break
             for planned in pending:
-                _lock(plan, planned, held, stop)
+                _lock(plan, planned, locks, stop)
             locked |= lacking.keys()
             if stop.is_set():
                 break
-            if any(
-                {*Version.open(one.path).shard_names()} != {*one.index.shards} for one in pending
-            ):
+            if any(map(_has_changed, pending)):
                 plan = plan.again()
         yield replace(plan, locked=frozenset(locked))
 
 
-def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Event) -> None:
-    """Take the lock of a version, which is made if it is missing; unless `stop` is set
-    before it is free."""
-    is_said = False
+def _has_changed(planned: VersionPlan) -> bool:
+    return {*Version.open(planned.path).shard_names()} != {*planned.index.shards}
+
+
+def _lock(plan: ExtractionPlan, planned: VersionPlan, locks: ExitStack, stop: Event) -> None:
+    """Take the lock of a version, which is created if it is missing, unless `stop` is set
+    before."""
+    has_told = False
     while not stop.is_set():
         try:
-            held.enter_context(Version.create(planned.path, planned.info).at_work("extract"))
+            locks.enter_context(Version.create(planned.path, planned.info).at_work("extract"))
             return
         except LockedError as error:
             if not plan.options.wait:
                 raise LockedError(
                     f"{error}: wait with --wait, or share the work among jobs by --partition"
                 ) from error
-            if not is_said:
+            if not has_told:
                 _log.info("%s: this run waits until that has ended", error)
-                is_said = True
+                has_told = True
         stop.wait(_POLL_SECONDS)
 
 
@@ -95,15 +96,13 @@ def run_extraction(
     report: Callable[[Progress], Any] = lambda _: None,
     stop: Event | None = None,
 ) -> Summary:
-    """Extract what is missing. Raises StoreError if the cache cannot be written: what was
-    committed stays.
+    """Extract what is missing. Raises StoreError if the cache cannot be written.
 
     Args:
-        plan: What to do. Nobody else is at work in its versions: see `exclusively`.
+        plan: The plan. Nobody else is at work in its versions: see `exclusively`.
         engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
-        report: Called with the progress now and then, from worker threads, by one at a time.
-        stop: Set it to end the run: what has been taken is finished and committed, and
-            nothing more is taken.
+        report: Called with snapshots of the progress, from any thread, by one at a time.
+        stop: Set it to end the run: what has been taken is finished and committed.
     """
     began = perf_counter()
     limit = plan.options.failure_limit
@@ -121,104 +120,107 @@ def run_extraction(
             _fill(plan, versions, engine, control)
     interrupted = control.stop.is_set()
     control.check(is_end=not interrupted)
+    report(control.progress)
     return summarize(plan, control.progress, perf_counter() - began, interrupted)
 
 
 def _fill(
     plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
 ) -> None:
-    """Create the versions of a group, have the engine fill them, and record the outcome."""
-    jobs = []
-    for planned in versions:
-        batching = planned.batching
-        assert batching is not None  # it lacks rows
-        planned.built.extractor.chosen_batching = batching.batching
-        version = Version.create(planned.path, planned.info)
-        version.store.sweep()
-        _want(plan, planned, version)
-        run = Run(version, _asked(plan, planned))
-        jobs.append(
-            VersionJob(
-                planned.built, batching, version, run, has_extracted=bool(planned.index.shards)
-            )
-        )
-        control.progress.versions[jobs[-1].name] = VersionCounts()
+    jobs = [_begin(plan, planned) for planned in versions]
+    for job in jobs:
+        control.progress.versions[job.name] = VersionCounts()
+    some_paths: Sequence[str] = ()
+    if plan.source is None and not plan.manifest.has_urls:
+        some_paths = paths_of_some(plan.manifest)
     suspects = reduce(or_, (planned.suspects for planned in versions))
-    some = () if plan.manifest.has_urls or plan.source is not None else some_paths(plan.manifest)
-    group = JobGroup(jobs, plan.manifest.root, plan.source, suspects, some)
-    first = versions[0]  # all lack the same rows
+    root, batch_seconds = plan.manifest.root, plan.batch_seconds
+    group = JobGroup(jobs, root, plan.source, suspects, batch_seconds, some_paths)
     bytes_per_second = max(version.info.spec.expected_bytes(1.0) for version in versions)
     seconds = seconds_that_fill(plan.options.shard_megabytes * 1e6, bytes_per_second)
+    first = versions[0]  # all lack the same rows
     tasks = shard_tasks(
         first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row
     )
+    # The jobs of an array leave the index to `featcache index`.
+    is_whole = plan.options.partition is None
     has_ended = False
     try:
         engine(group, tasks, control)
-        # The jobs of an array leave the index to `featcache index`.
         for job in jobs:
-            job.finish(
-                control.progress, control.stop.is_set(), builds_index=plan.options.partition is None
-            )
+            job.finish(control.progress, control.stop.is_set(), builds_index=is_whole)
         has_ended = not control.progress.too_many_failures
     finally:
         for planned, job in zip(versions, jobs, strict=True):
-            if planned.is_new and plan.options.partition is None and not has_ended:
+            if planned.is_new and is_whole and not has_ended:
                 _remove_if_empty(job.version)
 
 
+def _begin(plan: ExtractionPlan, planned: VersionPlan) -> VersionJob:
+    batching = planned.batching
+    assert batching is not None  # it lacks rows
+    planned.built.extractor.chosen_batching = batching.batching
+    version = Version.create(planned.path, planned.info)
+    version.store.sweep()
+    _keep_wanted(plan, planned, version)
+    run = Run(version, _asked(plan, planned))
+    has_extracted = bool(planned.index.shards)
+    return VersionJob(planned.built, batching, version, run, has_extracted)
+
+
 def _remove_if_empty(version: Version) -> None:
-    """Remove a version that a failed run has made, if it holds neither features nor
-    failures, nor marks of what may have crashed the run."""
-    with suppress(OSError, StoreError):  # the error of the run says more
-        kept = version.shard_names() + version.store.names("failures")
-        if not kept and not any(version.store.desk.iterdir()):
+    """Remove a version that a failed run has made, if it has no features, failures or
+    marks."""
+    with suppress(OSError, StoreError):  # the error of the run matters more
+        content = version.shard_names() + version.store.names("failures")
+        if not content and not any(version.store.desk.iterdir()):
             version.store.destroy()
 
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
-    """Sweep a complete version and keep what the manifest wants of it, if it can be
-    written and nobody is at work."""
+    """Update a complete version, if it can be written and nobody is at work."""
     version = Version.open(planned.path)
     needs_lock = plan.options.partition is None and str(planned.path) not in plan.locked
     with suppress(StoreError), version.at_work("extract") if needs_lock else nullcontext():
         version.store.sweep()
-        _want(plan, planned, version)
+        _keep_wanted(plan, planned, version)
         forget_suspects(version, planned.index)
 
 
-def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
-    """Keep what the manifest wants of a version, if that is not what is kept. A repair's
-    manifest may have other rows: if it is not known, it wants what is extracted again."""
-    if plan.only is not None:
-        known = {*version.store.names("wanted")} - {*damaged_wanted(version)}
-        known.update(*(one.names for one in read_all_wanted(version)))
-        if planned.wanted.name not in known:
-            rows = planned.first_row + np.flatnonzero(planned.rows.missing)
-            replace(planned.wanted, rows=planned.wanted.rows[:, rows]).save(version)
+def _keep_wanted(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
+    """Save what the manifest wants of a version, unless it is saved. A repair's manifest
+    may have other rows: if it is unknown, it wants only what is extracted again."""
+    wanted = planned.wanted
+    if plan.only is None:
+        with suppress(FileNotFoundError, DamagedError):
+            if np.array_equal(read_wanted(version, wanted.name).rows, wanted.rows):
+                return
+        wanted.save(version)
         return
-    with suppress(FileNotFoundError, DamagedError):
-        if np.array_equal(read_wanted(version, planned.wanted.name).rows, planned.wanted.rows):
-            return
-    planned.wanted.save(version)
+    known = {*version.store.names("wanted")} - {*damaged_wanted(version)}
+    known.update(*(saved.names for saved in read_all_wanted(version)))
+    if wanted.name not in known:
+        rows = planned.first_row + np.flatnonzero(planned.rows.missing)
+        replace(wanted, rows=wanted.rows[:, rows]).save(version)
 
 
 def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
-    """What a run records, when it begins, of what it is to do."""
-    return {
+    """Return the run's record of what it is to do."""
+    partition, source = plan.options.own_partition, plan.source
+    asked = {
         "manifest": plan.manifest.source,
         "root": str(plan.manifest.root),
         "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
         "replaced": planned.num_replaced,
-        "partition": None
-        if plan.options.own_partition is None
-        else str(plan.options.own_partition),
+        "partition": None if partition is None else str(partition),
         "config": planned.config.resolved(),
-        "from": None if plan.source is None else str(plan.source.version.path),
+        "from": None if source is None else str(source.version.path),
         **maker(plan.device),
-        **({"device": plan.options.workers} if plan.options.workers else {}),
     }
+    if plan.options.workers:
+        asked["device"] = plan.options.workers
+    return asked
 
 
 # The summary, which `--json` prints
@@ -226,7 +228,7 @@ def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class VersionSummary:
-    """What a run did to one version."""
+    """The outcome of a run for one version."""
 
     name: str
     path: str
@@ -236,68 +238,59 @@ class VersionSummary:
     present: int
     """Utterances of the manifest that the version held already."""
     not_looked_at: int
-    """Those of them whose audio files were not compared with what they were when they
-    were extracted."""
+    """Present utterances whose files were not compared with those of the extraction."""
     extracted: int
     failed: int
-    """Utterances in the failure ledger: of this run, and of earlier ones if they were not
-    tried again."""
+    """Utterances in the failure ledger, of this run or earlier ones."""
     num_bytes: int
-    """Bytes of features as they are stored, with side arrays, that this run wrote."""
+    """Bytes of features that this run wrote, with side arrays."""
     worker_seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
     upsampled: int = 0
-    """Utterances whose file has a lower sample rate than the config. Copies do not count."""
+    """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int = 0
-    """Utterances whose file has a higher sample rate than the config. Copies do not count."""
+    """Utterances, without copies, whose file has a higher sample rate than the config."""
     sample_rate: int = 0
-    """The config's sample rate, in Hz."""
     failed_before: dict[str, int] = field(default_factory=dict)
     """Utterances that failed in earlier runs and were not tried again, by reason."""
     missing: int = 0
-    """Utterances that the run was to extract and has not: it was interrupted."""
+    """Utterances that an interrupted run has not extracted."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did."""
+    """The outcome of a run."""
 
     utterances: int
-    """Utterances in the manifest, or in the partition of it that the run is about."""
     versions: list[VersionSummary]
-    """What it did to each version, in the order of the configs."""
+    """The outcome for each version, in the order of the configs."""
     failed_by_reason: dict[str, int]
     """Utterances that failed in this run, by reason."""
     upsampled: int
-    """Utterances whose file has a lower sample rate than the config; of several configs,
-    the one with the most."""
+    """As `VersionSummary.upsampled`, the most of all configs."""
     downsampled: int
-    """Utterances whose file has a higher sample rate than the config; of several configs,
-    the one with the most."""
+    """As `VersionSummary.downsampled`, the most of all configs."""
     silent: int
-    """Utterances whose waveform is silent; of several configs, the one with the most."""
+    """Utterances whose waveform is silent; the most of all configs."""
     first_silent: str
-    """One of them, and why; empty if there is none."""
+    """A silent utterance, and why it is silent; empty if there is none."""
     audio_seconds: float
     """Seconds of audio extracted. Copies count."""
     elapsed_seconds: float
-    """Seconds that this took, once it was planned: without the import of torch."""
+    """Seconds of the run after planning."""
     device: str
-    """The model of the device that extracted; several if they were mixed."""
+    """The models of the devices that extracted."""
     threads: int
-    """The budget of threads, over all processes."""
     stages: dict[str, float] = field(default_factory=dict)
     """Each stage's share of the worker threads' time, 0 to 1."""
     bottleneck: str = ""
-    """The stage that held the run back; empty if there was nothing to do."""
+    """The stage that took the most time; empty if there was nothing to do."""
     interrupted: bool = False
-    """Whether the run was stopped before its end."""
+    """True if the run was stopped before its end."""
     too_many_failures: str = ""
-    """That more utterances failed than were allowed, and how many, or why else the run
-    was given up; empty if not."""
+    """The reason why the run was given up; else empty."""
     traceback: str = ""
-    """That of the exceptions that an extractor has raised again and again, if that is
-    why; otherwise empty."""
+    """The traceback of an extractor's exceptions, if they are that reason."""
     processes: int = 1
     """The number of processes that extracted, each on a device."""
 
@@ -317,12 +310,11 @@ def summarize(
 ) -> Summary:
     """Sum up a run."""
     versions = [_version_summary(plan, planned, progress) for planned in plan.versions]
+    silent = [counts for counts in progress.versions.values() if counts.silent]
     total = sum(progress.stages.values())
-    stages = (
-        {stage: round(spent / total, 4) for stage, spent in progress.stages.items()}
-        if total
-        else {}
-    )
+    stages: dict[str, float] = {}
+    if total:
+        stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()}
     return Summary(
         utterances=len(plan.versions[0].manifest) // len(plan.versions[0].config.copies),
         versions=versions,
@@ -331,16 +323,14 @@ def summarize(
         },
         upsampled=max((version.upsampled for version in versions), default=0),
         downsampled=max((version.downsampled for version in versions), default=0),
-        silent=max((counts.silent for counts in progress.versions.values()), default=0),
-        first_silent=next(
-            (counts.first_silent for counts in progress.versions.values() if counts.silent), ""
-        ),
+        silent=max((counts.silent for counts in silent), default=0),
+        first_silent=next((counts.first_silent for counts in silent), ""),
         audio_seconds=progress.audio_seconds,
         elapsed_seconds=elapsed_seconds,
         device=", ".join(progress.devices) or plan.device.label,
         threads=progress.threads or plan.device.threads,
         stages=stages,
-        bottleneck=max(stages, key=stages.__getitem__) if stages else "",
+        bottleneck=max(stages, key=stages.__getitem__, default=""),
         interrupted=interrupted,
         too_many_failures=progress.too_many_failures,
         traceback=progress.traceback,
@@ -353,15 +343,15 @@ def _version_summary(
 ) -> VersionSummary:
     counts = progress.versions.get(planned.config.name, VersionCounts())
     present = int(planned.rows.present.sum())
-    # repair is about what is lost
-    looks_at_audio = plan.options.check_sources or plan.only is not None
+    # A repair does not look at audio that is present.
+    compares_audio = plan.options.check_sources or plan.only is not None
     return VersionSummary(
         name=planned.config.name,
         path=str(planned.path),
         fingerprint=planned.info.fingerprint,
         utterances=len(planned.manifest),
         present=present,
-        not_looked_at=0 if looks_at_audio else present,
+        not_looked_at=0 if compares_audio else present,
         extracted=counts.extracted,
         failed=int(planned.rows.failed.sum()) + counts.failed,
         num_bytes=counts.num_bytes,

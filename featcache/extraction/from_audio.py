@@ -1,9 +1,8 @@
 """Extracts a batch of utterances from audio, for all versions that are filled together.
 
-Each file is decoded once, part by part, and made into waveforms once for each way of
-doing that. The worker thread that decodes a batch also extracts it, except for extractors
-that take rows: their rows are handed out (`PendingRows`), to be computed together with
-rows of other batches."""
+Each file is decoded once, part by part, and made into waveforms once for each maker. The
+worker thread that decodes a batch also extracts it, except for rows (`PendingRows`),
+which are computed together with rows of other batches."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ from featcache.manifest.audio_locations import AudioLocation, CopiedSource, loca
 from featcache.manifest.segments import Utterance
 
 _SMALLEST = 8
-"""The last batches of a task are up to so many times smaller than the others, so that all
-workers end together."""
+"""The last batches of a task are up to so many times smaller, so that all workers end
+together."""
 
 SMALL_BYTES = 64 << 20
 """Bytes of waveforms that a worker may hold without reserving them."""
@@ -59,7 +58,7 @@ _MOST_BYTES = 8 << 30
 """A clip whose waveform would take more fails: at 16 kHz, after 37 hours."""
 
 Fetch = Callable[[CopiedSource], Fetched]
-"""Gives a copy of what is not a file of this machine."""
+"""Returns a copy of audio that is not a file of this machine."""
 
 _DECODED_FROM_START = frozenset(
     {".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".amr", ".wma"}
@@ -70,10 +69,10 @@ class AudioExtractor:
     """Extracts batches from audio for some configs. Its calls come from several threads.
 
     Args:
-        root: What paths are relative to.
-        fetched: Gives a copy of what is not a file of this machine.
-        wait: Called now and then while a long file is hashed or decoded; it may raise to
-            give up.
+        root: The root of relative paths.
+        wait: Called now and then while a long file is read; it may raise to give up.
+        batch_seconds: Seconds of audio, about, in a part of a batch; None for the
+            device's.
     """
 
     def __init__(
@@ -82,51 +81,45 @@ class AudioExtractor:
         configs: Sequence[BuiltConfig],
         fetched: Fetch = copy_of,
         wait: Wait = lambda _: None,
+        batch_seconds: float | None = None,
     ) -> None:
         self._root = root
         self._configs = configs
         self._device = configs[0].device
+        self._batch_seconds = batch_seconds or self._device.batch_seconds
         makers = {config.waveform_maker: config.sample_rate for config in configs}
         self._makers = [*makers]
         self._hashes = ContentHashes(wait)
         self._memory = AudioMemory(
             sum(rate * maker.seconds_per_second for maker, rate in makers.items()) * _SAMPLE_BYTES
         )
-        # The longest recording whose fastest copy is no longer than one of the configs
-        # allows.
+        most_seconds = _MOST_BYTES / _SAMPLE_BYTES / max(makers.values())
         limits = [
-            config.max_seconds and config.max_seconds * config.waveform_maker.fastest
+            most_seconds
+            if config.max_seconds is None
+            else config.max_seconds * config.waveform_maker.fastest
             for config in configs
         ]
-        most_seconds = _MOST_BYTES / _SAMPLE_BYTES / max(makers.values())
-        longest = max(most_seconds if limit is None else limit for limit in limits)
-        self._decode = partial(
-            decode, max_seconds=min(longest, most_seconds), fetched=fetched, wait=wait
-        )
+        max_seconds = min(max(limits), most_seconds)
+        self._decode = partial(decode, max_seconds=max_seconds, fetched=fetched, wait=wait)
 
     def __call__(
         self, batch: Sequence[Utterance], times: WorkerTimes
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """Extract a batch for every config, or hand out the rows that are to be computed
-        for it.
-
-        Yields:
-            For one part of the batch after the other, the results of all configs in their
-            order. A part holds about `device.batch_seconds`, however long the batch's
-            files are. Parts with a large recording are computed here, with their rows, so
-            that no more of them are held than `AudioMemory` allows.
-        """
+        """Extract a batch for every config, or hand out its rows. Yields the results of
+        all configs in their order, for one part of the batch after the other. The rows of
+        a large recording are computed here, so that `AudioMemory` limits them."""
         with self._memory.lease() as reserve:
             decoding = self.decode(batch, times, reserve=reserve, hashes=self._hashes)
-            for part in parts(decoding, self._device.batch_seconds, times):
+            for part in parts(decoding, self._batch_seconds, times):
                 yield from self._extract_part(part, times)
                 del part  # before the next one is decoded
 
     def decode(
         self, utterances: Sequence[Utterance], times: WorkerTimes, **options: Any
     ) -> Iterator[Decoded]:
-        """Decode utterances one by one, in order, into the waveforms of all configs; with
-        options of `featcache.audio.decode.decode`."""
+        """Decode utterances in order into waveforms; with options of
+        `featcache.audio.decode.decode`."""
 
         def collect(copies: Sequence[Utterance], rate: int, num_samples: int) -> Waveforms:
             return Waveforms(self._makers, copies, rate, num_samples, times)
@@ -134,8 +127,8 @@ class AudioExtractor:
         return decode_all(utterances, self._root, partial(self._decode, **options), collect)
 
     def decoded(self, utterance: Utterance, samples: NDArray[np.float32], rate: int) -> Decoded:
-        """Make samples `[num_samples, channels]`, which are in memory, what `decode` makes of
-        a file's."""
+        """Return samples `[num_samples, channels]` in memory as `decode` returns a
+        file's."""
         times = WorkerTimes(float)
         waveforms = Waveforms(self._makers, [utterance], rate, len(samples), times)
         if len(samples):
@@ -145,8 +138,7 @@ class AudioExtractor:
     def _extract_part(
         self, part: Sequence[Decoded], times: WorkerTimes
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """The results for a part; clip by clip if the clips do not fit into memory
-        together."""
+        """Extract a part; clip by clip if memory runs out."""
         is_large = any(decoded.num_bytes >= SMALL_BYTES for decoded in part)
         try:
             waveforms = {maker: make_waveforms(maker, part, times) for maker in self._makers}
@@ -168,8 +160,7 @@ class AudioExtractor:
             yield [self.extract_alone(config, part[0], times) for config in self._configs]
 
     def extract_alone(self, config: BuiltConfig, decoded: Decoded, times: WorkerTimes) -> Extracted:
-        """Extract one clip, as a run does whose batch holds nothing else; it fails if
-        there is not enough memory."""
+        """Extract one clip as a batch of its own; it fails if memory runs out."""
         try:
             waveforms = make_waveforms(config.waveform_maker, [decoded], times)
             return compute_now(self._extract(config, waveforms, times), self._device, times)
@@ -184,7 +175,6 @@ class AudioExtractor:
     def _extract(
         self, config: BuiltConfig, part: Sequence[_Resampled], times: WorkerTimes
     ) -> Extracted | PendingRows:
-        """Extract a part of a batch for a config, or cut it into rows."""
         extracted = Extracted(config.computed_spec, self._root, config.config.pool)
         copies = config.waveform_maker.copies
         clips: list[tuple[Item, Waveform]] = []
@@ -192,17 +182,18 @@ class AudioExtractor:
             try:
                 item, clip, silent = _item_of(config, decoded, waveform)
             except AudioError as error:
-                # whose frames hold waveforms
+                # The traceback's frames hold waveforms.
                 extracted.fail(decoded.utterance, error.with_traceback(None))
                 continue
             clips.append((item, clip))
-            # which is clean, and stands for the utterance
+            # The first copy is clean, and stands for the utterance.
             is_first = copies.copy_of(item.id) == copies[0]
             if is_first and (silent or item.sample_rate != config.sample_rate):
-                extracted.remarks[item.id.removesuffix(copies[0].suffix)] = item.sample_rate, silent
+                utterance_id = item.id.removesuffix(copies[0].suffix)
+                extracted.remarks[utterance_id] = item.sample_rate, silent
         if isinstance(config.extractor, RowExtractor):
             pending = PendingRows(config.extractor, extracted, clips)
-            # Without rows it is complete: nobody would compute a last one, and finish it.
+            # Without rows, no thread would compute a last one, and finish it.
             return pending.extracted() if pending.is_complete else pending
         started = perf_counter()
         waveforms = {item.id: waveform for item, waveform in clips}
@@ -215,32 +206,29 @@ class AudioExtractor:
 def _item_of(
     config: BuiltConfig, decoded: Decoded, waveform: Waveform | AudioError
 ) -> tuple[Item, Waveform, str]:
-    """What a shard keeps of an utterance, its waveform at the config's rate, and why it
-    is silent, empty if it is not. Raises AudioError if it cannot be extracted."""
     if isinstance(waveform, AudioError):
         raise waveform
     made, source = decoded.content()
     rate = source.sample_rate * config.waveform_maker.speed(decoded.utterance.id)
-    if too_long := error_if_too_long(made.num_samples, rate, config.max_seconds):
+    too_long = error_if_too_long(made.num_samples, rate, config.max_seconds)
+    if too_long is not None:
         raise too_long
     with errors_of(config.extractor, [decoded.utterance.id]):
         num_frames = config.extractor.num_frames(len(waveform))
         if not hasattr(num_frames, "__index__"):
             raise fault(config.extractor, f"num_frames returned {num_frames!r}: no whole number")
         if num_frames <= 0:
-            too_few = (
-                f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
+            raise AudioError(
+                Reason.TOO_SHORT,
+                f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame",
             )
-            raise AudioError(Reason.TOO_SHORT, too_few)
     item = Item(**decoded.utterance.row(), num_samples=len(waveform), **asdict(source))
     return item, waveform, why_silent(made.loudest, waveform)
 
 
 class AudioMemory:
-    """Limits the waveforms that all workers hold. Short clips are not counted.
-
-    A clip of more than `SMALL_BYTES` waits until there is room for it, or no other such
-    clip is held. The waveforms of a second of audio take `bytes_per_second`."""
+    """Limits the waveforms that all workers hold. A clip of more than `SMALL_BYTES` waits
+    until there is room for it, or no other such clip is held."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
@@ -249,23 +237,27 @@ class AudioMemory:
 
     @contextmanager
     def lease(self) -> Iterator[Callable[[float], None]]:
-        """Yield one worker's `reserve(seconds)`, which gives back what it got last, and
-        waits for the bytes of the waveforms of so many seconds."""
+        """Yield one worker's `reserve(seconds)`, which gives back its last room, and
+        waits for new."""
         held = 0
 
         def reserve(seconds: float) -> None:
             nonlocal held
             needed = int(seconds * self._bytes_per_second)
-            wanted = needed if needed > SMALL_BYTES else 0
-            if held or wanted:
-                with self._changed:
-                    self._used -= held
-                    self._changed.notify_all()
-                    self._changed.wait_for(
-                        lambda: not wanted or not self._used or self._used + wanted <= _LARGE_BYTES
-                    )
-                    self._used += wanted
-                    held = wanted
+            if needed <= SMALL_BYTES:
+                needed = 0
+            if not held and not needed:
+                return
+
+            def is_room() -> bool:
+                return not needed or not self._used or self._used + needed <= _LARGE_BYTES
+
+            with self._changed:
+                self._used -= held
+                self._changed.notify_all()
+                self._changed.wait_for(is_room)
+                self._used += needed
+                held = needed
 
         try:
             yield reserve
@@ -275,9 +267,8 @@ class AudioMemory:
 
 class Waveforms:
     """The waveforms of a segment, without noise, made while it is decoded: one for each
-    maker, and for each speed and channel of the copies of an utterance.
-
-    Adds the seconds that this takes to `times`."""
+    maker, speed and channel of an utterance's copies. Adds the seconds that this takes to
+    `times`."""
 
     def __init__(
         self,
@@ -300,7 +291,7 @@ class Waveforms:
                 if way in self._builders:
                     continue
                 try:
-                    self._builders[way] = maker.builder(rate, *way[1:], num_samples)
+                    self._builders[way] = maker.builder(rate, way[1], way[2], num_samples)
                 except AudioError as error:
                     self._made[way] = error
 
@@ -310,7 +301,7 @@ class Waveforms:
         return sum(made.nbytes for made in self._made.values() if isinstance(made, np.ndarray))
 
     def add(self, samples: NDArray[np.float32]) -> None:
-        """Take a block of samples, `[num_samples, channels]`."""
+        """Add a block of samples, `[num_samples, channels]`."""
         started = perf_counter()
         self.num_samples += len(samples)
         self.loudest = max(self.loudest, peak_of(samples))
@@ -319,14 +310,15 @@ class Waveforms:
                 try:
                     builder.add(samples)
                 except AudioError as error:
-                    self._made[way] = error.with_traceback(None)  # whose frames hold samples
+                    # The traceback's frames hold samples.
+                    self._made[way] = error.with_traceback(None)
         self._times["resample"] += perf_counter() - started
 
     def finish(self) -> Waveforms:
         """Finish the waveforms."""
         started = perf_counter()
         for way, builder in self._builders.items():
-            if way not in self._made:
+            if way not in self._made:  # it may have failed
                 self._made[way] = builder.finish()
         self._builders.clear()
         self._times["resample"] += perf_counter() - started
@@ -341,11 +333,11 @@ class Waveforms:
 
 
 _Way = tuple[WaveformMaker, float, int | None]
-"""A way to make a waveform: with which maker, at which speed, of which channel."""
+"""A way to make a waveform: the maker, the speed, and the channel."""
 
 _Audio = tuple[Any, FileIdentity] | AudioError
-"""What was made of the samples of a segment, here `Waveforms`, and what the file was; or
-why it could not be decoded."""
+"""The waveforms of a segment (or the result of another `collect`) and the file's
+identity; or the error of decoding."""
 
 
 @dataclass(frozen=True)
@@ -356,8 +348,8 @@ class Decoded:
     audio: _Audio
 
     def content(self) -> tuple[Waveforms, FileIdentity]:
-        """The waveforms, and what the file was. Raises AudioError if it could not be
-        decoded."""
+        """Return the waveforms, and the file's identity. Raises AudioError if decoding
+        failed."""
         if isinstance(self.audio, AudioError):
             raise self.audio
         return self.audio
@@ -375,20 +367,14 @@ def batches(
     apart: Set[str] = frozenset(),
 ) -> Iterator[slice]:
     """Cut a task into batches of about `batch_seconds`, in order; they become smaller
-    towards its end.
-
-    Copies of an utterance stay together, and so do rows that cut the same file if it can
-    only be decoded from its start. Each of those whose ids are in `apart` is a batch of
-    its own."""
+    towards its end. Copies of an utterance stay together, and so do rows of a file that
+    can only be decoded from its start. Each utterance in `apart` is a batch of its own."""
     first, filled, left = 0, 0.0, sum(seconds)
     for i, (previous, utterance) in enumerate(pairwise(utterances), 1):
         filled += seconds[i - 1]
         is_full = filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST)
-        if (
-            previous.id in apart
-            or utterance.id in apart
-            or (is_full and not _share_decoding(previous, utterance))
-        ):
+        may_cut = is_full and not _share_decoding(previous, utterance)
+        if may_cut or previous.id in apart or utterance.id in apart:
             yield slice(first, i)
             left -= filled
             first, filled = i, 0.0
@@ -396,14 +382,13 @@ def batches(
 
 
 def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
-    """Whether something would be decoded twice if these neighbours were in different
-    batches."""
+    """Tell whether batches with one of these neighbours each would decode something
+    twice."""
     if previous.path != utterance.path:
         return False
-    return (
-        _segment(previous) == _segment(utterance)
-        or Path(utterance.path).suffix.lower() in _DECODED_FROM_START
-    )
+    if _segment(previous) == _segment(utterance):
+        return True
+    return Path(utterance.path).suffix.lower() in _DECODED_FROM_START
 
 
 def decode_all(
@@ -414,13 +399,10 @@ def decode_all(
         [Sequence[Utterance], int, int], Collector
     ] = lambda _copies, _rate, expected: Joined(expected),
 ) -> Iterator[Decoded]:
-    """Decode utterances one by one, in order. Neighbours that cut the same file share its
-    decoder.
+    """Decode utterances in order, neighbours of the same file by one decoder.
 
-    Neighbours that cut the same segment, being copies of one utterance, share what
-    `collect` makes of the samples, as in `featcache.audio.decode.decode`: it gets them in
-    place of the segment's number. `decode_file` is that function, with options of its
-    own."""
+    `decode_file` is `featcache.audio.decode.decode`, with options. Its `collect` gets the
+    copies of a segment in place of the segment's number."""
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
         rows_of = [rows for _, rows in copies]
@@ -441,7 +423,7 @@ def _segment(utterance: Utterance) -> Cut:
 def parts(
     decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes
 ) -> Iterator[list[Decoded]]:
-    """Split what is decoded into parts of `part_seconds`, or of `SMALL_BYTES`."""
+    """Split decoded utterances into parts of `part_seconds`, or of `SMALL_BYTES`."""
     part: list[Decoded] = []
     seconds, num_bytes = 0.0, 0
     while True:
@@ -453,10 +435,14 @@ def parts(
         part.append(decoded)
         num_bytes += decoded.num_bytes
         if not isinstance(decoded.audio, AudioError):
-            seconds += decoded.audio[0].num_samples / decoded.audio[1].sample_rate
-        decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
+            waveforms, source = decoded.audio
+            seconds += waveforms.num_samples / source.sample_rate
+            del waveforms
+        # A part may take gigabytes: nothing here holds on to it.
+        del decoded
         if seconds >= part_seconds or num_bytes >= SMALL_BYTES:
-            full, part, seconds, num_bytes = part, [], 0.0, 0
+            full = part
+            part, seconds, num_bytes = [], 0.0, 0
             yield full
             del full
     if part:
@@ -464,21 +450,19 @@ def parts(
 
 
 _Resampled = tuple[Decoded, Waveform | AudioError]
-"""A decoded utterance, and its mono waveform at a config's rate, of any length; or what
-was wrong."""
 
 
 def make_waveforms(
     maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes
 ) -> list[_Resampled]:
-    """The waveforms of a part of a batch, with their noise."""
+    """Return the waveforms of a part of a batch, with their noise."""
     started = perf_counter()
     made: list[_Resampled] = []
     for decoded in part:
         try:
             clean = decoded.content()[0].of(maker, decoded.utterance)
         except AudioError as error:
-            # whose frames hold waveforms
+            # The traceback's frames hold waveforms.
             made.append((decoded, error.with_traceback(None)))
         else:
             made.append((decoded, maker.with_noise(clean, decoded.utterance.id)))

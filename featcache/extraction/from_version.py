@@ -1,5 +1,5 @@
-"""Extracts a batch of utterances from the features that another version holds, instead of
-from audio."""
+"""Extracts a batch of utterances from the features of another version, instead of from
+audio."""
 
 from __future__ import annotations
 
@@ -43,26 +43,21 @@ _UTTERANCES = 64
 """The most utterances whose features are on the device at once."""
 
 _SHARDS_HELD = 8
-"""Shards whose columns are held: about as many as workers are at. A shard of 10^5 short
-clips takes 4 MB."""
+"""Shards whose columns are held. A shard of 10^5 short clips takes 4 MB."""
 
 
 @dataclass(frozen=True)
 class StoredUtterance:
-    """What a version holds of an utterance."""
+    """An utterance as a version stores it."""
 
     item: Item
-    """Everything besides the features: the identity of the audio file, the number of
-    samples."""
     features: NDArray[Any]
-    """`[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their
-    values, float32."""
+    """`[frames, *item_shape]`, read-only; quantised ones as float32."""
 
 
 class SourceVersion:
     """A version from whose features others are made. Its methods may be called from
-    several threads. Raises DamagedError if the index has to be built, and a shard's
-    metadata is damaged."""
+    several threads."""
 
     def __init__(self, version: Version, keep_index: bool = True) -> None:
         self.version = version
@@ -71,24 +66,25 @@ class SourceVersion:
         self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
 
     def read(self, utterances: Sequence[Utterance]) -> list[StoredUtterance | AudioError]:
-        """Read what the version holds of each utterance, and check it against its checksum.
-
-        The version holds an utterance if an item of its id was made from a row of the
-        same path, start, duration and channel, and its file has not changed and failed
-        since. Others give an `AudioError` with the reason NOT_IN_SOURCE. Raises
+        """Read the stored utterances, and check them against their checksums. Returns an
+        `AudioError` for each utterance whose row or file is not the item's. Raises
         DamagedError if a shard is damaged."""
         rows = RowKeys.of_utterances(utterances)
         keys = zip(rows.id_hashes.tolist(), rows.hashes.tolist(), strict=True)
         failures = {key: self._failures[key] for key in keys if key in self._failures}
         status = join(rows, self._index, failures)
         stored = self._stored(status.positions[status.present])
-        return [
-            stored.get(at) or self._missing(utterances[row], at, status.failures.get(row))
-            for row, at in enumerate(status.positions.tolist())
-        ]
+        results: list[StoredUtterance | AudioError] = []
+        for row, position in enumerate(status.positions.tolist()):
+            if position in stored:
+                results.append(stored[position])
+            else:
+                failure = status.failures.get(row)
+                results.append(self._missing(utterances[row], position, failure))
+        return results
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of audio of each row, float64 `[rows]`: those known, else the
+        """Return seconds of audio of each row, float64 `[rows]`: those known, else the
         version's, else NaN."""
         positions = self._index.find(manifest.ids)
         lasts = self.version.info.spec.axis.seconds(self._index.num_frames[positions])
@@ -102,13 +98,14 @@ class SourceVersion:
         batch: Sequence[Utterance],
         times: WorkerTimes,
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """Make the features of a batch from the version's. Yields, for one part of the
-        batch after the other, the results of all configs in their order."""
-        for at in range(0, len(batch), _UTTERANCES):
+        """Make the features of a batch from the version's. Yields the results of all
+        configs in their order, for one part of the batch after the other."""
+        for start in range(0, len(batch), _UTTERANCES):
             started = perf_counter()
-            utterances = batch[at : at + _UTTERANCES]
+            utterances = batch[start : start + _UTTERANCES]
             in_source = self.read(utterances)
-            stored = [one for one in in_source if isinstance(one, StoredUtterance)]
+            stored = [result for result in in_source if isinstance(result, StoredUtterance)]
+            items = [utterance.item for utterance in stored]
             times["decode"] += perf_counter() - started
             results: list[Extracted | PendingRows] = []
             for config in configs:
@@ -117,51 +114,48 @@ class SourceVersion:
                     if isinstance(error, AudioError):
                         part.fail(utterance, error)
                 started = perf_counter()
-                made = in_halves(partial(_from_features, config), stored)
+                features = in_halves(partial(_from_features, config), stored)
                 part.seconds = perf_counter() - started
                 times["extract"] += part.seconds
-                results.append(part.take([one.item for one in stored], made))
+                results.append(part.take(items, features))
             yield results
 
     def _stored(self, positions: NDArray[np.int64]) -> dict[int, StoredUtterance]:
-        """What is stored of the items at some positions of the index, by position; shard
-        by shard."""
-        index, stored = self._index, dict[int, StoredUtterance]()
+        """Read the items at positions of the index, by position; shard by shard."""
+        index = self._index
+        stored: dict[int, StoredUtterance] = {}
         shards = index.shard[positions]
         for shard in np.unique(shards).tolist():
-            (opened, frames, parameters), some = self._shard(shard), positions[shards == shard]
-            numbers = index.item[some].tolist()
+            opened, frames, parameters = self._shard(shard)
+            in_shard = positions[shards == shard]
+            numbers = index.item[in_shard].tolist()
             ranges = frames.read_ranges(
-                index.first_frame[some].tolist(), index.num_frames[some].tolist()
+                index.first_frame[in_shard].tolist(), index.num_frames[in_shard].tolist()
             )
-            items = opened.items(numbers)
-            for position, number, item, features in zip(
-                some.tolist(), numbers, items, ranges, strict=True
-            ):
+            rows = zip(in_shard.tolist(), numbers, opened.items(numbers), ranges, strict=True)
+            for position, number, item, features in rows:
                 if crc32c(features) != opened.table["item_crc32c"][number]:
-                    what = (
+                    raise DamagedError(
                         f"{item.id}: damaged: its features in {self.version.path} are not "
-                        "what was written"
+                        "what was written",
+                        self.version.path,
                     )
-                    raise DamagedError(what, self.version.path)
                 if parameters is not None:
                     features = dequantize_array(features, *parameters[number])
                 stored[position] = StoredUtterance(replace(item, generation=1), features)
         return stored
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
-        where = f"not in {self.version.path.name}"
+        message = f"not in {self.version.path.name}"
         if position >= 0:
             item = item_at(self.version, self._index, position)
             changed = what_changed(item, utterance, failure)
-            where += f", whose features of this id are of another row or file: {changed}"
+            message += f", whose features of this id are of another row or file: {changed}"
         elif failure is not None:
-            where += f", where it failed: {failure.reason}: {failure.message}"
-        return AudioError(Reason.NOT_IN_SOURCE, where)
+            message += f", where it failed: {failure.reason}: {failure.message}"
+        return AudioError(Reason.NOT_IN_SOURCE, message)
 
     def _open_shard(self, number: int) -> tuple[Shard, Frames, NDArray[np.float32] | None]:
-        """A shard, its features, and of quantised ones their scales and offsets: what is
-        read for every utterance."""
         shard = self.version.shard(self._index.shards[number])
         return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
 
@@ -169,26 +163,23 @@ class SourceVersion:
 def _from_features(
     config: BuiltConfig, stored: Sequence[StoredUtterance]
 ) -> list[ClipFeatures | AudioError]:
-    """What the config makes of the features of each utterance. Raises AudioError if one
-    gives none."""
     device = config.device
-    features = [one.features for one in stored]
+    features = [utterance.features for utterance in stored]
     if config.config.pool is not None:
         return [ClipFeatures(frames, {}) for frames in features]
-    with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
-        frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        items = torch.split(frames, [len(one) for one in features])
-        axis = config.extractor.spec.axis
-        clips = [axis.as_entries(made) for made in config.extractor.from_items(items)]
-        return download(config.extractor, clips, config.computed_spec, device, quantizes=False)
+    extractor = config.extractor
+    with errors_of(extractor, (clip.item.id for clip in stored), device), device.slot():
+        joined = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
+        items = torch.split(joined, [len(frames) for frames in features])
+        clips = [extractor.spec.axis.as_entries(clip) for clip in extractor.from_items(items)]
+        return download(extractor, clips, config.computed_spec, device, quantizes=False)
 
 
 def find_source(
     configs: Sequence[BuiltConfig], source: str | Path | ObjectPath, keep_index: bool
 ) -> SourceVersion:
-    """Open the version that the configs' features are made from: it is the `source`, or
-    in that cache. Raises what `open_source` raises; and ConfigError if a config's
-    features are made from audio only, or from other copies."""
+    """Open the version that the configs' features are made from: the `source`, or a
+    version in that cache. Raises ConfigError if a config needs audio, or other copies."""
     fingerprints = set()
     for built in configs:
         if built.source_fingerprint is None:
@@ -209,29 +200,28 @@ def find_source(
 
 def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> SourceVersion:
     """Open the version of that fingerprint, at `path` or in the cache at `path`. Raises
-    StoreError if there is no version; ConfigError if there are only others; DamagedError
-    if its metadata is damaged."""
+    StoreError if there is no version; ConfigError if there are only others."""
     versions = select_versions(path)
     for version in versions:
         if version.info.fingerprint == fingerprint:
             return SourceVersion(version, keep_index)
-    there = listing(version.path.name for version in versions)
+    names = listing(version.path.name for version in versions)
     raise ConfigError(
-        f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}"
+        f"--from {path}: the config needs version {fingerprint[:12]}; there is {names}"
     )
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:
-    """Refuse a config with copies that the source lacks, or that have other noise there."""
-    there = copies_of(source.info.config).suffixes
-    if lacking := [
+    source_suffixes = copies_of(source.info.config).suffixes
+    lacking = [
         suffix or "the utterances themselves"
         for suffix in config.copies.suffixes
-        if suffix not in there
-    ]:
-        what = f"{config.name} has copies that {source.path.name} lacks: {listing(lacking)}"
+        if suffix not in source_suffixes
+    ]
+    if lacking:
         raise ConfigError(
-            f"--from: {what}: give both the same augment section, or extract these units from audio"
+            f"--from: {config.name} has copies that {source.path.name} lacks: {listing(lacking)}: "
+            "give both the same augment section, or extract these units from audio"
         )
     noise = config.augment and config.augment.noise
     of_source = (source.info.config.get("augment") or {}).get("noise") or {}

@@ -1,5 +1,4 @@
-"""What a run hands to an engine: versions to be filled together, each with its ledger and
-its counts."""
+"""The input of an engine: versions to fill together, each with its ledger and its counts."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from featcache.audio.members import copy_of
 from featcache.audio.remote import Wait
 from featcache.device import Device
 from featcache.errors import Reason, listing
+from featcache.extraction.failure_limit import FailureLimit
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
 from featcache.extraction.from_version import SourceVersion
-from featcache.extraction.options import FailureLimit
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
@@ -32,13 +31,12 @@ from featcache.version.records import Run
 from featcache.version.version import Version, library_versions
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
-"""`extract` includes waits for a GPU; `wait` is for the disk, a batch before, or a GPU if
-nothing may be decoded."""
+"""`extract` includes waits for a GPU; `wait` is for the disk, or for earlier batches."""
 
 
 @dataclass
 class VersionCounts:
-    """What a run has added to one version."""
+    """The counts of what a run has added to one version."""
 
     extracted: int = 0
     failed: int = 0
@@ -47,54 +45,51 @@ class VersionCounts:
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
     upsampled: int = 0
-    """Utterances, without copies, whose file has a lower rate than the config: the top of
-    their spectrum is empty."""
+    """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int = 0
-    """Utterances whose file has a higher sample rate than the config. Copies do not count."""
+    """Utterances, without copies, whose file has a higher sample rate than the config."""
     silent: int = 0
     first_silent: str = ""
-    """One of them, and why."""
 
     def add(self, other: VersionCounts) -> None:
-        """Add what has been counted elsewhere."""
-        for name, theirs in asdict(other).items():
-            mine = getattr(self, name)
-            setattr(self, name, mine or theirs if name == "first_silent" else mine + theirs)
+        """Add other counts."""
+        self.extracted += other.extracted
+        self.failed += other.failed
+        self.num_bytes += other.num_bytes
+        self.seconds += other.seconds
+        self.upsampled += other.upsampled
+        self.downsampled += other.downsampled
+        self.silent += other.silent
+        self.first_silent = self.first_silent or other.first_silent
 
 
 @dataclass
 class Progress:
-    """What a run has done so far, over all versions. Not thread-safe."""
+    """The progress of a run, over all versions. Not thread-safe."""
 
     failures: Counter[str] = field(default_factory=Counter)
-    """Failed utterances by reason."""
     audio_seconds: float = 0.0
-    """Seconds of audio extracted. Copies count, and a clip counts once for all versions
-    that are filled together."""
+    """Seconds of audio extracted. Copies count; versions that are filled together count
+    once."""
     waiting_seconds: float = 0.0
-    """Seconds of audio, about, that are extracted too, and wait for what comes before
-    them."""
+    """Seconds of audio, about, that are extracted but wait for earlier ones."""
     shards: int = 0
-    """Committed shards."""
     too_many_failures: str = ""
-    """That more failed than allowed, and how many, that no audio can be fetched, or an
-    extractor raises; else empty."""
+    """The reason to give up; empty if there is none."""
     traceback: str = ""
-    """That of such an exception; empty if there are none."""
+    """The traceback of an extractor's exception that is that reason."""
     versions: dict[str, VersionCounts] = field(default_factory=dict)
-    """What each version got, by its config's name, also what is not committed yet."""
+    """The counts of each version, by its config's name."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    """Seconds of worker threads in each stage. What a thread is at is added when it is
-    done with a batch."""
+    """Seconds of worker threads in each stage."""
     processes: int = 0
-    """The number of other processes that extract; 0 if this one does."""
+    """The number of other processes that extract."""
     devices: list[str] = field(default_factory=list)
     """The models of their devices."""
     threads: int = 0
-    """The sum of their budgets."""
 
     def add(self, other: Progress) -> None:
-        """Add what has been done elsewhere."""
+        """Add the progress of something else, except for its processes."""
         self.failures += other.failures
         self.add_times(other.stages)
         self.audio_seconds += other.audio_seconds
@@ -103,15 +98,16 @@ class Progress:
         for name, counts in other.versions.items():
             self.versions.setdefault(name, VersionCounts()).add(counts)
         if not self.too_many_failures:
-            self.too_many_failures, self.traceback = other.too_many_failures, other.traceback
+            self.too_many_failures = other.too_many_failures
+            self.traceback = other.traceback
 
     @property
     def computed_seconds(self) -> float:
-        """Seconds of audio that are extracted, whatever becomes of them."""
+        """Seconds of audio extracted, with those that wait for earlier ones."""
         return self.audio_seconds + self.waiting_seconds
 
     def add_times(self, times: Mapping[str, float]) -> None:
-        """Count a worker's time, by stage."""
+        """Add a worker's seconds, by stage."""
         for stage, seconds in times.items():
             self.stages[stage] += seconds
 
@@ -122,64 +118,61 @@ class DoneTask:
 
     name: str
     progress: Progress
-    """What was done for it."""
     unread: list[list[Failure]]
-    """What was left out of each version, and not recorded as failed: see
-    `RunControl.leaves_unread`."""
+    """The utterances left out of each version: see `RunControl.leaves_unread`."""
     host: str = field(default_factory=socket.gethostname)
 
 
 @dataclass(frozen=True)
 class RunControl:
-    """How a run is watched, and stopped."""
+    """The means to watch a run, and to stop it."""
 
     progress: Progress
     report: Callable[[Progress], object]
-    """Called with the progress, from worker threads, by one at a time."""
+    """Called with a snapshot of the progress, from worker threads, by one at a time."""
     stop: threading.Event
-    """Once it is set, nothing more is taken; what was is finished and committed."""
+    """Once it is set, nothing more is taken; what was taken is finished and committed."""
     max_failures: FailureLimit | None = None
-    """How many utterances of a version may fail; None for any number."""
     done: Callable[[DoneTask], None] = lambda _: None
-    """Called for each task whose shards have been committed, from any thread, by one at a
-    time."""
+    """Called for each committed task, from any thread, by one at a time."""
     unproven: Set[str] = frozenset()
-    """The names of versions that hold nothing yet, while no `max_failures` is given: if
-    their configs refuse all of the first utterances, they are at fault."""
+    """The names of versions that hold nothing yet: if their configs refuse all of the
+    first utterances, the run is given up."""
     leaves_unread: bool = False
-    """Whether utterances whose file this machine cannot read are left to whoever has
-    dealt out the tasks: another machine may have the file, and then they have not
-    failed."""
+    """True if unreadable files are left to the process that has dealt out the tasks."""
 
     def give_up(self, reason: str, traceback: str = "") -> None:
         """Stop the run, as if too many utterances had failed."""
         if not self.progress.too_many_failures:
-            self.progress.too_many_failures, self.progress.traceback = reason, traceback
+            self.progress.too_many_failures = reason
+            self.progress.traceback = traceback
         self.stop.set()
 
     def check(self, is_end: bool = False) -> None:
-        """Stop if an extractor keeps raising, or a version has too many failures;
-        `is_end` if nothing more follows."""
-        refused = self.progress.failures.keys() <= _OF_CONFIG
+        """Stop if an extractor keeps raising, or too many utterances have failed."""
+        are_refused = self.progress.failures.keys() <= _OF_CONFIG
         for name, counts in self.progress.versions.items():
             tried = counts.failed + counts.extracted
-            if name in self.unproven and refused and tried == counts.failed >= _REFUSED_FIRST:
+            all_failed = tried == counts.failed >= _REFUSED_FIRST
+            if name in self.unproven and are_refused and all_failed:
                 reasons = listing(sorted(self.progress.failures))
                 self.give_up(
                     f"{name}: all of the first {tried:,} utterances failed: {reasons}: does the "
                     "config suit this audio? --max-failures 100% tries all of them"
                 )
-            if self.max_failures and (
-                fault := self.max_failures.fault(counts.failed, tried, is_end)
-            ):
-                self.give_up(fault)
+            if self.max_failures is not None:
+                fault = self.max_failures.fault(counts.failed, tried, is_end)
+                if fault:
+                    self.give_up(fault)
         if self.progress.too_many_failures:
             self.stop.set()
 
 
-_MOST_FIRST, _MOST_IN_A_ROW = 5, 20
-"""Utterances in a row that an extractor may fail: the first ones of a version, and by
-exceptions later ones."""
+_MOST_FIRST = 5
+"""Utterances in a row that an extractor may fail at the beginning of a version."""
+
+_MOST_IN_A_ROW = 20
+"""Utterances in a row that an extractor may fail later by exceptions."""
 
 _REMEDIES = {
     Reason.EXTRACTOR_ERROR: ("raised exceptions at", "mend it"),
@@ -188,7 +181,6 @@ _REMEDIES = {
         "change the config, or check the weights",
     ),
 }
-"""What to say of failures that are the extractor's, and what to do about them."""
 
 _REFUSED_FIRST = 100
 """Utterances in a row at the beginning of a version that its config may refuse."""
@@ -203,7 +195,7 @@ _OF_CONFIG = {
     Reason.EXTRACTOR_ERROR,
     Reason.OUT_OF_MEMORY,
 }
-"""Reasons that may be the fault of the config: other audio would not help."""
+"""Reasons that may be the fault of the config."""
 
 
 @dataclass(eq=False)
@@ -211,46 +203,42 @@ class VersionJob:
     """A version that a run is filling."""
 
     built: BuiltConfig
-    """The config, and the extractor that was built for it."""
     batching: BatchingChoice
-    """How the extractor puts rows together."""
     version: Version
     run: Run
-    """What the run records in the version; and the failure ledger."""
     has_extracted: bool = False
-    """Whether the extractor is known to have extracted anything, in this run or before it."""
+    """True if the extractor has extracted anything, in this run or before it."""
     _in_a_row: Counter[str] = field(default_factory=Counter)
-    """Utterances that have failed since the extractor has extracted any, by reason."""
 
     @property
     def name(self) -> str:
-        """The name of its config, which no other version of a run has."""
+        """The name of its config."""
         return self.built.config.name
 
     def count(self, extracted: Extracted) -> Progress:
         """Count what the version gets from a part of a batch; parts come in order."""
+        rates = [rate for rate, _ in extracted.remarks.values()]
         silent = [f"{id_}: {why}" for id_, (_, why) in extracted.remarks.items() if why]
-        num_bytes = sum(features.num_bytes for features in extracted.features)
         counts = VersionCounts(
-            len(extracted.items), len(extracted.failures), num_bytes, extracted.seconds
+            extracted=len(extracted.items),
+            failed=len(extracted.failures),
+            num_bytes=sum(features.num_bytes for features in extracted.features),
+            seconds=extracted.seconds,
+            upsampled=sum(rate < self.built.sample_rate for rate in rates),
+            downsampled=sum(rate > self.built.sample_rate for rate in rates),
+            silent=len(silent),
+            first_silent=next(iter(silent), ""),
         )
-        counts.upsampled = sum(
-            rate < self.built.sample_rate for rate, _ in extracted.remarks.values()
-        )
-        counts.downsampled = sum(
-            rate > self.built.sample_rate for rate, _ in extracted.remarks.values()
-        )
-        counts.silent, counts.first_silent = len(silent), next(iter(silent), "")
-        done = Progress(
+        progress = Progress(
             Counter(failure.reason for failure in extracted.failures), versions={self.name: counts}
         )
-        if fault := self._fault(extracted):
-            done.too_many_failures, done.traceback = fault, extracted.traceback
-        return done
+        progress.too_many_failures = self._fault(extracted)
+        if progress.too_many_failures:
+            progress.traceback = extracted.traceback
+        return progress
 
     def _fault(self, extracted: Extracted) -> str:
-        """That the extractor has failed again and again, also at this part; empty if it
-        has not."""
+        """Return a message if the extractor has failed too often in a row."""
         if extracted.items:
             self._in_a_row.clear()
             self.has_extracted = True
@@ -271,14 +259,17 @@ class VersionJob:
 
     @cached_property
     def made_by(self) -> dict[str, Any]:
-        """What is recorded with every shard: the libraries and the device that make it,
-        how, and for which run."""
-        how = {"batching": self.batching.batching, "mismatch": self.batching.mismatch}
-        return {**library_versions(), "device": self.built.device.label, **how, "run": self.run.id}
+        """The record in every shard of how it was made."""
+        return {
+            **library_versions(),
+            "device": self.built.device.label,
+            "batching": self.batching.batching,
+            "mismatch": self.batching.mismatch,
+            "run": self.run.id,
+        }
 
     def finish(self, progress: Progress, interrupted: bool, builds_index: bool = False) -> None:
-        """Record the outcome. A run that `builds_index` and came to its end does so
-        first, for training."""
+        """Record the outcome. A complete run that `builds_index` first builds the index."""
         outcome = asdict(progress.versions[self.name])
         if not interrupted and builds_index:
             index = open_index(self.version)
@@ -288,9 +279,14 @@ class VersionJob:
 
 
 def maker(device: Device) -> dict[str, Any]:
-    """What a run records of the process that is at work."""
-    process = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device.torch_device)}
-    return {**process, "threads": device.threads, "made_by": library_versions()}
+    """Return a run's record of the process that is at work."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device.torch_device),
+        "threads": device.threads,
+        "made_by": library_versions(),
+    }
 
 
 @dataclass(frozen=True)
@@ -298,15 +294,12 @@ class JobGroup:
     """Versions that lack the same rows, and are filled together."""
 
     jobs: Sequence[VersionJob]
-    """The versions; every task is for all of them."""
     root: AudioLocation
-    """What paths of audio files are relative to."""
     source: SourceVersion | None
-    """The version whose features are used instead of audio; None for audio."""
     suspects: Suspects
+    batch_seconds: float
     some_paths: Sequence[str] = ()
-    """The paths of some of the audio files, by which a machine can tell whether it has
-    them."""
+    """Paths by which a machine can tell whether it has the audio."""
 
     @property
     def configs(self) -> list[BuiltConfig]:
@@ -320,15 +313,14 @@ class JobGroup:
 
 
 Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
-"""Does shard tasks for a group of versions, and returns when all are committed; or if the
-run was stopped, when what was done of them is. It writes the failures of a task into the
-ledgers before it commits the shard that lacks them."""
+"""Does shard tasks for a group of versions. Returns when all tasks are committed, or when
+the run was stopped and the begun tasks are committed. An engine writes the failures of a
+task into the ledgers before it commits the shard that lacks them."""
 
 BatchExtractor = Callable[
     [Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]
 ]
-"""Extracts a batch of utterances: for one part of it after the other, what each version
-gets."""
+"""Extracts a batch of utterances, part by part: yields the results of each version."""
 
 
 def batch_extractor(
@@ -337,11 +329,10 @@ def batch_extractor(
     source: SourceVersion | None,
     fetched: Fetch = copy_of,
     wait: Wait = lambda _: None,
+    batch_seconds: float | None = None,
 ) -> BatchExtractor:
-    """A function that extracts batches for these configs: from audio, or if there is a
-    source, from its features. `fetched` and `wait` are those of `AudioExtractor`."""
-    return (
-        AudioExtractor(root, configs, fetched, wait)
-        if source is None
-        else partial(source.extract, root, configs)
-    )
+    """Return a function that extracts batches from audio, or from the source's features.
+    The other arguments are those of `AudioExtractor`."""
+    if source is None:
+        return AudioExtractor(root, configs, fetched, wait, batch_seconds)
+    return partial(source.extract, root, configs)

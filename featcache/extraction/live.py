@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class LiveExtractor:
-    """Extracts one utterance at a time. `featcache.extractor` makes one. Safe to use from
+    """Extracts one utterance at a time. `featcache.extractor` makes it. Safe to use from
     several threads.
 
-    Audio is mixed down, resampled, extracted, cast or quantised as `featcache extract`
-    does it, by the same code, so the features are those that a cache would give: bit for
-    bit on the same device with the same library versions. In the whole process, torch
-    gets one thread of its own, and TF32 is turned off."""
+    The code of `featcache extract` mixes down, resamples, extracts, casts and quantises,
+    so the features are those of a cache: bit for bit on the same device with the same
+    library versions. In the whole process, torch gets one thread of its own, and TF32 is
+    turned off."""
 
     def __init__(self, built: BuiltConfig) -> None:
         self._built = built
@@ -56,35 +56,30 @@ class LiveExtractor:
 
     @property
     def spec(self) -> FeatureSpec:
-        """What the features are: `spec.item_shape`, `spec.axis`, `spec.units`, as
-        `Cache.spec` says it."""
+        """The spec of the features, as in `Cache.spec`: `item_shape`, `axis`, `units`."""
         return self._built.spec
 
     def __call__(self, waveform: ArrayLike, sample_rate: int, id: str = "") -> NDArray[Any]:  # noqa: A002
-        """The features of a waveform.
+        """Return the features of a waveform.
 
         Args:
             waveform: `[num_samples]`, floats in -1 to 1: an array, or a tensor on the
                 CPU. It is used as float32.
             sample_rate: Its sample rate, in Hz; it is resampled to the config's.
-            id: The id of the utterance, on which dither depends, and which copy of an
-                augmented config it is.
+            id: The id of the utterance. Dither depends on it, and it chooses the copy of
+                an augmented config.
 
         Returns:
             `[frames, *item_shape]` of the dtype that `Cache.item` gives.
 
         Raises:
-            AudioError: It cannot be extracted; `error.reason` is what the failure ledger
-                would say.
+            AudioError: It cannot be extracted; `error.reason` is the failure ledger's.
             ArgumentError: It is no waveform.
         """
         try:
             samples = np.asarray(waveform)
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:  # of a tensor on a GPU, or with a gradient
+        except (RuntimeError, TypeError, ValueError) as error:
+            # A tensor may be on a GPU, or have a gradient.
             raise ArgumentError(f"waveform: {first_line(error)}") from error
         if samples.ndim != 1 or samples.dtype.kind != "f":
             raise ArgumentError(
@@ -105,23 +100,23 @@ class LiveExtractor:
         channel: int | None = None,
         id: str = "",  # noqa: A002
     ) -> NDArray[Any]:
-        """The features of a file, or of a segment of it, as for a row of a manifest with
-        these values.
+        """Return the features of a file, or of a segment of it, as for a row of a
+        manifest with these values.
 
         Args:
             path: The file, or its URL.
             start, duration: The segment, in seconds; None for the file's beginning, and
                 for its rest.
-            channel: The file's channel, from 0; None for what the config says.
+            channel: The file's channel, from 0; None for the config's policy.
             id: As in a call.
 
         Returns:
             As a call does.
 
         Raises:
-            AudioError: It cannot be decoded or extracted; `error.reason` is what the
-                failure ledger would say.
-            ArgumentError: That is no segment.
+            AudioError: It cannot be decoded or extracted; `error.reason` is the failure
+                ledger's.
+            ArgumentError: The segment is not valid.
         """
         for name, seconds in (("start", start), ("duration", duration)):
             if seconds is not None:
@@ -136,10 +131,12 @@ class LiveExtractor:
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
         extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes(float))
-        path = decoded.utterance.path
-        for failure in extracted.failures:
-            where = f"{path}: " if path and path not in failure.message else ""
-            error = AudioError(Reason(failure.reason), f"{where}{failure.message}")
+        if extracted.failures:
+            failure = extracted.failures[0]
+            message, path = failure.message, decoded.utterance.path
+            if path and path not in message:
+                message = f"{path}: {message}"
+            error = AudioError(Reason(failure.reason), message)
             if extracted.traceback:
                 error.add_note(extracted.traceback)
             raise error
@@ -162,17 +159,18 @@ def extractor(
     set: Mapping[str, Any] | None = None,  # noqa: A002
     device: str | None = None,
 ) -> LiveExtractor:
-    """What extracts single utterances as a version's were, or as a config says.
+    """Return an extractor of single utterances, for a version or for a config.
 
     Args:
         version: A version, as `featcache.open` takes it, or an opened cache or corpus; of
             a corpus that is not opened, a part. Its own config is used, which cannot have
-            changed since; what it names is not downloaded, and extractors that are not
-            registered are not imported.
+            changed since. Nothing is downloaded for it, and only registered extractors
+            are imported.
         name: The version's name, as `featcache.open` takes it.
-        config: A YAML file, the name of a packaged config, or a config; in place of
+        config: A YAML file, the name of a packaged config, or a config; replaces
             `version`.
-        set: Values of keys of `config`, by their dotted paths: `{"params.num_mel_bins": 40}`.
+        set: Values of keys of `config`, by their dotted paths: `{"params.num_mel_bins":
+            40}`.
         device: `cpu`, `cuda`, `cuda:1`. None for cuda if there is one.
 
     Raises:
@@ -187,26 +185,29 @@ def extractor(
             "give a version, as in featcache.extractor('features/fbank80'), or config=, "
             "and not both"
         )
-    if set if config is None else name:
+    if (set and config is None) or (name and version is None):
         raise ArgumentError(
             "set= is for config=, since a version has its own; and name= is for a version"
         )
-    on = Device(device)
-    if version is None:
-        assert config is not None
-        chosen, probes = as_config(config, set), []
+    own_device = Device(device)
+    if config is not None:
+        return _live(as_config(config, set), [], own_device)
+    assert version is not None
+    if isinstance(version, str | Path):
+        opened = select_version(parse_location("version", version), name)
     else:
-        if isinstance(version, str | Path):
-            found = select_version(parse_location("version", version), name)
-        else:
-            found = version.version
-        chosen = recorded_config(found.info.config, str(found.path))
-        probes = read_probes(found)
-        if chosen.fingerprint() != found.info.fingerprint:
-            raise ConfigError(
-                f"{found.path}: its extractor or its weights are not the same here as where "
-                "it was made"
-            )
-    built = BuiltConfig(chosen, on)
-    built.extractor.chosen_batching = choose_batching(built.extractor, probes, on.label).batching
+        opened = version.version
+    recorded = recorded_config(opened.info.config, str(opened.path))
+    if recorded.fingerprint() != opened.info.fingerprint:
+        raise ConfigError(
+            f"{opened.path}: its extractor or its weights are not the same here as where it was "
+            "made"
+        )
+    return _live(recorded, read_probes(opened), own_device)
+
+
+def _live(config: Config, probes: list[dict[str, Any]], device: Device) -> LiveExtractor:
+    built = BuiltConfig(config, device)
+    choice = choose_batching(built.extractor, probes, device.label)
+    built.extractor.chosen_batching = choice.batching
     return LiveExtractor(built)

@@ -1,5 +1,5 @@
-"""Planning: `plan_extraction` says what a manifest and configs need. Only a source's
-missing index is written."""
+"""Planning: `plan_extraction` compares a manifest with the versions of configs. It writes
+nothing but a source's missing index."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ from featcache.version.wanted import Wanted, read_all_wanted
 
 @dataclass(frozen=True)
 class ExtractionPlan:
-    """What a run is to do. Nothing has been written yet."""
+    """The plan of a run. Nothing has been written yet."""
 
     manifest: Manifest
     cache: Location
-    """The folder, or the place in an object store, that holds the versions."""
     options: Options
     only: Strings | None
-    """The ids that the run is restricted to; None for no restriction."""
+    """The ids that the run is restricted to; None for all."""
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
+    batch_seconds: float
+    """Seconds of audio, about, that a worker extracts at once."""
     versions: Sequence[VersionPlan] = ()
     notes: Sequence[str] = ()
     """Lines that a user should read before the run begins."""
@@ -71,7 +72,7 @@ class ExtractionPlan:
     """The places of the versions whose lock this run holds."""
 
     def again(self) -> ExtractionPlan:
-        """The same run, planned again: its versions have changed."""
+        """Plan the same run again, as its versions have changed."""
         built = [version.built for version in self.versions]
         return plan_extraction(self.manifest, built, self.cache, self.options, self.only)
 
@@ -98,60 +99,51 @@ def plan_extraction(
     only: Strings | None = None,
 ) -> ExtractionPlan:
     """Plan a run: compare the manifest with each config's version, and build the
-    extractors of incomplete ones.
-
-    For these, the process's torch gets one thread of its own, and TF32 is turned off: see
-    `Device.configure_torch`.
+    extractors of incomplete ones, for which torch is configured.
 
     Args:
-        manifest: The utterances.
-        configs: One version is filled for each. Files are decoded once for all that lack
-            the same rows. One that was built, for another manifest, is not built again.
-        cache: The folder that holds the versions, or a URL.
-        options: The options of the run.
+        configs: A version is filled for each. A built config is not built again.
         only: Extract these ids, even if there are older items of them, and no others.
 
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
-        ManifestError: The manifest looks like another corpus with the same ids, or none
-            of its files is there.
-        MissingDependencyError: Files are at URLs, and the package that fetches them is
-            not installed.
-        ArgumentError: A version's folder has been renamed, or the cache's URL is none
-            that can be written to.
+        ManifestError: The manifest looks like another corpus, or none of its files is
+            there.
+        MissingDependencyError: The package that fetches files at URLs is not installed.
+        ArgumentError: A version's folder has been renamed, or the cache cannot be
+            written.
         DamagedError: A version's metadata, or a shard's table, is damaged.
     """
     cache = as_location("cache", cache)
     device = Device(options.own_device, options.threads)
-    built_configs = [
+    all_built = [
         config if isinstance(config, BuiltConfig) else BuiltConfig(config, device)
         for config in configs
     ]
-    names = sorted(built.config.name for built in built_configs)
+    names = sorted(built.config.name for built in all_built)
     if len({*names}) < len(names):
         raise ConfigError(
             f"two configs have the same name: {', '.join(names)}; each names a version"
         )
     if options.source is None:
         require_reading(manifest)
-    for built in built_configs:
+    for built in all_built:
         if not open_store(cache / built.folder_name).exists(MARK):
-            # what does not suit it is refused before any audio file is looked at
+            # A config that does not suit its extractor is refused before audio is looked at.
             _ = built.extractor
-    source = (
-        None
-        if options.source is None
-        else find_source(built_configs, options.source, not options.dry_run)
-    )
-    plan = ExtractionPlan(manifest, cache, options, only, source)
-    rows = {
-        copies: _rows_of_run(plan, copies)
-        for copies in {built.config.copies: None for built in built_configs}
-    }
-    plan = replace(
-        plan,
-        versions=[_plan_version(plan, built, rows[built.config.copies]) for built in built_configs],
-    )
+    source = None
+    if options.source is not None:
+        source = find_source(all_built, options.source, keep_index=not options.dry_run)
+    batch_seconds = all_built[0].device.batch_seconds
+    plan = ExtractionPlan(manifest, cache, options, only, source, batch_seconds)
+    rows_by_copies: dict[Copies, _Rows] = {}
+    versions = []
+    for built in all_built:
+        copies = built.config.copies
+        if copies not in rows_by_copies:
+            rows_by_copies[copies] = _rows_of_run(plan, copies)
+        versions.append(_plan_version(plan, built, rows_by_copies[copies]))
+    plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
 
 
@@ -160,30 +152,23 @@ class _Rows:
     """The rows that versions with the same copies should hold."""
 
     manifest: Manifest
-    """The rows that the run is about: those of its manifest, or of a partition of it,
-    with the config's copies."""
+    """The rows of the run, with the config's copies."""
     seconds: NDArray[np.float64]
-    """Seconds of audio of each row, `[rows]`; those that the manifest does not say are
-    estimates."""
     keys: RowKeys
-    hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]]
-    """The hashes of the ids of the whole manifest's rows, with all copies, and of these
-    rows: uint64 `[rows]`."""
+    all_hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]]
+    """The hashes of the ids and of the rows of the whole manifest: uint64 `[rows]`."""
     first: int
-    """The number of the first row in the whole."""
 
 
 def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
-    """The manifest with copies, or a partition of it, and each row's seconds: its own,
-    else the source's or a header's.
+    """Return the manifest with copies, or a partition of it, and each row's seconds.
 
-    A partition depends on the manifest, and on nothing else that may differ between the
-    jobs of an array: it is a slice of the utterances, cut by their durations if all have
-    one, else by their number."""
+    A partition is a slice of the utterances by the manifest's durations alone, so that
+    all jobs of an array agree."""
     manifest, partition = plan.manifest, plan.options.own_partition
     rows = expand(manifest, copies)
     keys = RowKeys.of(rows)
-    hashes = keys.id_hashes, keys.hashes
+    all_hashes = keys.id_hashes, keys.hashes
     first, end = 0, len(manifest)
     if partition is not None:
         first, end = partition.span(manifest.duration)
@@ -193,50 +178,61 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
     known = rows.duration / speed  # a faster copy is shorter
     if plan.source is not None:
         known = plan.source.seconds(rows, known)
-    return _Rows(rows, row_seconds(rows, known, speed), keys, hashes, first * len(copies))
+    return _Rows(rows, row_seconds(rows, known, speed), keys, all_hashes, first * len(copies))
 
 
 def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> VersionPlan:
-    """Open the version, compare it with the rows that it should hold, and choose how to
-    put rows together."""
+    """Compare a version with the rows that it should hold, and choose its batching."""
     path, options = plan.cache / built.folder_name, plan.options
-    index, suspects = index_of([]), Suspects()
-    before, probes = list[Wanted](), list[dict[str, Any]]()
-    info, batching = None, None
     is_new = not open_store(path).exists(MARK)
-    if not is_new:
+    index, suspects = index_of([]), Suspects()
+    before: list[Wanted] = []
+    probes: list[dict[str, Any]] = []
+    info = None
+    if is_new:
+        status = join(rows.keys, index, {})
+    else:
         version = Version.open(path)
         index = open_index(version, keep=False)
         failures = failures_by_row(version, index)
         suspects = find_suspects(version, by_id(failures))
         status = _compare(plan, built, rows, version, index, failures)
-        before, probes = [*read_all_wanted(version)], read_probes(version)
-        info = version.info if version.info.fingerprint == built.fingerprint else None
-    else:
-        status = join(rows.keys, index, {})
-    source = rows.manifest.source
-    # however it was typed
-    source = os.path.realpath(source) if os.path.exists(source) else source
-    wanted = want(
-        source, rows.hashes, index, before, again=rows.first + np.flatnonzero(status.again)
-    )
-    # An older item, which counts again since the shard of the newer one is gone, does not
-    # stand for that.
-    own = slice(rows.first, rows.first + len(rows.manifest))
-    status = replace(status, present=status.present & ~wanted.lacks(index)[own])
+        before = [*read_all_wanted(version)]
+        probes = read_probes(version)
+        if version.info.fingerprint == built.fingerprint:
+            info = version.info
+    name = rows.manifest.source
+    if os.path.exists(name):
+        name = os.path.realpath(name)
+    again = rows.first + np.flatnonzero(status.again)
+    wanted = want(name, rows.all_hashes, index, before, again)
+    # If a shard is gone, an older item counts again, but it does not stand for the newer one.
+    in_whole = slice(rows.first, rows.first + len(rows.manifest))
+    status = replace(status, present=status.present & ~wanted.lacks(index)[in_whole])
     failed_rows = np.flatnonzero(status.failed).tolist()
     reasons = Counter(status.failures[row].reason for row in failed_rows)
+    batching = None
     if info is None or status.missing.any() or options.batching is not None:
-        info, extractor = built.info, built.extractor
+        info = built.info
         # Workers look for probes of their devices themselves.
         label = "" if options.workers else built.device.label
         batching = choose_batching(
-            extractor, probes, label, options.batching, options.allow_mismatch
+            built.extractor, probes, label, options.batching, options.allow_mismatch
         )
-    failed_before = dict(sorted(reasons.items()))
-    of_run = rows.manifest, rows.seconds, rows.first
     return VersionPlan(
-        built, *of_run, wanted, info, path, is_new, index, status, batching, failed_before, suspects
+        built=built,
+        manifest=rows.manifest,
+        seconds=rows.seconds,
+        first_row=rows.first,
+        wanted=wanted,
+        info=info,
+        path=path,
+        is_new=is_new,
+        index=index,
+        rows=status,
+        batching=batching,
+        failed_before=dict(sorted(reasons.items())),
+        suspects=suspects,
     )
 
 
@@ -248,40 +244,39 @@ def _compare(
     index: Index,
     failures: RowFailures,
 ) -> RowStatus:
-    """Compare the rows with what the version holds, and refuse the manifest of another
+    """Compare the rows with the version's items, and refuse the manifest of another
     corpus."""
-    options, keys, manifest = plan.options, rows.keys, rows.manifest
-    status = join(keys, index, failures)
+    options, manifest = plan.options, rows.manifest
+    status = join(rows.keys, index, failures)
     tried = np.flatnonzero(status.failed)
-    failed = [status.failures[row] for row in tried.tolist()]
     files = [manifest.resolve(path) for path in manifest.paths.take(tried)]
-    stands = status.failed.copy()
-    stands[tried] = not options.retry_failed and built.would_fail_again(failed, files)
+    failed = [status.failures[row] for row in tried.tolist()]
+    stands = np.zeros_like(status.failed)
+    if not options.retry_failed:
+        stands[tried] = built.would_fail_again(failed, files)
     status = replace(status, failed=stands)
     if options.check_sources:
         status = with_changed_files(manifest, status, index, version)
     elif plan.only is None:
         refuse_another_corpus(manifest, status, index, version)
-    if plan.only is None:
-        if not options.replace:
-            refuse_paths(manifest, status, version, index)
-        return status
-    wanted = np.isin(keys.id_hashes, plan.only.hashes())
-    # Items that the version still holds of these ids are those that the lost items had
-    # replaced.
-    return replace(status, wanted=wanted, present=status.present & ~wanted)
+    if plan.only is not None:
+        wanted = np.isin(rows.keys.id_hashes, plan.only.hashes())
+        # An item that the version still holds of these ids is older than the lost one.
+        return replace(status, wanted=wanted, present=status.present & ~wanted)
+    if not options.replace:
+        refuse_paths(manifest, status, version, index)
+    return status
 
 
 def _notes(plan: ExtractionPlan) -> list[str]:
-    """What a user should read before the run."""
     notes = []
+    lacking = [version for version in plan.versions if version.num_missing]
     for version in plan.versions:
-        name, extractor = version.config.name, version.config.extractor
-        if (
-            version.num_missing
-            and (warning := version.built.extractor.chunk_warning(extractor)) is not None
-        ):
-            notes.append(f"{name}: {warning}")
+        name = version.config.name
+        if version.num_missing:
+            warning = version.built.extractor.chunk_warning(version.config.extractor)
+            if warning is not None:
+                notes.append(f"{name}: {warning}")
         if version.is_new:
             notes += new_version_notes(plan.cache, version.info)
         if version.batching is not None and version.batching.note is not None:
@@ -293,22 +288,22 @@ def _notes(plan: ExtractionPlan) -> list[str]:
         return notes
     if any(version.is_new for version in plan.versions):
         notes += same_span_notes(plan.manifest)
-    lacking = [version for version in plan.versions if version.num_missing]
     if plan.source is None and lacking:  # the other versions need the same files
-        whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else plan.manifest
-        notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
-        notes += copying_notes(lacking[0].manifest)
-    return notes + disk_space_notes(
-        plan.cache, sum(version.expected_bytes for version in plan.versions)
-    )
+        first = lacking[0]
+        is_partition = len(first.wanted) != len(first.manifest)
+        whole = plan.manifest if is_partition else None
+        notes += missing_file_notes(first.manifest, first.rows.missing, whole)
+        notes += copying_notes(first.manifest)
+    num_bytes = sum(version.expected_bytes for version in plan.versions)
+    return notes + disk_space_notes(plan.cache, num_bytes)
 
 
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
-    """That the disk has no room for so many bytes, approximately. The cache may not exist
-    yet."""
-    if not isinstance(cache, Path) or num_bytes <= (
-        free := shutil.disk_usage(existing_folder(cache)).free
-    ):
+    """Warn if the disk has no room for so many bytes, about."""
+    if not isinstance(cache, Path):
+        return []
+    free = shutil.disk_usage(existing_folder(cache)).free
+    if num_bytes <= free:
         return []
     return [
         f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has "
@@ -317,22 +312,22 @@ def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
 
 
 def existing_folder(folder: Path) -> Path:
-    """The folder, or the lowest above it that exists."""
-    return next(
-        parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir()
-    )
+    """Return the folder, or the lowest above it that exists."""
+    folder = folder.absolute()
+    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
 
 def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
     """Group the versions that are filled together: they lack the same rows, and agree on
-    what a GPU may round.
-
-    TF32 is a switch of the whole process, so that nothing else may run while one version
-    switches it on."""
+    TF32, which is a switch of the whole process."""
     groups: dict[object, list[VersionPlan]] = {}
     for version in versions:
         if version.num_missing:
-            missing, generations = version.rows.missing.tobytes(), version.wanted.rows[2].tobytes()
-            alike = id(version.manifest), missing, generations, version.built.extractor.tf32
-            groups.setdefault(alike, []).append(version)
+            key = (
+                id(version.manifest),
+                version.rows.missing.tobytes(),
+                version.wanted.rows[2].tobytes(),
+                version.built.extractor.tf32,
+            )
+            groups.setdefault(key, []).append(version)
     return [*groups.values()]

@@ -1,11 +1,8 @@
-"""What a manifest wants, without what the version holds, is the shards still to make.
-Nothing is read or written.
+"""The shards still to make, from what a manifest wants and a version lacks.
 
-The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A
-range without any extracted row is one task, whatever happened to the others: so a run
-that was killed and resumed makes exactly the shards of an uninterrupted run. The missing
-rows of partly extracted ranges (retried failures, changed rows, a grown manifest, an
-interrupted run) are gathered into tasks of a shard's size."""
+The manifest is cut once, by its rows alone, into ranges of about a shard each. A range
+without any extracted row is one task, so an interrupted run goes on with the same shards.
+The missing rows of partly extracted ranges are gathered into tasks of a shard's size."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,31 +30,24 @@ MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""
 
 SHARD_HOURS = 1.0
-"""The most audio in a shard, about, however small its features are: a kill costs each
-process the shard it was making, devices share the work shard by shard, and while the last
-one is written there is nothing else left to do."""
+"""The most audio in a shard, about: a kill costs each process the shard it was making."""
 
 FEWEST_SHARDS = 256
-"""Where rows have more than so many times `SHARD_HOURS`, a shard may hold this part of
-their audio instead."""
+"""If rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their
+audio instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to make: small, picklable, and done by any process that has the
-    manifest's root and the configs."""
+    """One shard to make: small and picklable."""
 
     name: str
-    """A hash of the utterances."""
     row: int
-    """The manifest row of the first utterance."""
     utterances: tuple[Utterance, ...]
     seconds: tuple[float, ...]
     """Seconds of audio of each utterance, known or estimated."""
     generations: tuple[int, ...]
-    """Of which generation each utterance's item, or its failure, is to be."""
     manifest: str
-    """The name of the wanted set of the manifest."""
 
 
 def want(
@@ -67,63 +57,65 @@ def want(
     before: Sequence[Wanted],
     again: ArrayLike = (),
 ) -> Wanted:
-    """What a run over a manifest wants. Raises ManifestError if two ids have the same hash.
+    """Give each row of a manifest a generation. Raises ManifestError if two ids have the same
+    hash.
 
-    A row that is there in the same form keeps its generation, another one of its id gets
-    the next; so do those that are to be extracted `again`, by their numbers, because
-    their audio has changed, for example. A row of which nothing is known gets a higher one
-    than all that were forgotten.
+    A row that is known in the same form keeps its generation. A changed row gets the next
+    one, and so do rows that are to be extracted `again`. An unknown row gets a higher one than
+    all that were forgotten.
 
     Args:
-        manifest: What tells the manifest from others.
+        manifest: The name of the manifest's wanted set.
         keys: The hashes of its rows' ids, and of the rows, each uint64 `[rows]`.
-        before: The wanted sets that are kept.
-        again: The numbers of rows that are to be extracted although they are there.
+        before: The wanted sets that the version keeps.
+        again: The numbers of rows to extract although they are there: their audio has
+            changed, for example.
     """
     id_hash, row_hash = keys
     if not are_distinct(id_hash):
         raise ManifestError(f"{manifest}: two ids have the same hash: rename one of them")
-    forgotten = max((one.forgotten for one in before), default=0)
+    forgotten = max((earlier.forgotten for earlier in before), default=0)
     rows = np.stack([id_hash, row_hash, np.zeros_like(id_hash)])
-    mine = Wanted(manifest, rows, forgotten=forgotten)
-    generation = mine.rows[2]
-    highest, is_same = np.zeros(len(mine), np.uint64), np.ones(len(mine), bool)
-    of_index = index.find_hashes(id_hash)
-    held = [(of_index, index.row_hash, index.generation)] if len(index) else []
-    others = (
-        other
-        for other in before
-        if len(other) and (other.name == mine.name or mine.contains(other))
-    )
-    wanted_before = ((other.find(id_hash), other.rows[1], other.rows[2]) for other in others)
-    for at, row_hashes, generations in chain(held, wanted_before):
-        theirs = generations[at]
-        theirs[at < 0] = 0
-        same = row_hashes[at] == row_hash
-        is_same = np.where(theirs > highest, same, is_same & (same | (theirs < highest) | (at < 0)))
-        np.maximum(highest, theirs, out=highest)
-    generation[:] = np.where(highest, highest + ~is_same, np.uint64(forgotten + 1))
+    wanted = Wanted(manifest, rows, forgotten=forgotten)
+    highest = np.zeros(len(wanted), np.uint64)
+    is_changed = np.zeros(len(wanted), bool)
+
+    def compare(positions: NDArray[np.int64], hashes: Any, generations: Any) -> None:
+        """Compare the rows with a record; of records, the highest generation counts."""
+        recorded = np.where(positions < 0, np.uint64(0), generations[positions])
+        is_other = (positions >= 0) & (hashes[positions] != row_hash)
+        is_changed[recorded > highest] = False
+        is_changed[is_other & (recorded >= highest)] = True
+        np.maximum(highest, recorded, out=highest)
+
+    positions = index.find_hashes(id_hash)
+    if len(index):
+        compare(positions, index.row_hash, index.generation)
+    for earlier in before:
+        if len(earlier) and (earlier.name == wanted.name or wanted.contains(earlier)):
+            compare(earlier.find(id_hash), earlier.rows[1], earlier.rows[2])
+    next_generation = highest + is_changed.astype(np.uint64)
+    generation = wanted.rows[2]
+    generation[:] = np.where(highest, next_generation, np.uint64(forgotten + 1))
     numbers = np.asarray(again, np.int64)
     if len(numbers) and len(index):
-        at = of_index[numbers]
-        next_ones = np.where(at < 0, np.uint64(1), index.generation[at] + np.uint64(1))
-        generation[numbers] = np.maximum(generation[numbers], next_ones)
-    return mine
+        held = positions[numbers]
+        following = np.where(held < 0, np.uint64(1), index.generation[held] + np.uint64(1))
+        generation[numbers] = np.maximum(generation[numbers], following)
+    return wanted
 
 
 def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int64]:
-    """The number of the range that each row is in, int64 `[rows]`; it depends on the
-    rows' durations only.
+    """Number the range that each row is in, int64 `[rows]`, by the rows' durations only.
 
     Args:
-        seconds_per_shard: How much audio fills a shard, about. A range ends before it at
-            `SHARD_HOURS`, or at a part of all audio if that is more: so shards of codes
-            are not tiny, and a kill costs little of the whole.
+        seconds_per_shard: How much audio fills a shard, about. A range ends earlier at
+            `SHARD_HOURS`, or at a part of all audio if that is more.
     """
-    # the same bits on every machine
-    in_all = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())
-    seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, in_all / FEWEST_SHARDS))
-    # at most 1: a row fills no more than one shard
+    # `fsum` gives the same bits on every machine.
+    total = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())
+    seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, total / FEWEST_SHARDS))
+    # A row fills no more than one shard.
     weight = np.clip(seconds / seconds_per_range, 1 / MAX_ITEMS, 1)
     begins = np.zeros(len(weight))
     np.cumsum(weight[:-1], out=begins[1:])
@@ -138,31 +130,33 @@ def shard_tasks(
     seconds_per_shard: float,
     first_row: int = 0,
 ) -> Iterator[ShardTask]:
-    """The shards to make, as far as possible in the manifest's order.
+    """Yield the shards to make, as far as possible in the manifest's order.
 
     Args:
-        manifest, rows: The rows that the version should hold, and what it lacks of them.
-        wanted: What the whole manifest wants.
-        seconds: The durations of the rows, known or estimated; they decide only which
-            shard a row is in.
-        seconds_per_shard: How much audio a shard holds, about.
-        first_row: If the rows are a partition of a manifest, the number of their first
-            one in the whole.
+        manifest, rows: The rows that the version should hold, and their state.
+        wanted: The wanted set of the whole manifest.
+        seconds: The durations of the rows; they decide only which shard a row is in.
+        seconds_per_shard: Seconds of audio in a shard, about.
+        first_row: The number of the first row in the whole manifest, for a partition.
     """
     missing = np.flatnonzero(rows.missing)
     ranges = shard_ranges(seconds, seconds_per_shard)
-    partly = np.isin(ranges[missing], ranges[rows.present])
-    whole, gathered = missing[~partly], missing[partly]
+    is_gathered = np.isin(ranges[missing], ranges[rows.present])
+    whole, gathered = missing[~is_gathered], missing[is_gathered]
     for group, shard in (
         (whole, ranges[whole]),
         (gathered, shard_ranges(seconds[gathered], seconds_per_shard)),
     ):
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
-            if len(members):
-                utterances = tuple(manifest[row] for row in members.tolist())
-                name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
-                generations = tuple(wanted.rows[2, first_row + members].tolist())
-                lengths = tuple(seconds[members].tolist())
-                yield ShardTask(
-                    name, first_row + int(members[0]), utterances, lengths, generations, wanted.name
-                )
+            if not len(members):
+                continue
+            utterances = tuple(manifest[row] for row in members.tolist())
+            content = "\n".join(map(repr, utterances))
+            yield ShardTask(
+                name=hashlib.sha256(content.encode()).hexdigest()[:12],
+                row=first_row + int(members[0]),
+                utterances=utterances,
+                seconds=tuple(seconds[members].tolist()),
+                generations=tuple(wanted.rows[2, first_row + members].tolist()),
+                manifest=wanted.name,
+            )

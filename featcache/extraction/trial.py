@@ -1,12 +1,8 @@
-"""How long a run would take: a sample of what is missing is extracted for a few seconds,
-by the engine of the run.
+"""An estimate of a run's time, from a sample that its engine extracts for a few seconds.
 
-It goes into a temporary folder, which is removed.
-
-The sample is blocks of neighbouring rows from random places: neighbours stay together,
-since they may share a file. What the first seconds are spent on, threads that start and
-buffers that grow, is left out. How much the speed changed from one fifth of the rest to
-the next says how far the estimate may be off."""
+The sample is blocks of neighbouring rows, which may share a file, from random places. The
+first seconds, in which threads start and buffers grow, are left out. Differences of speed
+between fifths of the others give the error of the estimate."""
 
 from __future__ import annotations
 
@@ -29,67 +25,59 @@ from featcache.extraction.version_plan import VersionPlan
 from featcache.spec import seconds_that_fill
 
 SECONDS = 10.0
-"""How long is measured."""
+"""Seconds that are measured."""
 
 _WARM_UP_SECONDS = 2.0
 _MOST_SECONDS = 45.0
-"""When a trial ends though it has measured too little: an extractor may be slow."""
 
 _MOST_ROWS = 100_000
 _BLOCK_ROWS = 32
 _MOST_BYTES = 4e9
 _SHARD_MEGABYTES = 32.0
 _CPU_BATCH_SECONDS = 20.0
-"""Seconds of audio in a batch on a CPU: less than usual, since a slow extractor would
-finish too few batches."""
+"""Seconds of audio in a batch on a CPU: few, since a slow extractor would finish too few
+batches."""
 
 _SLICES = 5
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial has measured of the versions that are filled together, and what
-    follows for all of it."""
+    """The measurements and the estimate for versions that are filled together."""
 
     versions: list[str]
-    """The names of their configs."""
     elapsed_seconds: float
-    """The seconds that were measured."""
     audio_seconds: float
     """Seconds of audio that were extracted in them."""
     failed: int
-    """Utterances of the sample that failed."""
     times_real_time: float
     expected_seconds: float
-    """The seconds that all that is missing would take."""
+    """The seconds that the whole run would take."""
     at_least: float | None
-    """The seconds if the speed is as much higher as it changed in the trial; None if too
-    little was measured to say."""
+    """The seconds if the speed is higher by the measured error; None if too little was
+    measured."""
     at_most: float | None
-    """The seconds if it is as much lower; None if too little was measured to say."""
+    """The seconds if the speed is lower by the measured error; None if too little was
+    measured."""
     device: str
     processes: int
     threads: int
 
 
 def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:
-    """Try each group of versions that are filled together. Nothing is written to the
-    cache, but to a temporary folder, which is made in `folder`; None for where the system
-    has them. Raises StoreError if the temporary folder cannot be written; ExtractorError
-    if the extractor broke its contract."""
+    """Try each group of versions that are filled together. It writes only to a temporary
+    folder in `folder`; None for the system's place."""
     return [_try(plan, group, engine, folder) for group in group_versions(plan.versions)]
 
 
 def sample_rows(planned: VersionPlan) -> NDArray[np.int64]:
-    """Rows of the run's manifest that the version lacks: random blocks of neighbours, in
-    random order, int64 `[n]`."""
-    rows = np.unique(
-        (planned.first_row + np.flatnonzero(planned.rows.missing)) // len(planned.config.copies)
-    )
+    """Return rows of the run's manifest that the version lacks: random blocks of
+    neighbours, in random order, int64 `[n]`."""
+    missing = planned.first_row + np.flatnonzero(planned.rows.missing)
+    rows = np.unique(missing // len(planned.config.copies))
     starts = np.random.default_rng(0).permutation(np.arange(0, len(rows), _BLOCK_ROWS))
-    return np.concatenate(
-        [rows[at : at + _BLOCK_ROWS] for at in starts[: _MOST_ROWS // _BLOCK_ROWS].tolist()]
-    )
+    starts = starts[: _MOST_ROWS // _BLOCK_ROWS]
+    return np.concatenate([rows[start : start + _BLOCK_ROWS] for start in starts.tolist()])
 
 
 def _try(
@@ -105,16 +93,18 @@ def _try(
     with TemporaryDirectory(
         prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True
     ) as folder:
-        # `only`: whether none of its files is there has been asked of the whole manifest.
+        # With `only`, the plan does not ask again whether the manifest's files exist.
         trial = plan_extraction(
             sample, [version.built for version in group], Path(folder), options, only=sample.ids
         )
         versions = [
-            replace(one, batching=planned.batching)
-            for one, planned in zip(trial.versions, group, strict=True)
+            replace(version, batching=planned.batching)
+            for version, planned in zip(trial.versions, group, strict=True)
         ]
+        batch_seconds = trial.batch_seconds
         if not trial.device.is_cuda:
-            trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
+            batch_seconds = min(batch_seconds, _CPU_BATCH_SECONDS)
+        trial = replace(trial, versions=versions, batch_seconds=batch_seconds)
         bytes_per_second = sum(version.info.spec.expected_bytes(1.0) for version in versions)
         num_bytes = min(_MOST_BYTES, disk_usage(folder).free / 4)
         meter = _Meter(seconds_that_fill(num_bytes, bytes_per_second))
@@ -122,9 +112,7 @@ def _try(
         timer.daemon = True
         timer.start()
         try:
-            summary = run_extraction(
-                replace(trial, versions=versions), engine, meter.report, meter.stop
-            )
+            summary = run_extraction(trial, engine, meter.report, meter.stop)
         finally:
             timer.cancel()
     audio, elapsed, error = meter.speed(summary)
@@ -146,34 +134,34 @@ def _try(
 
 @dataclass
 class _Meter:
-    """Takes the times at which audio was extracted, and stops the run when they are
-    enough."""
+    """Records how much audio was extracted when, and stops the run when that is enough."""
 
     most_audio_seconds: float
-    """How much may be extracted before the run is stopped: it has to lie somewhere."""
     stop: threading.Event = field(default_factory=threading.Event)
     points: list[tuple[float, float]] = field(default_factory=list)
-    """Times, as `perf_counter` says them, and how much audio was extracted by then."""
+    """Times of `perf_counter`, and the seconds of audio extracted by then."""
 
     def report(self, progress: Progress) -> None:
-        """Take the time."""
+        """Record a point."""
         if self.stop.is_set() or not progress.computed_seconds:
             return
         now = perf_counter()
         self.points.append((now, progress.computed_seconds))
-        is_long_enough = now >= self.points[0][0] + _WARM_UP_SECONDS + SECONDS
+        began, _ = self.points[0]
+        is_long_enough = now >= began + _WARM_UP_SECONDS + SECONDS
         if is_long_enough or progress.computed_seconds > self.most_audio_seconds:
             self.stop.set()
 
     def speed(self, summary: Summary) -> tuple[float, float, float]:
-        """Seconds of audio, the seconds that they took, and the relative error of their
-        ratio: twice its standard error by fifths; infinite if there are too few points.
-        Then it is of the whole trial, as its summary says.
-        """
+        """Return seconds of audio, the seconds that they took, and the relative error of
+        their ratio: twice its standard error by fifths. Without enough points, the error
+        is infinite."""
         warm = [
-            (at, audio) for at, audio in self.points if at >= self.points[0][0] + _WARM_UP_SECONDS
+            (time, audio)
+            for time, audio in self.points
+            if time >= self.points[0][0] + _WARM_UP_SECONDS
         ]
-        # of other processes, it may be the same many times
+        # Other processes may report the same progress many times.
         if len({audio for _, audio in warm}) <= _SLICES:
             return summary.audio_seconds, summary.elapsed_seconds, math.inf
         times, audio = np.array(warm).T

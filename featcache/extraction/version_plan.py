@@ -1,4 +1,4 @@
-"""What a run is to do for one version, and the config and extractor that it does it with."""
+"""The plan of a run for one version, and the config and extractor that fill it."""
 
 from __future__ import annotations
 
@@ -53,21 +53,16 @@ _NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class BuiltConfig:
-    """A config and its extractor, built when first asked for: where nothing is to be
-    extracted, it need not be."""
+    """A config and its extractor, which is built when first asked for."""
 
     config: Config
     device: Device
-    """The device of the run."""
     renamed: str = ""
-    """The name of its version's folder, if that is no longer the one that it was made
-    with."""
+    """The name of its version's folder, if that has been renamed."""
 
     @cached_property
     def extractor(self) -> Extractor[Params]:
-        """The extractor, on the device, for which torch is configured. Raises ConfigError
-        if the parameters, the `audio` section or the stored dtype do not suit the
-        extractor."""
+        """The extractor on the device. Raises ConfigError if the config does not suit it."""
         self.device.configure_torch()
         extractor = self.config.build(self.device.torch_device)
         with blamed_on(type(extractor)):
@@ -77,7 +72,7 @@ class BuiltConfig:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether the extractor takes rows of padded clips, and not clips as they are."""
+        """True if the extractor takes rows of padded clips."""
         return isinstance(self.extractor, RowExtractor)
 
     @cached_property
@@ -87,7 +82,7 @@ class BuiltConfig:
         try:
             return self.config.fingerprint()
         except FeatcacheError:
-            _ = self.extractor  # whose error says more
+            _ = self.extractor  # its error says more
             raise
 
     @property
@@ -107,8 +102,8 @@ class BuiltConfig:
 
     @cached_property
     def source_fingerprint(self) -> str | None:
-        """The fingerprint of the version from whose features these can be made; None if they
-        are made from audio only."""
+        """The fingerprint of the version from whose features these can be made; None for
+        audio."""
         if self.config.pool is not None:
             return source_of(self.config.resolved())
         return self.extractor.source_fingerprint
@@ -125,7 +120,7 @@ class BuiltConfig:
 
     @cached_property
     def waveform_maker(self) -> WaveformMaker:
-        """How waveforms are made from decoded audio."""
+        """The maker of waveforms from decoded audio."""
         return WaveformMaker.of(self.config.audio, self.config.augment)
 
     @cached_property
@@ -137,27 +132,25 @@ class BuiltConfig:
     def would_fail_again(
         self, failures: Sequence[Failure], files: Sequence[AudioSource]
     ) -> list[bool]:
-        """Which utterances that failed, with these files, would fail again: whose file is
-        the same, and is refused again if it was refused. Servers are asked about their
-        files."""
-        rows = zip(failures, files, are_unchanged(failures, files), strict=True)
+        """Tell of each failed utterance whether it would fail again with its file."""
+        unchanged = are_unchanged(failures, files)
         return [
             is_unchanged and self._would_be_refused(failure, file)
-            for failure, file, is_unchanged in rows
+            for failure, file, is_unchanged in zip(failures, files, unchanged, strict=True)
         ]
 
     def _would_be_refused(self, failure: Failure, file: AudioSource) -> bool:
-        """Whether one of an unchanged file is refused again: a limit may have been
-        lifted. Commands are tried."""
+        """Tell whether an unchanged file is refused again; a limit may have been lifted."""
         audio = self.config.audio
         if failure.reason == Reason.RATE_REFUSED:
-            if isinstance(file, Command) or (header := probe(file)) is None:
+            header = None if isinstance(file, Command) else probe(file)
+            if header is None:
                 return False
             is_other = audio.resample == "forbid" and header.sample_rate != audio.sample_rate
             return is_other or header.sample_rate < audio.min_source_rate
         if failure.reason != Reason.TOO_LONG:
             return True
-        # the file is at least as long as the duration
+        # A file is at least as long as a row's duration.
         seconds = math.inf if failure.duration else probe_seconds(file)
         if self.max_seconds is None or seconds is None:
             return False
@@ -167,30 +160,24 @@ class BuiltConfig:
 
 @dataclass(frozen=True, eq=False)
 class VersionPlan:
-    """What a run is to do for one version."""
+    """The plan of a run for one version."""
 
     built: BuiltConfig
     manifest: Manifest
-    """The rows that the run is about: those of its manifest, or of a partition, with the
-    config's copies."""
+    """The rows of the run, with the config's copies."""
     seconds: NDArray[np.float64]
-    """Seconds of audio of each row, `[rows]`; those that the manifest does not say are
-    estimates."""
     first_row: int
     """The number of the first of these rows in the whole manifest."""
     wanted: Wanted
-    """What the whole manifest wants of the version."""
     info: VersionInfo
     path: Location
     is_new: bool
     index: Index
-    """The items that the version holds."""
     rows: RowStatus
-    """Which rows are there, have failed, or are to be extracted."""
     batching: BatchingChoice | None
-    """How the extractor puts rows together; None where nothing asks for the extractor."""
+    """The choice how rows are put together; None if the extractor is not needed."""
     failed_before: dict[str, int]
-    """The number of rows that have failed and are not tried again, by reason."""
+    """The number of failed rows that are not tried again, by reason."""
     suspects: Suspects
 
     @property
@@ -205,12 +192,11 @@ class VersionPlan:
 
     @cached_property
     def num_replaced(self) -> int:
-        """The number of rows to extract although there is an item of that id, made from
-        another row or another file."""
+        """The number of rows to extract although an item of that id exists."""
         return int(self.rows.again.sum())
 
     def find(self, utterance: str) -> int | None:
-        """The number of the row of this id; None if there is none."""
+        """Return the number of the row of this id; None if there is none."""
         rows = np.flatnonzero(self.manifest.ids.hashes() == np.uint64(hash_of(utterance))).tolist()
         return next((row for row in rows if self.manifest.ids[row] == utterance), None)
 
@@ -221,90 +207,94 @@ class VersionPlan:
 
     @property
     def expected_bytes(self) -> float:
-        """Bytes of features to write, with the scales and offsets of quantised ones, but
-        without other side arrays."""
+        """Bytes of features to write, without side arrays other than scales and offsets."""
         return self.info.spec.expected_bytes(self.expected_seconds, self.num_missing)
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
-    """The attributes of a config's version, whose extractor makes features of this spec."""
+    """Return the attributes of a config's version."""
     spec = stored_spec(spec, config.dtype)
     if config.pool is not None:
         spec = pooled_spec(spec, config.pool)
-    fingerprint, made_by = config.fingerprint(), library_versions()
     return VersionInfo(
         name=config.name,
-        fingerprint=fingerprint,
+        fingerprint=config.fingerprint(),
         config=config.resolved(),
         spec=spec,
-        made_by=made_by,
+        made_by=library_versions(),
     )
 
 
 def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
-    """Refuse a stored dtype that cannot hold the features or the codes, because casts do
-    not complain."""
+    """Refuse a stored dtype that cannot hold the features: casts do not complain."""
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
     where = f"config {config.source or config.name}: store.dtype"
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
-        what = f"{stored} cannot hold the features of {config.extractor}, which are {made}"
-        raise ConfigError(f"{where}: {what}: use float16, float32, or uint8, which quantises them")
+        raise ConfigError(
+            f"{where}: {stored} cannot hold the features of {config.extractor}, which are {made}: "
+            "use float16, float32, or uint8, which quantises them"
+        )
     if made.kind != "f":
         largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
         if stored.kind == "f" or largest > np.iinfo(stored).max:
-            what = f"codes of {config.extractor} are unsigned integers up to {largest}"
-            raise ConfigError(f"{where}: {stored}: {what}: take {np.min_scalar_type(largest)}")
+            raise ConfigError(
+                f"{where}: {stored}: codes of {config.extractor} are unsigned integers up to "
+                f"{largest}: take {np.min_scalar_type(largest)}"
+            )
 
 
-# What a user is told before the run
+# Notes for the user before the run
 
 
 def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
-    """How a version that does not exist yet differs from those of the same name with
-    other fingerprints. Raises ArgumentError if a version has this fingerprint, but its
-    folder has been renamed, or its config has another name."""
-    notes, names = list[str](), list[str]()
-    with suppress(StoreError):  # what is wrong with the place is said when it is written to
-        # which another run may have made
-        names = [name for name in version_names(cache) if name != info.folder_name]
+    """Note how a new version differs from those of the same name. Raises ArgumentError if
+    a version has this fingerprint under another name."""
+    notes: list[str] = []
+    names: list[str] = []
+    with suppress(StoreError):  # writing reports it
+        names = version_names(cache)
     for name in names:
+        if name == info.folder_name:  # another run may have made it meanwhile
+            continue
         try:
             sibling = Version.open(cache / name)
-        except StoreError:  # which `verify` reports
+        except StoreError:  # `verify` reports it
             continue
+        is_namesake = sibling.info.name == info.name
         if sibling.info.fingerprint == info.fingerprint:
-            if sibling.info.name == info.name:
-                back = f"but another folder name: rename it back to {info.folder_name}"
+            if is_namesake:
+                remedy = f"but another folder name: rename it back to {info.folder_name}"
             else:
-                back = f"under another name: call the config {sibling.info.name} to go on with it"
-            what = f"{sibling.path} has this config's fingerprint, {back}"
-            raise ArgumentError(f"{what}, or move it out of {cache} to extract everything again")
-        if sibling.info.name == info.name:
-            found = find_differences(
+                remedy = f"under another name: call the config {sibling.info.name} to go on with it"
+            raise ArgumentError(
+                f"{sibling.path} has this config's fingerprint, {remedy}, or move it out of "
+                f"{cache} to extract everything again"
+            )
+        if is_namesake:
+            difference = find_differences(
                 sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint
             )
-            notes.append(
-                f"{info.folder_name} is a new version next to {name}: {', '.join(found.deciding)}"
-            )
+            deciding = ", ".join(difference.deciding)
+            notes.append(f"{info.folder_name} is a new version next to {name}: {deciding}")
     return notes
 
 
 def suspect_notes(plan: VersionPlan) -> list[str]:
-    """That some of the rows to be extracted may have crashed an earlier run, and what is
-    done about it."""
-    missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing)) if plan.suspects.ids else ()
-    if not (suspects := [id_ for id_ in missing if id_ in plan.suspects.ids]):
+    """Note that rows to be extracted may have crashed an earlier run."""
+    if not plan.suspects.ids:
         return []
-    what = (
-        f"an earlier run died with {counted(len(suspects), 'utterance')} in flight "
-        f"({listing(suspects, 3)})"
-    )
-    return [f"{plan.path.name}: {what}: extracted one by one, in a process of their own"]
+    missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing))
+    suspects = [id_ for id_ in missing if id_ in plan.suspects.ids]
+    if not suspects:
+        return []
+    return [
+        f"{plan.path.name}: an earlier run died with {counted(len(suspects), 'utterance')} in "
+        f"flight ({listing(suspects, 3)}): extracted one by one, in a process of their own"
+    ]
 
 
 def replacement_notes(plan: VersionPlan) -> list[str]:
-    """Which rows are extracted again although there are items of them, and what has
-    changed. Raises DamagedError if the shard of such an item is not what was written."""
+    """Note which rows are extracted again although there are items of them, and why."""
     rows = np.flatnonzero(plan.rows.again).tolist()
     if not rows:
         return []
@@ -312,25 +302,25 @@ def replacement_notes(plan: VersionPlan) -> list[str]:
     changes = []
     for row in rows[:_NAMED]:
         item = item_at(version, plan.index, int(plan.rows.positions[row]))
-        changes.append(
-            f"{item.id}: "
-            f"{differences(item, plan.manifest[row]) or file_change(item, plan.manifest)}"
-        )
-    more = f" … and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
+        change = differences(item, plan.manifest[row]) or file_change(item, plan.manifest)
+        changes.append(f"{item.id}: {change}")
+    examples = "; ".join(changes)
+    if len(rows) > _NAMED:
+        examples += f" … and {len(rows) - _NAMED:,} more"
     again = counted(len(rows), "utterance is", "utterances are")
-    return [f"{plan.info.folder_name}: {again} extracted again: {'; '.join(changes)}{more}"]
+    return [f"{plan.info.folder_name}: {again} extracted again: {examples}"]
 
 
 def file_change(item: Item, manifest: Manifest) -> str:
-    """How the file at an item's path differs from the one that it was extracted from."""
+    """Describe how the file at an item's path has changed since extraction."""
     size, mtime_ns = stat_of(manifest.resolve(item.path))
-    differ = [
-        name
-        for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns))
-        if not same
-    ]
-    if differ:
-        return f"its file's {' and '.join(differ)}"
+    changes = []
+    if size != item.size:
+        changes.append("size")
+    if mtime_ns != item.mtime_ns:
+        changes.append("mtime")
+    if changes:
+        return f"its file's {' and '.join(changes)}"
     if item.decoder == OLD_FFMPEG:
         return "how FFmpeg decodes its file"
     return "its file, which has failed meanwhile"

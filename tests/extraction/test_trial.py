@@ -139,13 +139,12 @@ def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, fast, scratch, mon
 
 def test_a_trial_in_other_processes_has_small_batches_too(plain):
     group = SimpleNamespace(
-        root=plain.folder, some_paths=(), configs=(), source=None, device=Device("cpu")
+        root=plain.folder, some_paths=(), configs=(), source=None, batch_seconds=20.0
     )
-    group.device.batch_seconds = 20.0
-    Setup.of(group).build(there := Device("cpu"))
-    assert there.batch_seconds == 20.0
-    Setup.of(group).build(on_gpu := SimpleNamespace(is_cuda=True, batch_seconds=240.0))
-    assert on_gpu.batch_seconds == 240.0
+    setup = Setup.of(group)
+    assert setup.batch_seconds(Device("cpu")) == 20.0
+    on_gpu = SimpleNamespace(is_cuda=True, batch_seconds=240.0)
+    assert setup.batch_seconds(on_gpu) == 240.0
 
 
 def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, cache):
