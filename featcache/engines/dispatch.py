@@ -80,7 +80,7 @@ class Chunk:
 
 
 class Chunks:
-    """Deals tasks to workers; each task is done once."""
+    """Deals tasks to workers."""
 
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
         self.held: dict[int, Chunk] = {}
@@ -215,15 +215,9 @@ class Dispatch:
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
-        """Do all tasks; returns when they are committed, or the run was stopped.
-
-        Raises:
-            ConfigError: The workers' devices are of different models, or a worker finds
-                another fingerprint.
-            ExtractorError: The extractor broke its contract, or every worker has died
-                again and again.
-            StoreError: The cache cannot be written. What was committed stays.
-        """
+        """Do all tasks; returns when they are committed, or the run was stopped. Raises
+        ConfigError if the workers' devices or fingerprints differ; ExtractorError if
+        every worker has died again and again; and the workers' errors."""
         try:
             for number in range(len(self._workers)):
                 self._team.start(number, self._setup)
@@ -310,7 +304,7 @@ class Dispatch:
                 self._bring_back(number, how, counts_as_death)
 
     def _welcome(self, name: str, device: str, threads: int) -> None:
-        """Refuse a device of another model than the first one's, and count the others."""
+        """Count a worker, and refuse a device of another model than the first one's."""
         progress = self._control.progress
         if self._first_ready is None:
             self._first_ready = name, device

@@ -44,12 +44,8 @@ class IsolatedProcess:
     ) -> Iterator[list[Extracted | PendingRows]]:
         """Yield each version's results for each utterance of a batch. An utterance fails
         if the other process crashes or cannot begin: in this process, it might crash the
-        run again.
-
-        Raises:
-            ExtractorError: The extractor broke its contract in the other process.
-            StoppedError: The run is being stopped, and the audio takes long to come.
-        """
+        run again. Raises StoppedError if the run is being stopped, and the audio takes
+        long to come."""
         for utterance in batch:
             with self._turn:
                 yield [

@@ -48,7 +48,7 @@ lengths, 0.94 of the computed samples are audio with 16 h, and 0.88 with 4. The 
 _ROWS_AHEAD_BYTES = 4 << 30
 
 _READ_AHEAD = 1024
-"""Batches that are searched for files to fetch: a container may be much longer."""
+"""Batches that are searched for files to fetch."""
 
 _FULL_SECONDS = 1800.0
 """Audio in full batches of rows, at which decoding pauses to save memory."""
@@ -58,12 +58,8 @@ _POLL_SECONDS = 0.2
 
 def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
     """Do shard tasks for a group of versions; returns when all are committed or the run
-    was stopped.
-
-    Raises:
-        StoreError: The cache cannot be written. What was committed stays.
-        ExtractorError: The extractor broke its contract.
-    """
+    was stopped. Raises StoreError if the cache cannot be written; ExtractorError if the
+    extractor broke its contract."""
     workers = _Workers(group, tasks, control)
     with workers.in_flight, closing(workers.isolated), workers.downloads:
         try:
@@ -120,7 +116,6 @@ class _Workers:
         self._delivery = Delivery(control, self._state, self._fail)
 
     def run(self) -> None:
-        """Do the tasks; returns when all tasks that were taken are committed."""
         # Nothing is committed after this, even if a second interrupt ends the wait.
         with (
             closing(self._delivery),

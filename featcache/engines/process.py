@@ -145,12 +145,8 @@ class Setup:
         return device.batch_seconds if device.is_cuda else self.cpu_batch_seconds
 
     def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
-        """Prepare this process for the extractors, and open the source.
-
-        Raises:
-            ManifestError: None of the audio files is there.
-            StoreError: The source cannot be opened.
-        """
+        """Prepare this process for the extractors, and open the source. Raises
+        ManifestError if none of the audio files is there."""
         if self.paths_there and not paths_there(self.root, self.paths_there):
             raise ManifestError(
                 f"{socket.gethostname()}: has none of "

@@ -114,8 +114,7 @@ def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
 def with_changed_files(
     manifest: Manifest, status: RowStatus, index: Index, version: Version
 ) -> RowStatus:
-    """Mark the rows as missing whose file has another size or mtime than at extraction,
-    or was decoded in a way that gave other samples."""
+    """Mark the rows as missing whose file has changed, or was decoded to other samples."""
     rows = np.flatnonzero(status.present)
     sources = sources_of(version, index, status.positions[rows]).tolist()
 

@@ -252,7 +252,7 @@ class VersionSummary:
     """Utterances, without copies, whose file has a higher sample rate than the config."""
     sample_rate: int = 0
     failed_before: dict[str, int] = field(default_factory=dict)
-    """Utterances that failed in earlier runs and were not tried again, by reason."""
+    """Utterances that failed earlier and were not tried again, by reason."""
     missing: int = 0
     """Utterances that an interrupted run has not extracted."""
 
@@ -273,7 +273,7 @@ class Summary:
     silent: int
     """Utterances whose waveform is silent; the most of all configs."""
     first_silent: str
-    """A silent utterance, and why it is silent; empty if there is none."""
+    """A silent utterance, and the reason; else empty."""
     audio_seconds: float
     """Seconds of audio extracted. Copies count."""
     elapsed_seconds: float

@@ -37,7 +37,7 @@ _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
 
 Waveform = NDArray[np.float32]
-"""Mono samples, float32 `[num_samples]`."""
+"""Mono samples, `[num_samples]`."""
 
 WorkerTimes = defaultdict[str, float]
 """Seconds of a worker thread by stage: `decode`, with reading; `resample`, with mixing
@@ -73,7 +73,7 @@ class Extracted:
     spec: FeatureSpec
     root: AudioLocation
     pool: str | None = None
-    """The vector that is stored instead of frames; see `pooling`."""
+    """The vector that is stored instead of frames."""
     items: list[Item] = field(default_factory=list)
     features: list[ClipFeatures] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -297,7 +297,7 @@ _OUT_OF_MEMORY = (
     "error: out of memory",
     "DefaultCPUAllocator",
 )
-"""Parts of the messages of errors for which torch has no class."""
+"""Parts of messages of errors that have no class."""
 
 _PERHAPS_OUT_OF_MEMORY = (
     "unable to find an engine",  # cuDNN: nothing that fits can compute a convolution

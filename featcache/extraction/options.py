@@ -90,7 +90,7 @@ class Options:
 
     @cached_property
     def failure_limit(self) -> FailureLimit | None:
-        """The utterances of a version that may fail; None for any number."""
+        """The utterances that may fail; None for any number."""
         return None if self.max_failures is None else FailureLimit.parse(self.max_failures)
 
     @cached_property

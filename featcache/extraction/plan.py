@@ -54,7 +54,7 @@ from featcache.version.wanted import Wanted, read_all_wanted
 
 @dataclass(frozen=True)
 class ExtractionPlan:
-    """The plan of a run. Nothing has been written yet."""
+    """The plan of a run."""
 
     manifest: Manifest
     cache: Location

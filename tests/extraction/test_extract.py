@@ -240,3 +240,18 @@ def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_rename
     info = BuiltConfig(load_config("fbank80"), Device("cpu")).info
     Version.create(tmp_path / info.folder_name, info)
     assert new_version_notes(tmp_path, info) == []
+
+
+def test_progress_is_a_snapshot_and_the_last_one_has_everything(corpus, scratch):
+    snapshots = []
+    summary = featcache.extract(
+        corpus.manifest(),
+        cache=scratch / "snapshots",
+        options=featcache.Options(device="cpu", threads=2, shard_megabytes=0.01),
+        observer=featcache.Observer(progress=snapshots.append),
+    )
+    seconds = [progress.audio_seconds for progress in snapshots]
+    assert len({*map(id, snapshots)}) == len(snapshots) > 1
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[-1] == summary.audio_seconds
+    assert snapshots[-1].shards > 1
