@@ -229,6 +229,8 @@ class Extractor(ABC, Generic[P]):
     def from_items(self, items: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Make the features of several utterances from those that the version
         `source_fingerprint` has of them, each `[frames, *item_shape]`, on the device."""
+        import torch
+
         made = self.from_features(torch.cat([*items]))
         require_tensor(self, "from_features", made, (sum(map(len, items)), *self.spec.item_shape))
         return torch.split(made, [len(item) for item in items])

@@ -6,7 +6,7 @@ import torch
 from featcache.extractors import Extractor, FeatureSpec, Params
 from featcache.extractors.frames import FrameExtractor
 from featcache.extractors.rows import RowExtractor, Rows
-from featcache.spec import SideSpec
+from featcache.spec import Track
 
 HOP = 160
 
@@ -234,7 +234,7 @@ class FewRowed(Rowed):
 
 class SidelessRowed(Rowed):
     def __init__(self, params, sample_rate, device):
-        self.spec = spec_of(sample_rate, side=(SideSpec("counts", (), "int64", "frames"),))
+        self.spec = spec_of(sample_rate, side=(Track("counts", (), "int64", "frames"),))
 
 
 class WithoutgranularityRowed(RowExtractor[Own]):
