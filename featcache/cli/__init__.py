@@ -21,37 +21,47 @@ from typing import Any, NoReturn
 import click
 
 from featcache import __version__
-from featcache.cli.common import complain, note, print_json, printing
+from featcache.cli.common import complain, error_document, note, print_json, printing
 from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
-_COMMANDS = (
-    *("extract", "verify", "repair", "index", "ls", "info", "diff", "tag", "rm"),
-    *("prune", "show", "why", "stats", "copy", "manifest", "probe", "configs", "fit-kmeans"),
-)
-_IN_FILES = {"ls": "info", "why": "show", "fit-kmeans": "stats", "rm": "prune"}
-_IN_FILES |= dict.fromkeys(("index", "tag", "copy"), "versions")
-"""The files of commands that are in no file of their own name."""
+_FILES_OF_COMMANDS = {
+    "extract": "extract",
+    "verify": "verify",
+    "repair": "repair",
+    "index": "versions",
+    "ls": "info",
+    "info": "info",
+    "diff": "diff",
+    "tag": "versions",
+    "rm": "prune",
+    "prune": "prune",
+    "show": "show",
+    "why": "show",
+    "stats": "stats",
+    "copy": "versions",
+    "manifest": "manifest",
+    "probe": "probe",
+    "configs": "configs",
+    "fit-kmeans": "stats",
+}
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
-"""Packages that come with the extra `extract`, and that commands which read a cache do
-without."""
+"""Packages of the extra `extract`, which only some commands need."""
 
 _NOBODY_READS = 128 + signal.SIGPIPE
-"""The exit code if the reader of our output has gone: what a shell reports of most
-programs then."""
+"""The exit code if the reader of our output has gone, as of most programs in a shell."""
 
-_FILES = 16
-"""That may be open at least. With fewer, zarr-python's event loop does not begin, and
-says so in lines of its own."""
+_FEWEST_FILES = 16
+"""The number of open files that zarr-python's event loop needs."""
 
 _NO_THREAD = "can't start new thread"
-"""What a RuntimeError says if there is no room for another thread."""
+"""The message of the RuntimeError if there is no room for another thread."""
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for. Turns errors into one clear line and their
-    exit code."""
+    """Imports a command when it is needed. Prints each error in one clear line, and ends with
+    its exit code."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
         with standard_streams():
@@ -61,7 +71,7 @@ class _Commands(click.Group):
                 printing.end()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # for errors in options; the option itself knows, once it is parsed
+        # for errors in options, before `--json` itself is parsed
         printing.as_json = "--json" in args
         return super().parse_args(ctx, args)
 
@@ -89,51 +99,40 @@ class _Commands(click.Group):
             _drop_output()
             ctx.exit(_NOBODY_READS)
         except OSError as error:
-            where = (
-                f"{os.fsdecode(error.filename)}: "
-                if isinstance(error.filename, (str, bytes))
-                else ""
-            )
-            if _is_from_printing(error):
-                where = "standard output: "
-                _drop_output()
-            _fail(ctx, "OSError", f"{where}{error.strerror or error}", 1)
+            _fail(ctx, "OSError", f"{_where(error)}{error.strerror or error}")
         except (KeyboardInterrupt, click.Abort):  # the latter at a question
             _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
-            # what zarr had begun
+            # zarr warns of the coroutines that it had begun
             warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-            reason = str(error) or "out of memory"
-            _fail(
-                ctx,
-                "MemoryError",
-                f"{reason}: give the process more (ulimit -v, ulimit -u), or --threads 1",
-                1,
-            )
+            remedy = "give the process more (ulimit -v, ulimit -u), or --threads 1"
+            _fail(ctx, "MemoryError", f"{str(error) or 'out of memory'}: {remedy}")
         ctx.exit(code or 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS]
+        return list(_FILES_OF_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        # of all, click says which may be meant
-        for known in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
-            module = import_module(f"featcache.cli.{_IN_FILES.get(known, known)}")
-            self.add_command(getattr(module, known.replace("-", "_")))
+        names = [cmd_name]
+        if cmd_name not in _FILES_OF_COMMANDS:
+            names = self.list_commands(ctx)  # click says which may be meant
+        for name in names:
+            module = import_module(f"featcache.cli.{_FILES_OF_COMMANDS[name]}")
+            self.add_command(getattr(module, name.replace("-", "_")))
         return super().get_command(ctx, cmd_name)
 
 
 class _Notes(logging.Handler):
-    """Shows on stderr what the library reports of its work."""
+    """Shows the library's log messages on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
 
 
-def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoReturn:
-    """Say what is wrong, and end with that exit code."""
+def _fail(ctx: click.Context, kind: str, message: str, exit_code: int = 1) -> NoReturn:
+    """Print what is wrong, and end with that exit code."""
     message = without_secrets(message)
     complain(message)
     _print_error(kind, message, exit_code)
@@ -141,15 +140,22 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoRetu
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:
-    """Print an error as the document of `--json`; its kind is a class of
-    `featcache.errors`, or another word."""
+    """Print an error as the document of `--json`."""
     try:
         if printing.as_json:
-            print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
-    except (
-        OSError
-    ):  # it is on stderr, too, and more worth telling than that stdout cannot be written
+            print_json(error_document(kind, message, exit_code))
+    except OSError:  # the error itself, which is on stderr, matters more
         _drop_output()
+
+
+def _where(error: OSError) -> str:
+    """Return what an error is about, for the beginning of its message."""
+    if _is_from_printing(error):
+        _drop_output()
+        return "standard output: "
+    if isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename)}: "
+    return ""
 
 
 def _drop_output() -> None:
@@ -188,8 +194,8 @@ def main() -> None:
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < _FILES:
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files < _FEWEST_FILES:
         raise StoreError(
-            f"only {files} files may be open at a time: allow some hundred, with ulimit -n"
+            f"only {most_files} files may be open at a time: allow some hundred, with ulimit -n"
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import FeatcacheError, counted, without_secrets
+from featcache.errors import counted, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.verify import Problem
@@ -29,8 +29,7 @@ FAILURES_LEFT = 3
 
 
 class MessageFile(io.FileIO):
-    """A file of messages: a full disk below it, or a terminal that was closed, does not
-    decide how the work ends."""
+    """A file of messages. A full disk, or a terminal that was closed, raises no error."""
 
     def write(self, data: Any, /) -> int:
         """Write what can be written, and drop the rest."""
@@ -42,85 +41,87 @@ class MessageFile(io.FileIO):
 
 @dataclass
 class Printing:
-    """How the command that runs prints, by its options."""
+    """How the current command prints, by its options."""
 
     quiet: bool = False
-    """Whether nothing is printed for people but errors."""
+    """True if only errors are printed for people."""
     as_json: bool = False
-    """Whether the result, or an error, is printed as one document, and not for people."""
+    """True if the result, or an error, is printed as one document, and not for people."""
     document: Any = None
     """The result, until the command has ended."""
     is_part: bool = False
-    """Whether the command runs for a part of a corpus."""
+    """True if the command runs for a part of a corpus."""
 
     def end(self) -> None:
-        """Be as it was before: another command may follow."""
-        vars(self).update(vars(Printing()))
+        """Return to the defaults: another command may follow."""
+        self.quiet = self.as_json = self.is_part = False
+        self.document = None
 
 
 printing = Printing()
-"""How the command that runs prints."""
 
 
 def printable(text: str) -> str:
-    """Text without users and passwords of URLs, and without what a terminal would obey, or
-    show as something else: control characters, also line ends, marks that turn the
-    direction of writing, and halves of characters are written as Python's escapes.
+    """Return text without users and passwords of URLs, and without what a terminal would obey
+    or show as something else. Control characters, line ends, marks that turn the direction of
+    writing, and halves of characters become Python's escapes.
 
-    Ids, paths, units and messages may come from a stranger's cache or manifest. A query is
-    left, since a manifest has one only if its user has allowed it."""
+    Ids, paths, units and messages may come from a stranger's cache or manifest. A query
+    stays: a manifest has one only if its user has allowed it."""
     shown = without_secrets(text, allow_query=True)
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)
 
 
 def say(*columns: object) -> None:
-    """Print a line for people on stdout, unless `--json` is given; of several columns,
-    with tabs between them."""
+    """Print a line for people on stdout, unless `--json` is given; a tab separates columns."""
     if not (printing.as_json or printing.quiet):
         click.echo("\t".join(printable(str(column)) for column in columns))
 
 
 def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
-    """Print rows of cells, by the names of their columns, on stdout under these names,
-    each column as wide as it must be; the columns of these numbers end in line."""
-    lines = [*map(list, rows[:1]), *(row.values() for row in rows)]
-    shown = [[printable(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        cells = enumerate(zip(row, widths, strict=True))
-        say(
-            "  ".join(
-                cell.rjust(w) if at in to_the_right else cell.ljust(w) for at, (cell, w) in cells
-            ).rstrip()
-        )
+    """Print rows of cells, by the names of their columns, on stdout under these names.
+
+    Each column is as wide as it must be. The columns of these numbers are aligned to the
+    right."""
+    if not rows:
+        return
+    lines = [list(rows[0])] + [list(row.values()) for row in rows]
+    columns = []
+    for number, cells in enumerate(zip(*lines, strict=True)):
+        shown = [printable(cell) for cell in cells]
+        align = str.rjust if number in to_the_right else str.ljust
+        width = max(map(len, shown))
+        columns.append([align(cell, width) for cell in shown])
+    for line in zip(*columns, strict=True):
+        say("  ".join(line).rstrip())
 
 
 def first_few(values: Sequence[object], at_most: int) -> str:
-    """The first values for people, and a mark if there are more."""
+    """List the first values for people, with a mark if there are more."""
     shown = ", ".join(map(str, values[:at_most]))
     return f"{shown} …" if len(values) > at_most else shown
 
 
 def count_are(count: int, thing: str) -> str:
-    """`1 shard is`, `2,500 shards are`."""
-    return f"{counted(count, thing)} {'is' if count == 1 else 'are'}"
+    """Return `1 shard is`, `2,500 shards are`."""
+    return counted(count, f"{thing} is", f"{thing}s are")
 
 
 def say_problems(problems: Iterable[Problem]) -> None:
     """Print what `verify` or `copy` has found wrong, a line each."""
     for problem in problems:
-        say(f"  {problem.message}" + (f" (shard {problem.shard})" if problem.shard else ""))
+        shard = f" (shard {problem.shard})" if problem.shard else ""
+        say(f"  {problem.message}{shard}")
 
 
 def note(message: str) -> None:
-    """Print a message for people on stderr. Where it has several lines, all but the first
-    are indented."""
+    """Print a message for people on stderr. Its second and later lines are indented."""
     if not printing.quiet:
         _print_message(message)
 
 
 def advise(message: str) -> None:
-    """Print what to do about a result on stderr, as `note` does, unless `--json` is given."""
+    """Print on stderr what to do about a result, unless `--json` is given."""
     if not printing.as_json:
         note(message)
 
@@ -136,12 +137,14 @@ def _print_message(message: str) -> None:
 
 
 def note_unfinished(version: Version, index: Index | None = None) -> bool:
-    """Warn on stderr if runs have not extracted everything that they were to extract;
-    returns whether that is so."""
-    from featcache.version.indexing import open_index
+    """Warn on stderr if runs have not extracted everything that they were to extract.
+    Returns whether that is so."""
+    from featcache.version.index import open_index
     from featcache.version.wanted import find_lacking
 
-    findings = find_lacking(version, open_index(version) if index is None else index)
+    if index is None:
+        index = open_index(version)
+    findings = find_lacking(version, index)
     for finding in findings:
         note(f"{version.path}: {finding}")
     return bool(findings)
@@ -150,23 +153,22 @@ def note_unfinished(version: Version, index: Index | None = None) -> bool:
 _JSON_NAMES = {"num_bytes": "bytes"}
 
 
-def error_document(error: FeatcacheError) -> dict[str, Any]:
-    """An error as JSON."""
-    return {
-        "error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
-    }
+def error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+    """Return an error as JSON. Its kind is a class of `featcache.errors`, or another word."""
+    return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
 
 
 def as_document(result: Any) -> dict[str, Any]:
-    """A dataclass as JSON has it, with what is in it: see docs/json.md."""
-    return asdict(
-        result,
-        dict_factory=lambda fields: {_JSON_NAMES.get(name, name): value for name, value in fields},
-    )
+    """Return a dataclass, and the dataclasses in it, as JSON: see docs/json.md."""
+
+    def by_name(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {_JSON_NAMES.get(name, name): value for name, value in fields}
+
+    return asdict(result, dict_factory=by_name)
 
 
 def say_json(document: Any) -> None:
-    """With `--json`, print a document on stdout when the command has ended."""
+    """Print a document on stdout when the command has ended, with `--json`."""
     if printing.as_json:
         printing.document = document
 
@@ -175,31 +177,30 @@ def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
     printing.as_json = False
     text = json.dumps(_as_printed(document), indent=2, ensure_ascii=False, allow_nan=False)
-    # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so
-    # that it is the same when read.
-    click.echo(
-        "\n".join(
-            _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
-            for line in text.split("\n")
-        )
-    )
+    # JSON escapes the first 32 characters itself; the others are escaped in the same way.
+    lines = [
+        _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n")
+    ]
+    click.echo("\n".join(lines))
 
 
 def _as_printed(value: Any) -> Any:
-    """A document with null for NaN and infinity, which JSON does not have, and without
-    the users and passwords of URLs."""
+    """Return a document with null for NaN and infinity, which JSON does not have, and
+    without the users and passwords of URLs."""
     if isinstance(value, dict):
         return {_as_printed(key): _as_printed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_as_printed(inner) for inner in value]
     if isinstance(value, str):
         return without_secrets(value, allow_query=True)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def describe_fastest(fastest: dict[str, Any] | None) -> str:
-    """The fastest way that a probe found, for people: `fastest without a mismatch:
-    padded, fp32: 151 × …`."""
+    """Describe the fastest way that a probe found: `fastest without a mismatch: padded, fp32:
+    151 × real time`."""
     if fastest is None:
         return "every combination has mismatches"
     speed = f"{fastest['times_real_time']:,.0f} × real time"

@@ -1,10 +1,9 @@
-"""Commands on a corpus: each part in turn, with one summary and the exit code of the
-worst."""
+"""Commands on a corpus: each part in turn, with one summary and the worst exit code."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,55 +30,55 @@ _OUTCOMES = {
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code that says the worst: interrupted, failed or damaged, wrong usage,
-    some utterances failed, fine."""
-    found = {0, *codes}
-    return next(code for code in (INTERRUPTED, 1, 2, 3, 0, *found) if code in found)
+    """Return the worst exit code: interrupted, failed or damaged, wrong usage, some
+    utterances failed, fine."""
+    codes = {0, *codes}
+    return next(code for code in (INTERRUPTED, 1, 2, 3, 0, *codes) if code in codes)
 
 
 def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Make a command that takes a cache as `path` take a corpus too.
 
-    On a corpus, it is called with the cache of each part, and, if it takes one, with the
-    part's manifest: of those that `--manifest` names, the one of the part's name. A
-    command that copies, copies to the part of that name. With `--json`, the parts'
-    documents become one. An `utterance` that it looks for only has to be in one of the
-    parts."""
+    On a corpus, it is called with the cache of each part. If it takes a manifest, it gets
+    the part's: of those that `--manifest` names, the manifest of the part's name. `copy`
+    copies to the part of that name. With `--json`, the parts' documents become one. An
+    `utterance` that it looks for only has to be in one of the parts."""
 
     @functools.wraps(command)
-    def on_any(**given: Any) -> int | None:
+    def on_any(**arguments: Any) -> int | None:
         from featcache.version.selection import corpus_of
 
-        found = corpus_of(given["path"])
-        return command(**given) if found is None else _call_for_parts(command, given, *found)
+        corpus = corpus_of(arguments["path"])
+        if corpus is None:
+            return command(**arguments)
+        return _call_for_parts(command, arguments, *corpus)
 
     return on_any
 
 
 def version_or_corpus(command: Callable[..., int | None]) -> Callable[..., Any]:
-    """The argument CACHE[/VERSION], for a command that does what it does for each part of
-    a corpus."""
+    """Add the argument CACHE[/VERSION] to a command, and call it for each part of a corpus."""
     return options.version_location(for_each_part(command))
 
 
 def _call_for_parts(
-    command: Callable[..., int | None], given: dict[str, Any], corpus: Location, version: str
+    command: Callable[..., int | None], arguments: dict[str, Any], corpus: Location, version: str
 ) -> int:
-    """Call a command for each part of a corpus; of one version of each if that is named.
-    Returns the worst code."""
-    from featcache.version.corpus import by_part_name, gone_parts, manifests_of_parts, read_parts
+    """Call a command for each part of a corpus, or for one version of each. Returns the
+    worst exit code."""
+    from featcache.version.corpus import gone_parts, read_parts
 
     parts = read_parts(corpus)
     gone = gone_parts(corpus, parts)
-    is_search = given.get("utterance") is not None
+    is_search = arguments.get("utterance") is not None
     printing.is_part = True
-    if given.get("csv"):
+    if arguments.get("csv"):
         raise ArgumentError(
             f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}"
         )
-    manifest = given.get("manifest")
-    manifests = manifest and (manifests_of_parts([manifest]) or by_part_name([Path(manifest)]))
-    if (to := given.get("to")) is not None and not given["dry_run"]:
+    manifests = _manifests_by_part(arguments.get("manifest"))
+    to = arguments.get("to")
+    if to is not None and not arguments["dry_run"]:
         from featcache.care.copying import copy_parts_list
 
         copy_parts_list(corpus, to)
@@ -87,14 +86,13 @@ def _call_for_parts(
     codes: dict[str, int] = {}
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
-    for name in [part.name for part in parts]:
+    for part in parts:
+        name = part.name
         if not is_search:
             say(f"part {name}")
-        of_part = {
-            **given,
-            "path": corpus / name / version,
-            **({} if to is None else {"to": to / name}),
-        }
+        of_part = {**arguments, "path": corpus / name / version}
+        if to is not None:
+            of_part["to"] = to / name
         try:
             if manifests is not None:
                 if name not in manifests:
@@ -103,7 +101,8 @@ def _call_for_parts(
             if name in gone:
                 raise StoreError(gone[name])
             codes[name] = command(**of_part) or 0
-            document, printing.document = printing.document or {}, None
+            document = printing.document or {}
+            printing.document = None
         except FeatcacheError as error:
             if is_search and isinstance(error, MissingItemError):
                 missing = missing or error
@@ -112,26 +111,35 @@ def _call_for_parts(
             codes[name] = error.exit_code
             if is_search:
                 continue
-            document = error_document(error)
+            document = error_document(type(error).__name__, str(error), error.exit_code)
         documents.append({"part": name, "exit_code": codes[name], **document})
         if codes[name] == INTERRUPTED:
             break
     if missing is not None and not documents:
-        raise (
-            missing
-            if len(parts) == 1
-            else MissingItemError(f"{missing}; nor is it in the other parts of {corpus}")
-        )
+        if len(parts) > 1:
+            missing = MissingItemError(f"{missing}; nor is it in the other parts of {corpus}")
+        raise missing
     code = worst(codes.values())
     say_json({"corpus": str(corpus), "exit_code": code, "parts": documents})
     if not is_search:
-        named = {
-            code: [name for name, found in codes.items() if found == code] for code in _OUTCOMES
-        }
-        bad = [
-            f"{len(names):,} {_OUTCOMES[code]}: {listing(names)}"
-            for code, names in named.items()
-            if names
-        ]
-        say(f"{corpus}: {counted(len(parts), 'part')}: {'; '.join(bad) or 'no errors'}")
+        say(f"{corpus}: {counted(len(parts), 'part')}: {_outcomes(codes)}")
     return code
+
+
+def _manifests_by_part(manifest: str | None) -> Mapping[str, Path] | None:
+    """Return the manifests that `--manifest` names, by the parts' names."""
+    from featcache.version.corpus import by_part_name, manifests_of_parts
+
+    if not manifest:
+        return None
+    return manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
+
+
+def _outcomes(codes: Mapping[str, int]) -> str:
+    """Summarise the exit codes of the parts that are not fine."""
+    outcomes = []
+    for code, outcome in _OUTCOMES.items():
+        names = [name for name, its_code in codes.items() if its_code == code]
+        if names:
+            outcomes.append(f"{len(names):,} {outcome}: {listing(names)}")
+    return "; ".join(outcomes) or "no errors"

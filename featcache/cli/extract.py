@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from featcache.manifest.utterances import Manifest
 
 _Ends = dict[Location, tuple[int, dict[str, Any]]]
-"""The exit code of the run over each cache, and its result as JSON."""
+"""By cache: the exit code of its run, and the run's result as JSON."""
 
 _CONFIGS = (
     "A YAML file, or the name of a packaged config. May be given several times: each audio "
@@ -65,9 +65,9 @@ _DISPLAY = (
 
 @options.command(short_help="Extract the features of a manifest's utterances.")
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
-@options.config("configs", _CONFIGS, multiple=True, default=("fbank80",), show_default=True)
+@options.config("configs", help=_CONFIGS, multiple=True, default=("fbank80",), show_default=True)
 @options.cache(
-    "A folder, created if missing, or a URL: s3://bucket/features.",
+    help="A folder, created if missing, or a URL: s3://bucket/features.",
     default="features",
     show_default=True,
 )
@@ -82,7 +82,8 @@ _DISPLAY = (
 )
 @click.option("--engine", default="local", show_default=True, metavar="ENGINE", help=_ENGINE)
 @options.threads(
-    "One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]"
+    help="One budget for decoding, computing and writing.  [default: every core; on the CPU "
+    "at most 8]"
 )
 @click.option("--shard-size", "shard_megabytes", type=float, metavar="MB", help=_SHARD_SIZE)
 @options.flag(
@@ -193,14 +194,13 @@ def extract(
     shown = _Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
-    if (threads := chosen["threads"]) is not None:
+    if chosen["threads"] is not None:
         # OpenMP and MKL have the budget before torch starts them; torch's own pools get
         # it in `configure_torch`.
-        os.environ |= dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)
-        )
-    is_there = isinstance(cache, Path) and cache.exists()
-    if not (is_there or chosen["dry_run"]):  # one that is complete need not be written
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[variable] = str(chosen["threads"])
+    exists = isinstance(cache, Path) and cache.exists()
+    if not (exists or chosen["dry_run"]):  # a cache that is complete need not be written
         options.refuse_unwritable(cache)
     _import_torch_when_used()
     from featcache.config import load_config
@@ -217,9 +217,11 @@ def extract(
     loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
-            if weights := getattr(config.params, "weights", None):
+            weights = getattr(config.params, "weights", None)
+            if weights:
                 note(f"loading {config.name}: {weights}")
-    if (partition := run_options.own_partition) is not None and partition.chosen_by:
+    partition = run_options.own_partition
+    if partition is not None and partition.chosen_by:
         note(f"--partition {partition}, by {partition.chosen_by}")
     if trial and (is_corpus(cache) or manifests_of_parts(manifests)):
         raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
@@ -229,10 +231,15 @@ def extract(
         printing.is_part = bool(part)
         options.refuse_unused(reading["values"], known_keys, manifest)
 
-    source = manifests[0] if len(manifests) == 1 else manifests
     observer = Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done)
     result = extract_features(
-        source, loaded, cache, run_options, reading=reading, observer=observer, stop=shown.stop
+        manifests[0] if len(manifests) == 1 else manifests,
+        loaded,
+        cache,
+        run_options,
+        reading=reading,
+        observer=observer,
+        stop=shown.stop,
     )
     if not isinstance(result, Summary):
         return _conclude(cache, result, shown.ends, run_options.dry_run)
@@ -242,7 +249,7 @@ def extract(
 
 
 class _Shown:
-    """What the command shows of each run, and keeps of it."""
+    """Shows each run, and keeps its result."""
 
     def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
@@ -253,8 +260,7 @@ class _Shown:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let signals stop the run; Ray prints to standard output, which is for the
-        result."""
+        """Let signals stop the run. What Ray prints to standard output goes to stderr."""
         from featcache.audio.commands import kill_commands
 
         with (
@@ -272,21 +278,7 @@ class _Shown:
             return
         document = say_plan(plan)
         if self._trial:
-            from featcache.engines.main_job import choose_engine
-            from featcache.extraction.plan import existing_folder
-            from featcache.extraction.trial import run_trial
-
-            folder = None
-            # a folder that its nodes share: next to the cache, which they share
-            if plan.options.is_on_ray:
-                if not isinstance(plan.cache, Path):
-                    raise ArgumentError(
-                        "--trial with --engine ray needs a cache in a shared folder: -o FOLDER"
-                    )
-                folder = existing_folder(plan.cache.absolute().parent)
-            with redirect_stdout(sys.stderr):
-                trials = run_trial(plan, choose_engine(plan.options), folder)
-            document["trial"] = say_trial(trials)
+            document["trial"] = _try(plan)
         self.ends[plan.cache] = 0, document
 
     def progress(self, progress: Progress) -> None:
@@ -298,45 +290,71 @@ class _Shown:
         self.ends[self._cache] = say_summary(summary, str(self._cache)), document
 
 
+def _try(plan: ExtractionPlan) -> dict[str, Any]:
+    """Extract a sample. Returns how long the run would take, as JSON."""
+    from featcache.engines.main_job import choose_engine
+    from featcache.extraction.plan import existing_folder
+    from featcache.extraction.trial import run_trial
+
+    folder = None
+    if plan.options.is_on_ray:
+        if not isinstance(plan.cache, Path):
+            raise ArgumentError(
+                "--trial with --engine ray needs a cache in a shared folder: -o FOLDER"
+            )
+        # Ray's nodes share the folder of the cache.
+        folder = existing_folder(plan.cache.absolute().parent)
+    with redirect_stdout(sys.stderr):
+        trials = run_trial(plan, choose_engine(plan.options), folder)
+    return say_trial(trials)
+
+
 def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: bool) -> int:
-    """Say what became of the parts of a corpus. Returns the exit code of the worst."""
+    """Print the results of a corpus's parts. Returns the worst exit code."""
     import msgspec
 
-    parts = {
-        name: (error.exit_code, error_document(error)) for name, error in result.errors.items()
-    }
+    parts: dict[str, tuple[int, dict[str, Any]]] = {}
+    for name, error in result.errors.items():
+        document = error_document(type(error).__name__, str(error), error.exit_code)
+        parts[name] = error.exit_code, document
     for name, versions in result.unchanged.items():
-        code = FAILURES_LEFT if any(version.failed for version in versions) else 0
+        code = 0
+        if any(version.failed for version in versions):
+            code = FAILURES_LEFT
         parts[name] = code, {"unchanged": True, "versions": msgspec.to_builtins(versions)}
     for name in result.parts:
         code, document = ends[corpus / name]
         parts[name] = code, {"unchanged": False, **document}
-    code, unchanged = worst(code for code, _ in parts.values()), len(result.unchanged)
+    code = worst(code for code, _ in parts.values())
+    unchanged = len(result.unchanged)
     documents = [{"part": name, **parts[name][1]} for name in sorted(parts)]
     say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
-    done = (
-        f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, "
-        f"{unchanged:,} unchanged since"
-    )
-    failed = f", {len(result.errors):,} not extracted" if result.errors else ""
-    left = f", {len(result.left):,} not begun: run the same command again" if result.left else ""
-    say(f"{corpus}: {counted(len(parts) + len(result.left), 'part')}: {done}{failed}{left}")
+    done = "to extract" if is_dry_run else "extracted"
+    counts = [f"{len(result.parts):,} {done}", f"{unchanged:,} unchanged since"]
+    if result.errors:
+        counts.append(f"{len(result.errors):,} not extracted")
+    if result.left:
+        counts.append(f"{len(result.left):,} not begun: run the same command again")
+    say(f"{corpus}: {counted(len(parts) + len(result.left), 'part')}: {', '.join(counts)}")
     return code
 
 
 def _import_torch_when_used() -> None:
-    """Let `import torch` cost nothing in this process until something of torch is used:
-    it takes two seconds and 640 MB, and a run that finds nothing to do needs none. The
+    """Let `import torch` cost nothing until something of torch is used.
+
+    It takes two seconds and 640 MB, and a run that finds nothing to do needs none. The
     main thread, which builds the extractors, uses it first."""
-    if "torch" not in sys.modules and (spec := find_spec("torch")):
+    if "torch" in sys.modules:
+        return
+    spec = find_spec("torch")
+    if spec is not None:
         torch = sys.modules["torch"] = module_from_spec(spec)
         torch.__class__ = _UnusedModule
 
 
 class _UnusedModule(ModuleType):
-    """A module that is executed when something of it is asked for, but not by an `import`
-    of it, which asks for its `__spec__`: then `importlib.util.LazyLoader` would execute
-    it."""
+    """A module that is executed when something other than its `__spec__` is needed. An `import`
+    needs its `__spec__`, so `importlib.util.LazyLoader` would execute it."""
 
     def __getattribute__(self, name: str) -> Any:
         spec = super().__getattribute__("__spec__")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from os.path import isabs
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from featcache.version.index import Index
     from featcache.version.version import Version
+    from featcache.version.wanted import Unfinished
 
 
 @options.command(short_help="Show what a cache holds.")
@@ -72,13 +75,13 @@ def info(path: Location, failures: bool, csv: bool) -> int:
     say_json({"versions": documents})
     for document in documents:
         _print(document, failures)
-    return DamagedError.exit_code if is_damaged else 0
+    return int(is_damaged)
 
 
 def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
-    """What each version of a cache holds, and what tells it from others of its name; and
-    whether one is damaged, which is said, and left out. With `on_disk`, the sizes of all
-    files are added up, of which there are many."""
+    """Describe each version of a cache, and what tells it from others of its name. Returns
+    also whether a version is damaged: it is named on stderr, and left out. Without
+    `on_disk`, the sizes of the many files are not added up."""
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
@@ -91,20 +94,23 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
             complain(error)
             is_damaged = True
     for document in documents:
-        namesakes = [other for other in documents if other["name"] == document["name"]]
-        found = _distinction(document["config"], [other["config"] for other in namesakes])
-        document["distinction"] = found or (["weights or revision"] if len(namesakes) > 1 else [])
+        namesakes = [other["config"] for other in documents if other["name"] == document["name"]]
+        document["distinction"] = _distinction(document["config"], namesakes)
     return documents, is_damaged
 
 
 def _distinction(config: dict[str, Any], namesakes: Sequence[dict[str, Any]]) -> list[str]:
-    """What tells a resolved config from others of its name, which it is among: the keys
-    in which not all agree, by their dotted paths, with its values:
-    `params.low_freq=20.0`. Keys that it has not are left out."""
-    flat = [dict(_leaves(namesake)) for namesake in namesakes]
-    own = dict(_leaves(config))
-    unlike = [key for key in sorted(own) if any(other.get(key) != own[key] for other in flat)]
-    return [f"{key}={json.dumps(own[key])}" for key in unlike]
+    """List the keys in which not all configs of a name agree, by their dotted paths, with
+    the values of one of these configs: `params.low_freq=20.0`. Keys that it does not have
+    are left out."""
+    others = [dict(_leaves(namesake)) for namesake in namesakes]
+    lines = []
+    for key, value in sorted(_leaves(config)):
+        if any(other.get(key) != value for other in others):
+            lines.append(f"{key}={json.dumps(value)}")
+    if not lines and len(namesakes) > 1:
+        return ["weights or revision"]
+    return lines
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -116,8 +122,6 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
-    from dataclasses import asdict
-
     import msgspec
 
     from featcache.version.indexing import open_index
@@ -132,24 +136,19 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         num_bytes = sum(spec.num_bytes(shard.frames, shard.items) for shard in index.summaries)
     failures = [failure.document() for failure in wanted_failures(version, index).values()]
     policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
-    lacking = find_lacking(version, index)
-    times = [
-        time.isoformat(timespec="seconds")
-        for run in run_names(version.store)
-        if (time := began(run))
-    ]
-    newest = {
-        probe["device"]: probe
-        for probe in read_probes(version)
-        if {"device", "date", "fastest"} <= probe.keys()
-    }
+    began_at = [began(run) for run in run_names(version.store)]
+    times = [time.isoformat(timespec="seconds") for time in began_at if time]
+    newest_probes = {}
+    for probe in read_probes(version):
+        if {"device", "date", "fastest"} <= probe.keys():
+            newest_probes[probe["device"]] = probe
     return {
         "path": str(version.path),
         "original_name": version.original_name,
         **msgspec.to_builtins(version.info),
         "spec": spec.document(),
-        "first_run": times[0] if times else None,
-        "last_run": times[-1] if times else None,
+        "first_run": next(iter(times), None),
+        "last_run": next(reversed(times), None),
         "utterances": len(index),
         "replaced": sum(shard.items for shard in index.summaries) - len(index),
         "frames": int(index.num_frames.sum()),
@@ -161,136 +160,140 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "batching": [
             {"policy": policy, "mismatch": mismatch} for policy, mismatch in policies if policy
         ],
-        "probes": list(newest.values()),
+        "probes": list(newest_probes.values()),
         "tags": tags_to_show(version),
-        "unfinished": [
-            ({"what": one} if isinstance(one, str) else asdict(one)) | {"message": str(one)}
-            for one in lacking
-        ],
+        "unfinished": [_lack_document(lack) for lack in find_lacking(version, index)],
         "failed": len(failures),
         "failures": failures,
     }
 
 
+def _lack_document(lack: Unfinished | str) -> dict[str, Any]:
+    """Return a finding of `find_lacking` as JSON: a text, or a dataclass."""
+    if isinstance(lack, str):
+        return {"what": lack, "message": lack}
+    return asdict(lack) | {"message": str(lack)}
+
+
 def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
-    """The libraries of which the shards were made with several versions; by one shard of
-    each run."""
-    shards = {
+    """List the libraries that shards were made with in several versions, by reading one
+    shard of each run."""
+    shard_of_run = {
         shard.made_by: name for name, shard in zip(index.shards, index.summaries, strict=True)
     }
-    versions: dict[str, set[str]] = {}
-    for name in shards.values():
+    versions: dict[str, set[str]] = defaultdict(set)
+    for name in shard_of_run.values():
         with suppress(DamagedError):
             for library, number in version.shard(name).info.made_by.items():
                 if library not in ("run", "device", "batching", "mismatch"):
-                    versions.setdefault(library, set()).add(str(number))
-    return {library: sorted(some) for library, some in versions.items() if len(some) > 1}
+                    versions[library].add(str(number))
+    return {library: sorted(numbers) for library, numbers in versions.items() if len(numbers) > 1}
 
 
 def _audio_seconds(version: Version, index: Index) -> float:
-    """Seconds of the audio of all items that count. Only shards that also hold replaced
-    items are read for it."""
+    """Add up the seconds of audio of all current items. Only shards that also hold
+    replaced items are read for it."""
     seconds = 0.0
     for number, shard in enumerate(index.summaries):
-        span = slice(*index.span(number))
-        numbers = index.item[span]
-        if len(numbers) == shard.items:
+        items = index.item[slice(*index.span(number))]
+        if len(items) == shard.items:
             seconds += shard.seconds
-        elif len(numbers):
-            samples = version.shard(shard.name).table["num_samples"][numbers].sum()
+        elif len(items):
+            samples = version.shard(shard.name).table["num_samples"][items].sum()
             seconds += int(samples) / version.info.spec.sample_rate
     return seconds
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
+    say(document["path"])
+    _print_amounts(document)
+    _print_spec(document)
+    made_by = [f"{name} {version}" for name, version in document["made_by"].items()]
+    say(f"  made by {', '.join(made_by)}")
+    for library, versions in document["libraries"].items():
+        say(f"  its shards were made with {library} {listing(versions)}")
+    for batching in document["batching"]:
+        mismatch = batching["mismatch"]
+        if mismatch is not None:
+            probed = f"{percent(mismatch)} mismatched when probed before"
+        elif batching["policy"] != "frames":
+            probed = "not probed before"
+        else:
+            continue  # frame by frame, batching changes nothing, so there is no probe
+        say(f"  batching {batching['policy']}: {probed}")
+    for probe in document["probes"]:
+        say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
+    if failures:
+        for failure in document["failures"]:
+            message = failure["message"]
+            if failure["generation"] != 1:
+                message += "; an older item of this id is there, and stays"
+            say(f"  {failure['id']}", failure["reason"], failure["path"], message)
+
+
+def _print_amounts(document: dict[str, Any]) -> None:
+    """Print how much a version holds, since when, and what it lacks."""
+    say(
+        f"  {counted(document['utterances'], 'utterance')}, "
+        f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of "
+        f"features in {counted(document['shards'], 'shard')}, "
+        f"{megabytes(document['bytes_on_disk'])} on disk in all; {document['failed']:,} failed"
+    )
+    if document["first_run"]:
+        say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
+    if document["distinction"]:
+        say(f"  unlike others called {document['name']}: {', '.join(document['distinction'])}")
+    if document["original_name"]:
+        say(
+            f"  this folder is a copy of {document['original_name']}, or was renamed: extract "
+            "adds to a version only under that name"
+        )
+    if document["replaced"]:
+        say(
+            f"  among these, {counted(document['replaced'], 'older item')} of utterances "
+            "extracted again: not read, but kept"
+        )
+    for tag in document["tags"]:
+        state = tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}"
+        say(f"  tag {tag['name']}: {state}")
+    for lack in document["unfinished"]:
+        say(f"  {lack['message']}")
+
+
+def _print_spec(document: dict[str, Any]) -> None:
+    """Print what the features are, and of which copies."""
     import msgspec
 
     from featcache.spec import FeatureSpec, Unknown
 
     spec, config = msgspec.convert(document["spec"], FeatureSpec), document["config"]
-    say(document["path"])
-    utterances, shards = (
-        counted(document["utterances"], "utterance"),
-        counted(document["shards"], "shard"),
-    )
-    amount = (
-        f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of "
-        f"features in {shards}"
-    )
-    on_disk = f"{megabytes(document['bytes_on_disk'])} on disk in all"
-    say(f"  {utterances}, {amount}, {on_disk}; {document['failed']:,} failed")
-    if document["first_run"]:
-        say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
-    if document["distinction"]:
-        say(f"  unlike others called {document['name']}: {', '.join(document['distinction'])}")
-    if name := document["original_name"]:
-        say(
-            f"  this folder is a copy of {name}, or was renamed: extract adds to a version "
-            "only under that name"
+    features = f"{spec.dtype} {spec.main.shape_text()}, {spec.axis}: {spec.units}"
+    if spec.is_quantized:
+        features += (
+            ", quantised to uint8 with a scale and an offset for each utterance and dimension"
         )
-    if replaced := document["replaced"]:
-        say(
-            f"  among these, {counted(replaced, 'older item')} of utterances extracted "
-            "again: not read, but kept"
-        )
-    for tag in document["tags"]:
-        told = tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}"
-        say(f"  tag {tag['name']}: {told}")
-    for run in document["unfinished"]:
-        say(f"  {run['message']}")
-    quantized = ", quantised to uint8 with a scale and an offset for each utterance and dimension"
-    stored = quantized if spec.is_quantized else ""
-    say(f"  {spec.dtype} {spec.main.shape_text()}, {spec.axis}: {spec.units}{stored}")
+    say(f"  {features}")
     for track in spec.outputs:
-        axis = "" if track.axis == Unknown() else f", {track.axis}"
-        what = f"{track.dtype} {track.shape_text()}{axis}: {track.units}"
-        say(f"  side array {track.name}, {what}")
+        side = f"{track.name}, {track.dtype} {track.shape_text()}"
+        if track.axis != Unknown():
+            side += f", {track.axis}"
+        say(f"  side array {side}: {track.units}")
     say(f"  extractor {config.get('extractor')}, audio at {spec.sample_rate:,} Hz")
-    if augment := config.get("augment"):
+    augment = config.get("augment")
+    if augment:
         copies = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
-        if noise := augment["noise"]:
+        noise = augment["noise"]
+        if noise:
             snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])
             copies += (
                 f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
             )
         say(f"  copies {copies}")
     say(f"  fingerprint {document['fingerprint']}")
-    say(
-        "  made by "
-        + ", ".join(f"{name} {version}" for name, version in document["made_by"].items())
-    )
-    for library, versions in document["libraries"].items():
-        say(f"  its shards were made with {library} {listing(versions)}")
-    for batching in document["batching"]:
-        mismatch = batching["mismatch"]
-        if mismatch is None and batching["policy"] == "frames":
-            continue  # frame by frame, batching changes nothing, so there is no probe
-        measured = (
-            "not probed before"
-            if mismatch is None
-            else f"{percent(mismatch)} mismatched when probed before"
-        )
-        say(f"  batching {batching['policy']}: {measured}")
-    for probe in document["probes"]:
-        say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
-    if failures:
-        for failure in document["failures"]:
-            older = (
-                ""
-                if failure["generation"] == 1
-                else "; an older item of this id is there, and stays"
-            )
-            say(
-                f"  {failure['id']}",
-                failure["reason"],
-                failure["path"],
-                f"{failure['message']}{older}",
-            )
 
 
 def _print_csv(path: Location) -> None:
-    """Print the failure ledger as a manifest: what failed of copies is a row of their
-    utterance."""
+    """Print the failure ledger as a manifest. A failed copy is a row of its utterance."""
     from featcache.manifest.audio_locations import is_audio_url, is_command
     from featcache.manifest.write import to_csv
     from featcache.version.records import failures_as_manifest, manifest_roots
@@ -313,13 +316,22 @@ def _print_csv(path: Location) -> None:
 
 
 def _date(time: str) -> str:
-    """A time for people: `2026-03-01 14:05 UTC`."""
+    """Return a time for people: `2026-03-01 14:05 UTC`."""
     return f"{time[:10]} {time[11:16]} UTC"
 
 
 _FIELDS = (
-    *("path", "name", "fingerprint", "distinction"),
-    *("utterances", "audio_seconds", "bytes", "failed", "first_run", "last_run", "tags"),
+    "path",
+    "name",
+    "fingerprint",
+    "distinction",
+    "utterances",
+    "audio_seconds",
+    "bytes",
+    "failed",
+    "first_run",
+    "last_run",
+    "tags",
 )
 
 
@@ -337,9 +349,10 @@ def ls(path: Location) -> int:
       featcache ls features --json
     """
     documents, is_damaged = describe_versions(path, on_disk=False)
-    say_json({"versions": [{name: one[name] for name in _FIELDS} for one in documents]})
-    say_table([*map(_row, documents)], to_the_right=range(1, 5))
-    return DamagedError.exit_code if is_damaged else 0
+    rows = [{name: document[name] for name in _FIELDS} for document in documents]
+    say_json({"versions": rows})
+    say_table([_row(document) for document in documents], to_the_right=range(1, 5))
+    return int(is_damaged)
 
 
 def _row(document: dict[str, Any]) -> dict[str, str]:

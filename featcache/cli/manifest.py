@@ -29,10 +29,12 @@ _LOOKING_THREADS = 4
     help="csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]",
 )
 @options.manifest_argument
-@options.output_file("The new manifest; - is standard output.", required=True)
+@options.output_file(help="The new manifest; - is standard output.", required=True)
 @options.root()
 @options.manifest_format
-@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
+@options.threads(
+    help="Files that are looked at side by side.  [default: 4 for each core, at most 32]"
+)
 @options.force
 @options.as_json()
 def manifest(

@@ -1,5 +1,4 @@
-"""The options and arguments that several commands share, and what is made of their
-values, with one-line errors."""
+"""The options and arguments that several commands share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            *_, given = self.make_parser(ctx).parse_args([*args])
-            for option, count in Counter(given).items():
+            *_, options = self.make_parser(ctx).parse_args([*args])
+            for option, count in Counter(options).items():
                 is_flag = getattr(option, "is_flag", False) and not option.secondary_opts
                 if count > 1 and not (is_flag or option.multiple):
                     raise ArgumentError(f"{_name(option)}: it is given twice")
@@ -41,54 +40,47 @@ class _Command(click.Command):
 
 
 command = functools.partial(click.command, cls=_Command)
-"""`click.command`, for every command."""
 
 
 class _LocalPath(click.Path):
-    """A path that is not empty (as an unset variable of the shell would make it) and not
+    """A path that is neither empty (as an unset variable of the shell would make it) nor
     a URL.
 
     A leading `~/` is the home folder, even where the shell leaves it alone, as in
     `--root=~/audio`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        given = os.fspath(value)
-        if not given:
+        path = os.fspath(value)
+        if not path:
             raise ArgumentError(f"{_name(param)} is empty")
-        refuse_url(_name(param), given)
-        if given == "~" or given.startswith("~/"):
-            given = os.path.expanduser(given)
-        if (fault := self._fault(given)) is not None:
+        refuse_url(_name(param), path)
+        if path == "~" or path.startswith("~/"):
+            path = os.path.expanduser(path)
+        fault = self._fault(path)
+        if fault is not None:
             raise ArgumentError(f"{_name(param)}: {fault}")
-        return super().convert(given, param, ctx)
+        return super().convert(path, param, ctx)
 
     def _fault(self, path: str) -> str | None:
-        """What is wrong with a path, if anything: in a line, where click would print its
-        usage."""
-        # asked once, and first: another run may make it meanwhile
-        is_there = os.path.exists(path)
-        if is_there and not self.file_okay and not os.path.isdir(path):
-            return f"{path} is not a folder"
-        if is_there and not self.dir_okay and not os.path.isfile(path):
-            return f"{path} is not a file"
-        if is_there or self.file_okay:
-            return None
-        if self.exists:
-            return f"there is no folder {path}"
-        return (
-            f"{path} is a link to {os.readlink(path)}, which is not there"
-            if os.path.islink(path)
-            else None
-        )
+        """Return what is wrong with a path: in a line, where click would print its usage."""
+        if os.path.exists(path):  # asked once: another run may make it meanwhile
+            if not self.file_okay and not os.path.isdir(path):
+                return f"{path} is not a folder"
+            if not self.dir_okay and not os.path.isfile(path):
+                return f"{path} is not a file"
+        elif not self.file_okay:
+            if self.exists:
+                return f"there is no folder {path}"
+            if os.path.islink(path):
+                return f"{path} is a link to {os.readlink(path)}, which is not there"
+        return None
 
 
 def _name(param: Any) -> str:
-    """The name of a parameter for users: `-o`, `--root`, `MANIFEST`."""
-    return (
-        param.opts[0]
-        if isinstance(param, click.Option)
-        else param.human_readable_name.removesuffix("...")
-    )
+    """Return the name of a parameter for users: `-o`, `--root`, `MANIFEST`."""
+    if isinstance(param, click.Option):
+        return param.opts[0]
+    return str(param.human_readable_name).removesuffix("...")
 
 
 class _Config(_LocalPath):
@@ -97,24 +89,24 @@ class _Config(_LocalPath):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        found = super().shell_complete(ctx, param, incomplete)
-        with suppress(ImportError):  # of what reads configs
+        items = super().shell_complete(ctx, param, incomplete)
+        with suppress(ImportError):  # of pydantic
             from featcache.config import packaged_configs
 
-            # Names last: in bash, files take the place of what was before them, and are
-            # listed if no name fits.
-            found += [
-                CompletionItem(name) for name in packaged_configs() if name.startswith(incomplete)
-            ]
-        return found
+            names = [name for name in packaged_configs() if name.startswith(incomplete)]
+            # Names last: in bash, files replace what was before them.
+            items += map(CompletionItem, names)
+        return items
 
 
 class _Location(_LocalPath):
-    """A cache or a version, by its folder or its URL; a location."""
+    """The folder or URL of a cache or a version."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value and isinstance(location := as_location(_name(param), value), ObjectPath):
-            return location
+        if value:
+            location = as_location(_name(param), value)
+            if isinstance(location, ObjectPath):
+                return location
         return super().convert(value, param, ctx)
 
 
@@ -124,25 +116,18 @@ class _Root(_LocalPath):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from featcache.manifest.audio_locations import as_root, is_audio_url, names_container
 
-        given = os.fspath(value)
-        if is_audio_url(given) or (names_container(f"{given}/") and os.path.isfile(given)):
-            return as_root(given)
+        path = os.fspath(value)
+        if is_audio_url(path) or (names_container(f"{path}/") and os.path.isfile(path)):
+            return as_root(path)
         return super().convert(value, param, ctx)
 
 
 TEXT = _LocalPath()
-"""A path as text: that of a manifest (`-` is standard input)."""
+"""A manifest's path, as text (`-` is standard input)."""
 
 CONFIG = _Config()
-"""A config, as text."""
-
-FILE = _LocalPath(dir_okay=False, path_type=Path)
-"""A file to be written."""
-
 LOCATION = _Location(path_type=Path)
-"""A cache or a version, in a folder or an object store, that the command itself checks
-further."""
-
+_FILE = _LocalPath(dir_okay=False, path_type=Path)
 _CACHE = _Location(file_okay=False, path_type=Path)
 _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 
@@ -153,15 +138,19 @@ version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATI
 
 
 def flag(name: str, meaning: str, **settings: Any) -> Decorator:
-    """An option that is given or not."""
+    """Make an option that takes no value."""
     return click.option(name, is_flag=True, help=meaning, **settings)
 
 
 def number(name: str, meaning: str, default: int | None = None) -> Decorator:
-    """An option that takes a whole number of at least 1, or of 0 if that is the default."""
-    least = click.IntRange(min=0 if default == 0 else 1)
+    """Make an option that takes a whole number: at least 1, or 0 if that is the default."""
     return click.option(
-        name, type=least, default=default, show_default=True, metavar="N", help=meaning
+        name,
+        type=click.IntRange(min=int(default != 0)),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help=meaning,
     )
 
 
@@ -170,7 +159,7 @@ dry_run = flag("--dry-run", "Say what would be removed, and remove nothing.")
 yes = flag("--yes", "Do not ask. Needed where nobody can be asked: not on a terminal.")
 
 READING = ("root", "format", "values", "allow_commands", "allow_queries")
-"""What a command is given that are arguments of `read_manifest`."""
+"""Parameters of commands that are arguments of `read_manifest`."""
 
 _OF_MANIFEST = (
     "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
@@ -180,21 +169,19 @@ _OF_CONFIGS = (
     "data_root=/corpora."
 )
 
-
-def config(name: str, meaning: str, **settings: Any) -> Decorator:
-    """`-c`, `--config`; `settings` are click's, here and below."""
-    return click.option(
-        "-c", "--config", name, type=CONFIG, metavar="CONFIG", help=meaning, **settings
-    )
-
-
-def manifest(meaning: str, **settings: Any) -> Decorator:
-    """`--manifest`."""
-    return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
+config = functools.partial(click.option, "-c", "--config", type=CONFIG, metavar="CONFIG")
+manifest = functools.partial(click.option, "--manifest", type=TEXT, metavar="MANIFEST")
+threads = functools.partial(
+    click.option, "--threads", type=click.IntRange(1, MOST_THREADS), metavar="N"
+)
+cache = functools.partial(click.option, "-o", "--output", "cache", type=_CACHE, metavar="CACHE")
+output_file = functools.partial(
+    click.option, "-o", "--output", "output", type=_FILE, metavar="FILE"
+)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
-    """`--root`; `default` describes the default."""
+    """Make the option `--root`; `default` describes its default."""
     help_text = (
         "The folder or URL (s3://bucket/folder) that relative paths are relative to.  "
         f"[default: {default}]"
@@ -203,9 +190,8 @@ def root(default: str = "the manifest's folder") -> Decorator:
 
 
 def manifest_format(command: Callable[..., Any], setting: str = _OF_MANIFEST) -> Callable[..., Any]:
-    """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command
-    that reads a manifest: arguments of `read_manifest`, as is `--root`, if it has that.
-    They may be gathered as `**reading`."""
+    """Add `--format`, `--set`, `--allow-commands` and `--allow-queries` to a command that
+    reads a manifest. These are arguments of `read_manifest`, like `--root`."""
     values = click.option(
         "--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=setting
     )
@@ -213,34 +199,38 @@ def manifest_format(command: Callable[..., Any], setting: str = _OF_MANIFEST) ->
 
 
 manifest_and_config_keys = functools.partial(manifest_format, setting=_OF_CONFIGS)
-"""The same, for every command that reads a manifest and configs; see `take_keys`."""
+"""Adds the same options to a command that also reads configs; see `take_keys`."""
 
 
 def take_keys(reading: dict[str, Any]) -> dict[str, Any]:
-    """Take the keys of configs out of what `--set` gives: an argument of `load_config`."""
+    """Move the keys of configs out of the values of `--set`; returns them with their
+    values, for `load_config`."""
     from featcache.config.config import KEYS
     from featcache.config.strict_yaml import load_yaml
 
-    # for the other parts of a corpus, it stays as it was
-    values = reading["values"] = {**reading["values"]}
-    keys = {}
-    for name in [name for name in values if name.partition(".")[0] in KEYS]:
+    keys, placeholders = {}, {}
+    for name, value in reading["values"].items():
+        if name.partition(".")[0] not in KEYS:
+            placeholders[name] = value
+            continue
         try:
-            keys[name] = load_yaml(values.pop(name))
+            keys[name] = load_yaml(value)
         except ValueError as error:
             raise ArgumentError(f"--set: the value of {name}: {error}") from error
+    # The other parts of a corpus get the same dictionary of values, so that one stays.
+    reading["values"] = placeholders
     return keys
 
 
 def _values(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+    context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
 ) -> dict[str, str]:
     values: dict[str, str] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for setting in settings:
+        name, equals, value = setting.partition("=")
         if not (name and equals):
             raise ArgumentError(
-                f"--set: {one!r} is not NAME=VALUE, as data_root=/corpora/librispeech"
+                f"--set: {setting!r} is not NAME=VALUE, as data_root=/corpora/librispeech"
             )
         if name in values:
             raise ArgumentError(f"--set {name}: it is given twice")
@@ -266,41 +256,19 @@ _ALLOW_QUERIES = flag("--allow-queries", _QUERIES)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
-    """`--device`."""
+    """Make the option `--device`."""
     return click.option(
         "--device", metavar="DEVICE", help=f"{meaning}  [default: cuda if there is one]"
     )
 
 
-def threads(meaning: str, **settings: Any) -> Decorator:
-    """`--threads`."""
-    return click.option(
-        "--threads", type=click.IntRange(1, MOST_THREADS), metavar="N", help=meaning, **settings
-    )
-
-
 def all_cores() -> int:
-    """The number of cores that this process may use, at most 8: a default for `--threads`."""
+    """Return the number of cores of this process, at most 8: a default for `--threads`."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
-def cache(meaning: str, **settings: Any) -> Decorator:
-    """`-o`, `--output`: a cache."""
-    return click.option(
-        "-o", "--output", "cache", type=_CACHE, metavar="CACHE", help=meaning, **settings
-    )
-
-
-def output_file(meaning: str, **settings: Any) -> Decorator:
-    """`-o`, `--output`: a file."""
-    return click.option(
-        "-o", "--output", "output", type=FILE, metavar="FILE", help=meaning, **settings
-    )
-
-
 def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:
-    """`--json`: what the command says with `say_json` is printed, and what it says with
-    `say` is not."""
+    """Make the option `--json`: `say_json` prints, and `say` does not."""
     return click.option(
         "--json", "as_json", is_flag=True, expose_value=False, callback=_set_json, help=meaning
     )
@@ -329,11 +297,11 @@ trust_remote_code = flag(
 def read_manifest(
     source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any
 ) -> Manifest:
-    """Read a manifest, and say on stderr what there is to say about it. Raises
-    ArgumentError if a name that `--set` gives is none of its placeholders.
+    """Read a manifest, and print its notes on stderr. Raises ArgumentError if a name of
+    `--set` is none of its placeholders.
 
     Args:
-        reading: What `manifest_format` gives.
+        reading: The values of the options of `manifest_format`.
         keys: The keys of configs that `--set` could have meant.
         options: Other arguments of `featcache.manifest.read_manifest`.
     """
@@ -349,55 +317,54 @@ def read_manifest(
 def refuse_unused(
     values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None
 ) -> None:
-    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see
-    `read_manifest`. Raises ArgumentError if there is such a name; the message says which
-    key may be meant."""
-    placeholders = manifest.placeholders if manifest else frozenset()
+    """Refuse names of `--set` that are no placeholders of the manifest: raise
+    ArgumentError, which suggests the key that may be meant."""
+    placeholders: frozenset[str] = frozenset()
+    if manifest is not None:
+        placeholders = manifest.placeholders
     for name in sorted({*values} - placeholders):
-        meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(
-            name, keys, 1, 0.8
-        )
-        if manifest is not None and printing.is_part and not meant:
-            continue  # another part's may have it
-        what = (
-            [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"]
-            if keys
-            else []
-        )
+        similar = [key for key in keys if key.rpartition(".")[2] == name]
+        similar = similar or get_close_matches(name, keys, 1, 0.8)
+        choices = []
+        if similar:
+            choices.append(f"a key of the config (did you mean {similar[0]}?)")
+        elif keys:
+            choices.append("a key of the config")
         if manifest is not None:
-            there = f", which has {listing(sorted(placeholders))}" if placeholders else ""
-            what.append(f"a placeholder of {manifest.source}{there}")
-        raise ArgumentError(
-            f"--set {name}: it is {'not' if len(what) == 1 else 'neither'} {' nor '.join(what)}"
-        )
+            if printing.is_part and not similar:
+                continue  # another part's manifest may have it
+            choice = f"a placeholder of {manifest.source}"
+            if placeholders:
+                choice += f", which has {listing(sorted(placeholders))}"
+            choices.append(choice)
+        no_choice = f"not {choices[0]}"
+        if len(choices) > 1:
+            no_choice = f"neither {' nor '.join(choices)}"
+        raise ArgumentError(f"--set {name}: it is {no_choice}")
 
 
 def refuse_output(path: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before the work and not after it. Raises
-    ArgumentError if the file exists, and `force` is not set, or it is read by this
-    command, or a version's; StoreError if its folder does not exist, or cannot be written
-    to."""
+    """Refuse a file that cannot be written, before the work begins.
+
+    Raises ArgumentError if the file exists and `force` is not set, if this command reads
+    it, or if it is a version's. Raises StoreError if its folder does not exist, or cannot
+    be written to."""
     from featcache.stats.mean_variance import refuse_to_replace
 
     if path.exists():
         context = click.get_current_context()
-        paths = [
-            one.name or "" for one in context.command.params if isinstance(one.type, click.Path)
-        ]
-        read = [context.params[name] for name in paths if name != "output"]
-        if any(
-            isinstance(given, str | Path) and os.path.exists(given) and path.samefile(given)
-            for given in read
-        ):
-            raise ArgumentError(f"{path}: is what this command reads: give another file")
-        if versions := [
-            folder
-            for folder in path.resolve().parents
-            if (folder / "shards" / "zarr.json").exists()
-        ]:
-            raise ArgumentError(
-                f"{path}: is a file of the version {versions[0]}, which only featcache writes"
-            )
+        for param in context.command.params:
+            source = context.params.get(param.name or "")
+            is_input = param.name != "output" and isinstance(param.type, click.Path)
+            if not is_input or not isinstance(source, str | Path):
+                continue
+            if os.path.exists(source) and path.samefile(source):
+                raise ArgumentError(f"{path}: is what this command reads: give another file")
+        for folder in path.resolve().parents:
+            if (folder / "shards" / "zarr.json").exists():
+                raise ArgumentError(
+                    f"{path}: is a file of the version {folder}, which only featcache writes"
+                )
     refuse_to_replace(path, force)
     if not path.resolve().parent.is_dir():
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
@@ -405,21 +372,22 @@ def refuse_output(path: Path, force: bool) -> None:
 
 
 def refuse_unwritable(place: Location, path: Location | None = None) -> None:
-    """Refuse a place on this machine in which nothing can be made, before the work: by
-    trying it. Raises StoreError, about the `path` that was given."""
-    if isinstance(place, Path):
-        folder = next(one for one in (place, *place.absolute().parents) if os.path.lexists(one))
-        try:
-            os.rmdir(tempfile.mkdtemp(prefix=".featcache-", dir=folder))
-        except OSError as error:
-            what = f"nothing can be made in {folder}: {error.strerror}"
-            raise StoreError(f"{path or place}: cannot be written: {what}") from error
+    """Try to make a folder in a place on this machine, before the work begins. Raises
+    StoreError, about `path`, or the place itself."""
+    if not isinstance(place, Path):
+        return
+    ancestors = (place, *place.absolute().parents)
+    folder = next(ancestor for ancestor in ancestors if os.path.lexists(ancestor))
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".featcache-", dir=folder))
+    except OSError as error:
+        fault = f"nothing can be made in {folder}: {error.strerror}"
+        raise StoreError(f"{path or place}: cannot be written: {fault}") from error
 
 
 def is_agreed(question: str, yes: bool) -> bool:
-    """Whether what has been said is to be done: by `--yes`, or by who is asked on the
-    terminal. Raises ArgumentError if there is no `--yes`, and nobody can be asked; or
-    nothing has been said, because of `--json`."""
+    """Tell whether to go ahead: by `--yes`, or by asking on the terminal. Raises
+    ArgumentError without `--yes` if nobody can be asked, or with `--json`."""
     if yes:
         return True
     if printing.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -25,13 +25,13 @@ there."""
 @click.argument("config", type=options.CONFIG)
 @options.manifest_argument
 @options.cache(
-    "Save the result in this cache, for `featcache extract`.  [default: ./features, if it "
+    help="Save the result in this cache, for `featcache extract`.  [default: ./features, if it "
     "has the version]"
 )
 @options.root()
 @options.manifest_and_config_keys
 @options.device()
-@options.threads("[default: every core; on the CPU at most 8]")
+@options.threads(help="[default: every core; on the CPU at most 8]")
 @options.number(
     "--utterances", "Measure with N, from the shortest to the longest; the first 30 s of each.", 32
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @options.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
 @version_or_corpus
-@options.manifest("Also remove the utterances that are not in it.")
+@options.manifest(help="Also remove the utterances that are not in it.")
 @options.manifest_format
 @options.flag(
     "--force",

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @options.command(short_help="Re-extract damaged utterances, and keep the others.")
 @version_or_corpus
-@options.manifest("The manifest that the utterances came from.", required=True)
+@options.manifest(help="The manifest that the utterances came from.", required=True)
 @options.root()
 @options.manifest_format
 @options.device()
-@options.threads("As for extract.")
+@options.threads(help="As for extract.")
 @options.trust_remote_code
 @options.as_json()
 def repair(

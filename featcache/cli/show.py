@@ -55,22 +55,20 @@ def show(path: Location, utterance: str) -> None:
             say()
         lines = _origin_lines(document)
         lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max")}
-        if quantized := document.get("quantized"):
+        quantized = document.get("quantized")
+        if quantized:
             lines["stored"] = (
                 f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
             )
-        for name, summary in document["side"].items():
-            lines[name] = ", ".join(
-                f"{key} {value}" for key, value in summary.items() if value is not None
-            )
+        lines |= {name: _cells(summary) for name, summary in document["side"].items()}
         _say_lines(lines)
 
 
 def _describe_in_each(
     versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], MissingItemError | None]:
-    """What each version that has an utterance has of it; and the first error of those
-    that do not have it."""
+    """Describe an utterance in each version that has it. Returns also the first error of
+    the versions that do not have it."""
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
     for version in versions:
@@ -82,77 +80,84 @@ def _describe_in_each(
 
 
 def _document(version: Version, utterance: str) -> dict[str, Any]:
-    """What a version has of an utterance."""
+    """Describe an utterance of a version, with a summary of its values."""
     from featcache.loader.cache import Cache
     from featcache.version.join import describe_origin
 
     cache = Cache(version, check=True)
-    document = {**describe_origin(version, utterance), **_summary(cache[utterance])}
+    document = describe_origin(version, utterance) | _summary(cache[utterance])
     if cache.spec.is_quantized:
         scale, _ = cache.quantization([utterance])[0]
-        least, most = float(scale.min()), float(scale.max())
-        scales = {"smallest_scale": least, "largest_scale": most, "largest_error": most / 2}
-        document["quantized"] = {"dtype": cache.spec.stored_dtype, **scales}
-    return document | {
-        "side": {
-            side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs
+        largest = float(scale.max())
+        document["quantized"] = {
+            "dtype": cache.spec.stored_dtype,
+            "smallest_scale": float(scale.min()),
+            "largest_scale": largest,
+            "largest_error": largest / 2,
         }
+    document["side"] = {
+        side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs
     }
+    return document
 
 
 def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
-    """What `describe_origin` tells, for people: a value for each name, None where there
-    is none."""
-    start, file = document["start"], counted(document["size"], "byte")
-    if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server told no time
-        file += (
-            ", modified "
-            f"{datetime.fromtimestamp(document['mtime_ns'] // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        )
+    """Return the document of `describe_origin` for people: a value for each name, None
+    where there is none."""
+    lines = {name: document[name] for name in ("version", "shard", "id", "path")}
+    if document["start"] is not None:
+        lines["start"] = f"{document['start']:.3f} s"
+    lines["duration"] = f"{document['audio_seconds']:.3f} s"
+    lines["channel"] = document["channel"]
+    lines["source rate"] = f"{document['source_rate']} Hz"
+    lines["source file"] = _source_file(document)
+    lines["run"] = document["run"]
+    if document["run"] is not None and document["host"]:
+        lines["run"] += f", on {document['host']}"
+    if document["manifest"] is not None:
+        lines["manifest"] = f"{document['manifest']}, relative to {document['root']}"
+    lines["from"] = document["from"]
+    lines["made by"] = _cells(document["made_by"])
+    if document["superseded"]:
+        lines["replaces"] = f"older features in {listing(document['superseded'])}"
+    return lines
+
+
+def _source_file(document: dict[str, Any]) -> str:
+    """Describe the audio file of the document of `describe_origin`."""
+    file = counted(document["size"], "byte")
+    seconds = document["mtime_ns"] // 10**9
+    if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server sent no time
+        file += f", modified {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if document["by_ffmpeg"]:
         file += ", decoded by FFmpeg"
     if document["decoder"] == 1:
         file += " as older versions of featcache did"
-    run, host, manifest = document["run"], document["host"], document["manifest"]
-    older = document["superseded"]
-    return {
-        **{name: document[name] for name in ("version", "shard", "id", "path")},
-        "start": None if start is None else f"{start:.3f} s",
-        "duration": f"{document['audio_seconds']:.3f} s",
-        "channel": document["channel"],
-        "source rate": f"{document['source_rate']} Hz",
-        "source file": file,
-        "run": f"{run}, on {host}" if run is not None and host else run,
-        "manifest": None if manifest is None else f"{manifest}, relative to {document['root']}",
-        "from": document["from"],
-        "made by": ", ".join(
-            f"{name} {value}" for name, value in document["made_by"].items() if value is not None
-        ),
-        "replaces": f"older features in {listing(older)}" if older else None,
-    }
+    return file
+
+
+def _cells(values: dict[str, Any]) -> str:
+    """Return `name value, name value` for people, without values that are None."""
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
 def _say_lines(lines: dict[str, Any]) -> None:
-    """Print a name and a value on each line; those that are None are left out."""
+    """Print a name and a value on each line, without values that are None."""
     for name, value in lines.items():
         if value is not None:
             say(f"{name:12} {value}")
 
 
 def _summary(array: NDArray[Any]) -> dict[str, Any]:
-    """The shape, dtype and range of an array; the range of an empty array is None."""
+    """Return the shape, dtype and range of an array; the range of an empty array is None."""
     import numpy as np
 
+    summary: dict[str, Any] = {"shape": list(array.shape), "dtype": array.dtype.name}
+    if not array.size:
+        return summary | dict.fromkeys(("min", "mean", "max"))
     values = array.astype(np.float64)
-    numbers = (values.min(), values.mean(), values.max()) if values.size else ()
-    least, mean, most = map(float, numbers) if numbers else (None, None, None)
-    return {
-        "shape": list(array.shape),
-        "dtype": array.dtype.name,
-        "min": least,
-        "mean": mean,
-        "max": most,
-    }
+    least, mean, most = float(values.min()), float(values.mean()), float(values.max())
+    return summary | {"min": least, "mean": mean, "max": most}
 
 
 @options.command(
@@ -161,7 +166,7 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
 @version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
 @options.config(
-    "config", "A YAML file, or a packaged config.", default="fbank80", show_default=True
+    "config", help="A YAML file, or a packaged config.", default="fbank80", show_default=True
 )
 @click.option(
     "--id", "utterance", metavar="ID", help="Say where this utterance's features came from."
@@ -190,7 +195,7 @@ def why(
       featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """
-    from featcache.care.why import compare_versions, find_causes, refusal
+    from featcache.care.why import compare_versions, find_causes
     from featcache.config import load_config
     from featcache.extraction.options import Options
     from featcache.extraction.plan import plan_extraction
@@ -219,92 +224,107 @@ def why(
     plan, causes = None, []
     if manifest is not None:
         read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
-        # As `extract` would do it; `--replace` is taken as given.
+        # As `extract` would do it, and with --replace.
         run_options = Options(device="cpu", replace=True, **chosen)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
         causes = find_causes(plan)
-        document["plan"] = {
-            "path": str(plan.path),
-            "is_new": plan.is_new,
-            "utterances": len(plan.manifest),
-            "present": int(plan.rows.present.sum()),
-            "missing": plan.num_missing,
-            "failed_before": plan.failed_before,
-            "refused": refusal(plan) or None,
-        }
+        document["plan"] = _plan_document(plan, causes)
     if utterance is not None:
-        own = [version for version in versions if version.info.fingerprint == fingerprint]
-        document["utterance"] = _trace(utterance, own or versions, plan, causes)
+        same = [version for version in versions if version.info.fingerprint == fingerprint]
+        document["utterance"] = _trace(utterance, same or versions, plan, causes)
     _print_why(document, causes)
-    if plan is not None and printing.as_json:
-        document["plan"]["causes"] = [
-            {
-                "why": one.why,
-                "again": one.again,
-                "utterances": len(one.ids),
-                "example": one.example,
-                "ids": [*one.ids],
-            }
-            for one in causes
-        ]
     say_json(document)
+
+
+def _plan_document(plan: VersionPlan, causes: list[Cause]) -> dict[str, Any]:
+    """Return what would be extracted, and why, as JSON."""
+    from featcache.care.why import refusal
+
+    document: dict[str, Any] = {
+        "path": str(plan.path),
+        "is_new": plan.is_new,
+        "utterances": len(plan.manifest),
+        "present": int(plan.rows.present.sum()),
+        "missing": plan.num_missing,
+        "failed_before": plan.failed_before,
+        "refused": refusal(plan) or None,
+    }
+    if printing.as_json:
+        document["causes"] = [
+            {
+                "why": cause.why,
+                "again": cause.again,
+                "utterances": len(cause.ids),
+                "example": cause.example,
+                "ids": list(cause.ids),
+            }
+            for cause in causes
+        ]
+    return document
 
 
 def _trace(
     utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
 ) -> dict[str, Any]:
-    """Its row in the plan's manifest, and where each version that has it has it from."""
+    """Return an utterance's row in the plan's manifest, and its origin in each version."""
     from featcache.version.join import describe_origin
 
-    row = None if plan is None else plan.find(utterance)
     origins, missing = _describe_in_each(versions, utterance, describe_origin)
+    row = None
+    if plan is not None:
+        row = plan.find(utterance)
     if missing is not None and row is None and not origins:
         raise missing
     document: dict[str, Any] = {"id": utterance, "row": None, "status": None, "versions": origins}
     if plan is not None and row is not None:
-        cause = next((one.why for one in causes if row in one.rows), "")
-        status = "there" if plan.rows.present[row] else "failed before, and is not tried again"
-        document |= {
-            "row": plan.manifest[row].row(),
-            "status": f"to extract: {cause}" if cause else status,
-        }
+        document["row"] = plan.manifest[row].row()
+        document["status"] = _status(row, plan, causes)
     return document | {"message": None if origins else str(missing)}
+
+
+def _status(row: int, plan: VersionPlan, causes: list[Cause]) -> str:
+    """Return what `extract` would do with a row."""
+    for cause in causes:
+        if row in cause.rows and cause.why:
+            return f"to extract: {cause.why}"
+    if plan.rows.present[row]:
+        return "there"
+    return "failed before, and is not tried again"
 
 
 def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
     if not document["versions"][0]["same_fingerprint"]:
         say(f"{document['name']}-{document['fingerprint'][:12]}: there is no such version")
     for version in document["versions"]:
-        others = "".join(
-            f"; {line}, which decides no values" for line in version["other_differences"]
-        )
-        if version["same_fingerprint"]:
-            say(f"{version['path']}: the version of this config{others}")
-        else:
-            say(
-                f"{version['path']}: another version: "
-                f"{', '.join(version['differences']) or 'unknown'}{others}"
-            )
-    if (plan := document.get("plan")) is not None:
-        say(
-            f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, "
-            f"{plan['missing']:,} to extract"
-        )
-        for cause in causes:
-            ids = cause.ids[: _SHOWN + 1]
-            if cause.example:
-                ids[0] += f" ({cause.example})"
-            again = " again" if cause.again else ""
-            say(f"  {len(cause.ids):,}{again}: {cause.why}: {first_few(ids, _SHOWN)}")
-        if plan["failed_before"]:
-            say(f"  {not_tried_again(plan['failed_before'])}")
-        if plan["refused"]:
-            advise(f"featcache extract refuses this manifest: {plan['refused']}")
-    if (one := document.get("utterance")) is not None:
+        relation = "the version of this config"
+        if not version["same_fingerprint"]:
+            relation = f"another version: {', '.join(version['differences']) or 'unknown'}"
+        for line in version["other_differences"]:
+            relation += f"; {line}, which decides no values"
+        say(f"{version['path']}: {relation}")
+    if "plan" in document:
+        _print_plan(document["plan"], causes)
+    if "utterance" in document:
+        trace = document["utterance"]
         say()
-        cells = one["row"] and ", ".join(
-            f"{name} {value}" for name, value in one["row"].items() if value is not None
-        )
-        _say_lines({"row": cells, "status": one["status"], "missing": one["message"]})
-        for origin in one["versions"]:
+        row = trace["row"] and _cells(trace["row"])
+        _say_lines({"row": row, "status": trace["status"], "missing": trace["message"]})
+        for origin in trace["versions"]:
             _say_lines(_origin_lines(origin))
+
+
+def _print_plan(plan: dict[str, Any], causes: list[Cause]) -> None:
+    say(
+        f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, "
+        f"{plan['missing']:,} to extract"
+    )
+    for cause in causes:
+        ids = cause.ids[: _SHOWN + 1]
+        if cause.example:
+            ids[0] += f" ({cause.example})"
+        again = " again" if cause.again else ""
+        say(f"  {len(cause.ids):,}{again}: {cause.why}: {first_few(ids, _SHOWN)}")
+    if plan["failed_before"]:
+        say(f"  {not_tried_again(plan['failed_before'])}")
+    if plan["refused"]:
+        advise(f"featcache extract refuses this manifest: {plan['refused']}")

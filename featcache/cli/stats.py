@@ -24,16 +24,18 @@ _SHOWN = 20
 
 @options.command(short_help="Compute mean and variance of features, or how codes are used.")
 @options.version_location
-@options.manifest("Count only the utterances of this manifest.")
+@options.manifest(help="Count only the utterances of this manifest.")
 @options.manifest_format
 @click.option(
     "--by",
     metavar="COLUMN",
     help="Also for each value of this column of the manifest, such as speaker.",
 )
-@options.output_file("Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn.")
+@options.output_file(
+    help="Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn."
+)
 @options.force
-@options.threads("[default: every core, at most 8]", default=options.all_cores)
+@options.threads(help="[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def stats(
     path: Location,
@@ -181,7 +183,7 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
 @click.option(
     "-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units."
 )
-@options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
+@options.output_file(help="Where to write the centroids, such as units.safetensors.", required=True)
 @options.force
 @click.option(
     "--seed",
@@ -195,7 +197,7 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]",
 )
 @options.device()
-@options.threads("[default: every core, at most 8]", default=options.all_cores)
+@options.threads(help="[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def fit_kmeans(
     path: Location,

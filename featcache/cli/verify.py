@@ -43,7 +43,7 @@ _SOURCES = (
 @options.command(short_help="Check a cache: what is damaged, missing, changed.")
 @version_or_corpus
 @options.manifest(
-    "Also report which of its utterances are missing, changed or failed, and which others "
+    help="Also report which of its utterances are missing, changed or failed, and which others "
     "are there."
 )
 @options.root("that of the run that extracted each utterance")
@@ -62,7 +62,7 @@ _SOURCES = (
 )
 @options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
 @options.device("For --recompute.")
-@options.threads("[default: every core, at most 8]", default=options.all_cores)
+@options.threads(help="[default: every core, at most 8]", default=options.all_cores)
 @options.trust_remote_code
 @options.as_json()
 def verify(

@@ -110,7 +110,7 @@ def tag(path: Location, name: str) -> None:
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.threads(
-    "How many shards are copied at once.  [default: every core, at most 8]",
+    help="How many shards are copied at once.  [default: every core, at most 8]",
     default=options.all_cores,
 )
 @options.flag("--dry-run", "Only say what would be copied.")
