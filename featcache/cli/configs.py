@@ -34,22 +34,13 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
       featcache configs --from features/fbank80 > same.yaml
       featcache configs --schema > featcache.schema.json
     """
-    if sum((name is not None, path is not None, schema)) > 1:
+    if [name is not None, path is not None, schema].count(True) > 1:
         raise ArgumentError("give one of NAME, --from and --schema")
-    from featcache.config.config import ConfigFile, packaged_configs, packaged_hint
+    from featcache.config.config import packaged_configs, packaged_hint
 
     packaged = packaged_configs()
     if path is not None:
-        import yaml
-
-        from featcache.version.selection import select_version
-
-        info = select_version(path).info
-        say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
-        recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
-        click.echo(
-            yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120), nl=False
-        )
+        _print_recorded(path)
     elif schema:
         from featcache.config.schema import config_schema
 
@@ -62,3 +53,17 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
         click.echo(packaged[name], nl=False)
     else:
         raise ConfigError(f"there is no packaged config {name!r}; {packaged_hint(name)}")
+
+
+def _print_recorded(path: Location) -> None:
+    """Print the config of a version."""
+    import yaml
+
+    from featcache.config.config import ConfigFile
+    from featcache.version.selection import select_version
+
+    info = select_version(path).info
+    say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
+    recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
+    text = yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120)
+    click.echo(text, nl=False)

@@ -41,21 +41,23 @@ def diff(first: Location, second: Location, values: int) -> None:
     from featcache.loader.cache import Cache
     from featcache.version.selection import select_version
 
-    found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
+    result = compare(Cache(select_version(first)), Cache(select_version(second)), values)
     if printing.as_json:
-        lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
-        say_json({**vars(found), **lists, "values": found.values and asdict(found.values)})
-    differing = found.config or [
-        "the same keys, but other weights, or another revision of the extractor"
-    ]
-    for line in ["the same"] if found.same_fingerprint else differing:
+        lists = {name: list(getattr(result, name)) for name in ("gone", "added", "changed")}
+        say_json({**vars(result), **lists, "values": result.values and asdict(result.values)})
+    differing = result.config
+    if result.same_fingerprint:
+        differing = ["the same"]
+    elif not differing:
+        differing = ["the same keys, but other weights, or another revision of the extractor"]
+    for line in differing:
         say(f"config: {line}")
-    say(f"{count_are(found.common, 'utterance')} in both")
-    _say_ids(found.gone, f"only in {first}")
-    _say_ids(found.added, f"only in {second}")
-    _say_ids(found.changed, "in both, but from other rows")
-    if found.values is not None:
-        say(f"values: {_describe(found.values)}")
+    say(f"{count_are(result.common, 'utterance')} in both")
+    _say_ids(result.gone, f"only in {first}")
+    _say_ids(result.added, f"only in {second}")
+    _say_ids(result.changed, "in both, but from other rows")
+    if result.values is not None:
+        say(f"values: {_describe(result.values)}")
 
 
 def _say_ids(ids: Sequence[str], where: str) -> None:

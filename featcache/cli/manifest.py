@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,12 @@ from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
 from featcache.cli.process import progress_bar
 from featcache.errors import ArgumentError, counted
 
+if TYPE_CHECKING:
+    from featcache.manifest.utterances import Manifest
+
 _SHOWN = 5
-_LOOKING_THREADS = 4
-"""Threads for each core: they mostly wait for the disk."""
+_THREADS_PER_CORE = 4
+"""Threads that read headers mostly wait for the disk."""
 
 
 @options.command(
@@ -57,9 +60,7 @@ def manifest(
       featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
       featcache manifest train.jsonl -o - --to csv | head
     """
-    import numpy as np
-
-    from featcache.manifest.write import WRITTEN, format_to_write, packed, require_names
+    from featcache.manifest.write import WRITTEN, format_to_write, packed
     from featcache.storage.files import write_file
 
     is_printed = str(output) == "-"
@@ -69,41 +70,49 @@ def manifest(
         options.refuse_output(output, force)
     kind = format_to_write(output, to)
     read = options.read_manifest(manifest, reading)
-    if kind not in ("nemo", "lhotse"):
-        data, failures = WRITTEN[kind](read), {}
+    failed = 0
+    if kind in ("nemo", "lhotse"):
+        data, failed = _with_headers(read, kind, threads)
+    else:
+        data = WRITTEN[kind](read)
         if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
             note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
-    else:
-        from featcache.extraction.audio_files import missing_file_notes, read_headers
-
-        require_names(read, kind)
-        missing_file_notes(read, np.ones(len(read), bool))  # raises if none is there
-        threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
-        with progress_bar(len(read), "rows") as bar:
-            found = read_headers(read, threads, bar.update, every=kind == "lhotse")
-        failures = found.failures
-        rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
-        files = {
-            number: found.headers[row][:3]
-            for number, row in enumerate(rows.tolist())
-            if row in found.headers
-        }
-        data = WRITTEN[kind](replace(read, duration=found.durations).take(rows), files)
-        for row, (reason, message) in list(failures.items())[:_SHOWN]:
-            note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
-        if failures:
-            counts = Counter(reason for reason, _ in failures.values())
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-            note(f"{counted(len(failures), 'row is', 'rows are')} left out: {reasons}")
     if is_printed:
         click.echo(data, nl=False)
     else:
         write_file(output, packed(data, output))
-    written = len(read) - len(failures)
-    say_json(
-        {"output": str(output), "format": kind, "utterances": written, "failed": len(failures)}
-    )
-    (note if is_printed else say)(
-        f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}"
-    )
-    return FAILURES_LEFT if failures else 0
+    written = len(read) - failed
+    say_json({"output": str(output), "format": kind, "utterances": written, "failed": failed})
+    tell = note if is_printed else say
+    tell(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
+    return FAILURES_LEFT if failed else 0
+
+
+def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes, int]:
+    """Convert a manifest to a format that holds what the headers of audio files say.
+    Returns also the number of rows that are left out, which are named on stderr."""
+    import numpy as np
+
+    from featcache.extraction.audio_files import missing_file_notes, read_headers
+    from featcache.manifest.write import WRITTEN, require_names
+
+    require_names(read, kind)
+    missing_file_notes(read, np.ones(len(read), bool))  # raises if no file is there
+    threads = threads or min(32, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
+    with progress_bar(len(read), "rows") as bar:
+        headers = read_headers(read, threads, bar.update, every=kind == "lhotse")
+    failures = headers.failures
+    rows = [row for row in range(len(read)) if row not in failures]
+    files = {
+        number: headers.headers[row][:3]
+        for number, row in enumerate(rows)
+        if row in headers.headers
+    }
+    kept = replace(read, duration=headers.durations).take(np.array(rows, np.int64))
+    for row, (reason, message) in list(failures.items())[:_SHOWN]:
+        note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
+    if failures:
+        counts = Counter(reason for reason, _ in failures.values())
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
+        note(f"{counted(len(failures), 'row is', 'rows are')} left out: {reasons}")
+    return WRITTEN[kind](kept, files), len(failures)

@@ -1,4 +1,4 @@
-"""`featcache probe`: what do batching and precision change, and how fast are they?"""
+"""`featcache probe`: how batching and precision change values, and how fast they are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from featcache.errors import counted, percent
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.care.probe import Measured, Probe
+    from featcache.care.probe import Chunks, Measured, Probe
 
 
 _NEAR = 16
-"""Differences within so many frames of a clip's end or beginning are reported as being
-there."""
+"""The number of frames that are the beginning or end of a clip, in a report."""
 
 
 @options.command(short_help="Measure how batching and precision change a config's values.")
@@ -66,34 +65,40 @@ def probe(
     device, threads = reading.pop("device"), reading.pop("threads")
     loaded = load_config(config, options.take_keys(reading))
     wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)
-    for said in copying_notes(wanted):
-        note(said)
+    for line in copying_notes(wanted):
+        note(line)
     result = measure(
-        loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}")
+        loaded, wanted, Device(device, threads), utterances, lambda step: note(f"measuring {step}")
     )
     info = version_info(loaded, result.spec)
-    version, default = None, Path("features") / info.folder_name
+    default = Path("features") / info.folder_name
+    version = None
     if cache is not None:
         version = Version.create(cache / info.folder_name, info)
     elif (default / "zarr.json").exists():
         version = Version.open(default)
-    if version:
+    document = {**result.document(), "path": None}
+    outcome = "not saved: with -o CACHE, extract will use it"
+    if version is not None:
         write_probe(version, result.document())
-    say_json({**result.document(), "path": str(version.path) if version else None})
+        document["path"] = str(version.path)
+        outcome = f"saved in {version.path}"
+    say_json(document)
     _print(result)
-    say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
+    say(outcome)
 
 
 def _print(result: Probe) -> None:
-    values = counted(result.frames, "frame")
-    if result.spec.codebook_sizes:
-        values += f" of {len(result.spec.codebook_sizes)} codes"
-    sample = (
-        f"{counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
-        f"{result.longest:.2f} s"
+    num_codebooks = len(result.spec.codebook_sizes)
+    unit = "codes" if num_codebooks else "frames"
+    frames = counted(result.frames, "frame")
+    if num_codebooks:
+        frames += f" of {num_codebooks} codes"
+    say(
+        f"{result.config}: {counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
+        f"{result.longest:.2f} s, {result.seconds:.1f} s in all, {frames}; on {result.device}, "
+        f"{counted(result.threads, 'thread')}"
     )
-    where = f"{result.device}, {counted(result.threads, 'thread')}"
-    say(f"{result.config}: {sample}, {result.seconds:.1f} s in all, {values}; on {where}")
     for fault in result.skipped:
         say(f"skipped: {fault}")
     if result.rounding:
@@ -106,10 +111,9 @@ def _print(result: Probe) -> None:
     else:
         say("compared, bit for bit, with each utterance alone")
     say()
-    say_table([*map(_row, result.measured)], to_the_right=range(2, 8))
+    say_table([_row(measured) for measured in result.measured], to_the_right=range(2, 8))
     say()
-    shares = "codes" if result.spec.codebook_sizes else "frames"
-    say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
+    say(f"shares of {unit}; largest: the largest difference of a frame, relative to its norm")
     say(
         "disturbed: frames that batching changes by more than rounding, whether or not a "
         "code changes"
@@ -119,21 +123,23 @@ def _print(result: Probe) -> None:
             "equal_length batches are only as full as the sample has utterances of one "
             "length; padded ones are full"
         )
-    if batched := [
-        measured.repeatable for measured in result.measured if measured.repeatable is not None
-    ]:
-        say(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
-    if (chunks := result.chunks) is not None:
-        promise = "exact" if chunks.exact else "not exact"
-        found = "no utterance of the sample is longer than a chunk"
-        if chunks.utterances:
-            found = (
-                f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs "
-                "from the whole clip"
-            )
-            found += f", {_percent(chunks.mismatch)} by more than rounding"
-        say(f"chunks: {promise} by the model's receptive field; {found}")
+    repeatable = [measured.repeatable for measured in result.measured]
+    if any(answer is not None for answer in repeatable):
+        say(f"bit-identical whatever the neighbours: {'no' if False in repeatable else 'yes'}")
+    if result.chunks is not None:
+        _print_chunks(result.chunks)
     say(describe_fastest(result.document()["fastest"]))
+
+
+def _print_chunks(chunks: Chunks) -> None:
+    promise = "exact" if chunks.exact else "not exact"
+    measured = "no utterance of the sample is longer than a chunk"
+    if chunks.utterances:
+        measured = (
+            f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from "
+            f"the whole clip, {_percent(chunks.mismatch)} by more than rounding"
+        )
+    say(f"chunks: {promise} by the model's receptive field; {measured}")
 
 
 def _row(measured: Measured) -> dict[str, str]:
@@ -150,22 +156,22 @@ def _row(measured: Measured) -> dict[str, str]:
         "": _where(measured),
     }
     if measured.error is not None:
-        nothing = {
-            "precision": measured.precision,
-            "batching": policy,
-            "": f"not possible here: {measured.error}",
-        }
-        return dict.fromkeys(row, "") | nothing
+        row |= dict.fromkeys(list(row)[2:], "")
+        row[""] = f"not possible here: {measured.error}"
     return row
 
 
 def _where(measured: Measured) -> str:
-    """Where the disturbed frames are, in words."""
+    """Return in words where in clips the disturbed frames are."""
     if not measured.disturbed:
         return ""
+    if measured.last <= 1:
+        return "in the last frame"
     if measured.last <= _NEAR:
-        return f"in the last {measured.last} frames" if measured.last > 1 else "in the last frame"
-    return f"in the first {measured.first} frames" if measured.first <= _NEAR else "throughout"
+        return f"in the last {measured.last} frames"
+    if measured.first <= _NEAR:
+        return f"in the first {measured.first} frames"
+    return "throughout"
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""`featcache prune`: take away what no reader needs; `featcache rm`: a version, or a tag."""
+"""`featcache prune`, and `featcache rm` for a version or a tag."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.care.prune import Pruned, PrunePlan
+    from featcache.version.version import Version
 
 
 @options.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
@@ -58,42 +59,38 @@ def prune(
       featcache prune features --manifest half.csv --force
     """
     from featcache.care.prune import ids_to_keep, plan_prune
-    from featcache.care.prune import prune as take_away
+    from featcache.care.prune import prune as prune_version
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
-    wanted = (
-        options.read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
-    )
+    wanted = None
+    if manifest:
+        wanted = options.read_manifest(manifest, reading, audio=False, carry=False)
     versions = [Version.open(folder) for folder in version_folders(path)]
-    keeping = [
-        None if wanted is None else ids_to_keep(version, wanted, force=force)
-        for version in versions
-    ]
+    keeping = []
+    for version in versions:
+        ids = None if wanted is None else ids_to_keep(version, wanted, force=force)
+        keeping.append(ids)
     plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
     for plan in plans:
         _say(plan, manifest, dry_run)
     done: list[Pruned] = []
-    if not (dry_run or all(plan.is_empty for plan in plans)) and options.is_agreed(
-        "Remove all this?", yes
-    ):
+    is_empty = all(plan.is_empty for plan in plans)
+    if not (dry_run or is_empty) and options.is_agreed("Remove all this?", yes):
         total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
         with stoppable() as stop, progress_bar(total, "shards") as bar:
             jobs = zip(versions, plans, keeping, strict=True)
-            done = [take_away(*job, report=bar.update, stop=stop) for job in jobs]
+            done = [prune_version(*job, report=bar.update, stop=stop) for job in jobs]
     damaged = [pruned for pruned in done if pruned.damaged]
     for pruned in damaged:
         shards = counted(len(pruned.damaged), "shard stays", "shards stay")
-        repair = (
+        note(
+            f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: "
             f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
         )
-        note(
-            f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}"
-        )
     results = {pruned.path: as_document(pruned) for pruned in done}
-    say_json(
-        {"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]}
-    )
+    documents = [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]
+    say_json({"versions": documents})
     if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
         return INTERRUPTED
@@ -107,21 +104,19 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
     if plan.unwanted:
         parts.append(f"{counted(plan.unwanted, 'utterance')} not in {manifest}")
     if plan.leftovers:
-        parts.append(counted(len(plan.leftovers), "leftover") + " of processes that are dead")
-    removes = (
-        f"{'would remove' if dry_run else 'removes'} {', '.join(parts)}; "
-        f"{megabytes(plan.num_bytes)}"
-    )
-    say(f"{plan.path}: {'nothing to remove' if plan.is_empty else removes}")
+        parts.append(f"{counted(len(plan.leftovers), 'leftover')} of processes that are dead")
+    if plan.is_empty:
+        say(f"{plan.path}: nothing to remove")
+    else:
+        removes = "would remove" if dry_run else "removes"
+        say(f"{plan.path}: {removes} {', '.join(parts)}; {megabytes(plan.num_bytes)}")
     if plan.rewritten:
+        shards = count_are(len(plan.rewritten), "shard")
         size = megabytes(plan.copied_bytes)
-        say(
-            f"  {count_are(len(plan.rewritten), 'shard')} written again with what stays in "
-            f"them, {size}"
-        )
+        say(f"  {shards} written again with what stays in them, {size}")
     if plan.bound:
-        items, are = counted(plan.bound, "more item"), "stays" if plan.bound == 1 else "stay"
-        say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
+        items = counted(plan.bound, "more item stays", "more items stay")
+        say(f"  {items}: of shards that a tag names, or needs: {listing(plan.tags)}")
 
 
 @options.command(short_help="Remove a version, or a tag.")
@@ -147,40 +142,53 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
       featcache rm features/fbank80@paper --yes
     """
     from featcache.care.prune import remove_version, what_is_kept
-    from featcache.storage.base import open_store
-    from featcache.version.indexing import open_index
-    from featcache.version.selection import split_tag, version_folders, version_of_tag
+    from featcache.version.selection import split_tag, version_of_tag
     from featcache.version.tags import read_tag, remove_tag, tag_names
-    from featcache.version.version import Version
 
     place, tag = split_tag(path)
     if tag is not None:
         version = version_of_tag(place, tag)
         if tag not in tag_names(version):
-            read_tag(version, tag)  # which says that there is none
-        what, size = f"{version.path}@{tag}: the tag; no features", 0
+            read_tag(version, tag)  # raises the error
+        size = 0
+        contents = f"{version.path}@{tag}: the tag; no features"
     else:
-        if not (dry_run or open_store(place).exists("")):
-            # an `rm` of it may have been killed, which has left something beside it
-            open_store(place).sweep()
-        folders = version_folders(place)
-        if folders != [place] and folders[0].parent == place:
-            there = listing(folder.name for folder in folders)
-            raise ArgumentError(f"{place}: is a cache: name the version to remove: {there}")
-        version = Version.open(folders[0])
-        kept = what_is_kept(version, force=force)
-        try:
-            held = counted(len(open_index(version)), "utterance")
-        except DamagedError:
-            held = "damaged"
+        version = _version_to_remove(place, dry_run)
+        others = what_is_kept(version, force=force)
         size = version.bytes_on_disk()
-        what = f"{version.path}: {held}, {megabytes(size)} on disk"
-        if kept:
-            what += f"; with {'; '.join(kept)}"
-    say(f"{'would remove' if dry_run else 'removes'} {what}")
+        contents = f"{version.path}: {_size(version)}, {megabytes(size)} on disk"
+        if others:
+            contents += f"; with {'; '.join(others)}"
+    say(f"{'would remove' if dry_run else 'removes'} {contents}")
     removed = not dry_run and options.is_agreed("Remove it?", yes)
     if removed and tag is not None:
         remove_tag(version, tag)
     elif removed:
         remove_version(version, force=force)
     say_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
+
+
+def _version_to_remove(place: Location, dry_run: bool) -> Version:
+    """Open the version at a place; raise ArgumentError if it is a cache."""
+    from featcache.storage.base import open_store
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
+
+    store = open_store(place)
+    if not (dry_run or store.exists("")):
+        store.sweep()  # an `rm` of it that was killed may have left something next to it
+    folders = version_folders(place)
+    if folders != [place] and folders[0].parent == place:
+        names = listing(folder.name for folder in folders)
+        raise ArgumentError(f"{place}: is a cache: name the version to remove: {names}")
+    return Version.open(folders[0])
+
+
+def _size(version: Version) -> str:
+    """Return how many utterances a version has, for people."""
+    from featcache.version.index import open_index
+
+    try:
+        return counted(len(open_index(version)), "utterance")
+    except DamagedError:
+        return "damaged"

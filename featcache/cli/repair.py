@@ -1,4 +1,4 @@
-"""`featcache repair`: keep what is sound, and re-extract only the damaged utterances."""
+"""`featcache repair`: re-extract the damaged utterances, and keep the others."""
 
 from __future__ import annotations
 
@@ -61,44 +61,46 @@ def repair(
         ]
     say_json({"versions": [as_document(version) for version in repaired]})
     codes = [_say(version) for version in repaired]
-    return 1 if 1 in codes else worst(codes)
+    if 1 in codes:
+        return 1
+    return worst(codes)
 
 
 def _say(version: Repaired) -> int:
     """Print what became of a version. Returns the exit code."""
+    path = version.path
     if version.interrupted:
-        say(f"{version.path}: interrupted before any shard was removed")
+        say(f"{path}: interrupted before any shard was removed")
         return INTERRUPTED
     if version.metadata:
-        say(f"{version.path}: metadata restored")
+        say(f"{path}: metadata restored")
     if version.removed:
-        shards, kept = (
-            counted(len(version.removed), "damaged shard"),
-            counted(version.kept, "utterance"),
+        say(
+            f"{path}: {counted(len(version.removed), 'damaged shard')}: "
+            f"{counted(version.kept, 'utterance')} kept, {version.extracted:,} extracted again"
         )
-        say(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
     for folder, fingerprint in version.aside.items():
-        owner = f"the version {fingerprint[:12]}, which has no sound one of its name in this cache"
         say(
-            f"{version.path}: set aside {folder}, a shard of {owner}: move it there, into "
-            "shards, or remove it"
+            f"{path}: set aside {folder}, a shard of the version {fingerprint[:12]}, which has no "
+            "sound one of its name in this cache: move it there, into shards, or remove it"
         )
-    if tags := version.broken_tags:
-        are = "tag is" if len(tags) == 1 else "tags are"
-        say(
-            f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why"
-        )
+    if version.broken_tags:
+        tags = listing(version.broken_tags)
+        are = "tag is" if len(version.broken_tags) == 1 else "tags are"
+        say(f"{path}: the {are} no longer whole: {tags}: featcache verify says why")
     if version.records:
-        records = f"{counted(version.records, 'damaged record')} of what is wanted or has failed"
-        say(f"{version.path}: {records} removed: featcache verify says what it cost")
+        say(
+            f"{path}: {counted(version.records, 'damaged record')} of what is wanted or has "
+            "failed removed: featcache verify says what it cost"
+        )
     code = 0
     if version.summary:
         code = say_summary(version.summary, version.summary.versions[0].path)
     elif not (version.metadata or version.removed or version.records):
-        say(f"{version.path}: no damage found")
+        say(f"{path}: no damage found")
     if version.missing:
         say(
-            f"{version.path}: {count_are(version.missing, 'utterance')} in no shard: "
-            "featcache extract adds them"
+            f"{path}: {count_are(version.missing, 'utterance')} in no shard: featcache extract "
+            "adds them"
         )
     return code

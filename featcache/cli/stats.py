@@ -74,30 +74,33 @@ def stats(
         options.refuse_output(output, force)
     corpus: Cache | None = None
     is_partial = False
-    found = corpus_of(path)
-    if found is not None:
+    corpus_and_version = corpus_of(path)
+    if corpus_and_version is None:
+        version = select_version(path)
+    else:
         with warnings.catch_warnings(record=True, action="always") as caught:
             corpus = featcache.open(str(path))
-        is_partial = isinstance(corpus, Corpus) and len(corpus.parts) < len(read_parts(found[0]))
+        if isinstance(corpus, Corpus):
+            is_partial = len(corpus.parts) < len(read_parts(corpus_and_version[0]))
         for warning in caught:
             note(str(warning.message))
-    version = select_version(path) if corpus is None else corpus.version
+        version = corpus.version
     holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
         raise ArgumentError(
             f"{version.path}: holds codes, which have no mean: --by and -o are for features"
         )
-    if manifest is None and corpus is None:
+    wanted = None
+    if manifest:
+        wanted = options.read_manifest(manifest, reading, audio=False, carry=by is not None)
+    elif corpus is None:
         note_unfinished(version)
-    wanted = (
-        options.read_manifest(manifest, reading, audio=False, carry=by is not None)
-        if manifest
-        else None
-    )
 
     def compute() -> Usage | Stats:
         cache = corpus or Cache(version)
-        total = int(cache.lengths.sum()) if wanted is None and corpus is None else None
+        total = None
+        if wanted is None and corpus is None:
+            total = int(cache.lengths.sum())
         with progress_bar(total, "frames", unit_scale=True) as bar:
             if holds_codes:
                 return usage(cache, wanted, threads=threads, report=bar.update)
@@ -106,43 +109,39 @@ def stats(
     computed = version.reading(compute) if corpus is None else compute()
     if output is not None and not isinstance(computed, Usage):
         computed.save(output, overwrite=force)
-    utterances, frames = (
-        counted(computed.utterances, "utterance"),
-        counted(computed.frames, "frame"),
+    say(
+        f"{version.path}: {counted(computed.utterances, 'utterance')}, "
+        f"{counted(computed.frames, 'frame')}: {version.info.spec.units}"
     )
-    say(f"{version.path}: {utterances}, {frames}: {version.info.spec.units}")
-    document = (
-        _say_codes(computed) if isinstance(computed, Usage) else _say_features(computed, output)
-    )
+    if isinstance(computed, Usage):
+        document = _say_codes(computed)
+    else:
+        document = _say_features(computed, output)
     say_json({"path": str(version.path), **document})
-    # what is missing has been said when it was opened
     return int(is_partial)
 
 
 def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
-    """Print mean and variance; returns them as JSON."""
+    """Print mean and variance. Returns them as JSON."""
     frames = stats.group_frames.tolist()
-    groups = zip(stats.groups, stats.group_utterances.tolist(), frames, strict=True)
-    for what, values in (("means", stats.mean), ("standard deviations", stats.std)):
-        say(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
-    if still := stats.still:
-        say(
-            f"  {len(still):,} of {stats.mean.size:,} dimensions hardly vary: "
-            f"{first_few(still, _SHOWN)}"
-        )
+    for name, values in (("means", stats.mean), ("standard deviations", stats.std)):
+        say(f"  {name} of the dimensions from {values.min():.6g} to {values.max():.6g}")
+    if stats.still:
+        still = first_few(stats.still, _SHOWN)
+        say(f"  {len(stats.still):,} of {stats.mean.size:,} dimensions hardly vary: {still}")
     if stats.by is not None:
         ends = [
             f"{count:,} frames ({stats.groups[frames.index(count)]})"
             for count in (min(frames), max(frames))
         ]
         say(f"  {len(frames):,} groups by {stats.by}, from {' to '.join(ends)}")
-    say(
-        "  not saved; -o FILE saves them for featcache.Cmvn.load"
-        if output is None
-        else f"  saved to {output}"
-    )
+    if output is None:
+        say("  not saved; -o FILE saves them for featcache.Cmvn.load")
+    else:
+        say(f"  saved to {output}")
+    groups = zip(stats.groups, stats.group_utterances.tolist(), frames, strict=True)
     return {
-        "output": None if output is None else str(output),
+        "output": output and str(output),
         "fingerprint": stats.fingerprint,
         "utterances": stats.utterances,
         "frames": stats.frames,
@@ -151,29 +150,28 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
         "still": stats.still,
         "by": stats.by,
         "groups": [
-            dict(zip(("name", "utterances", "frames"), group, strict=True)) for group in groups
+            {"name": name, "utterances": utterances, "frames": count}
+            for name, utterances, count in groups
         ],
     }
 
 
 def _say_codes(usage: Usage) -> dict[str, Any]:
-    """Print how codes are used; returns it as JSON."""
+    """Print how codes are used. Returns it as JSON."""
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
-    codebooks = [
-        dict(zip(("size", "used", "entropy", "perplexity"), book, strict=True)) for book in books
-    ]
-    for number, book in enumerate(codebooks):
-        used = f"{book['used']:,} of {book['size']:,} codes are used"
+    codebooks = []
+    for number, (size, used, entropy, perplexity) in enumerate(books):
+        codebooks.append({"size": size, "used": used, "entropy": entropy, "perplexity": perplexity})
         say(
-            f"  codebook {number}: {used}; entropy {book['entropy']:.2f} bits, perplexity "
-            f"{book['perplexity']:,.1f}"
+            f"  codebook {number}: {used:,} of {size:,} codes are used; entropy {entropy:.2f} "
+            f"bits, perplexity {perplexity:,.1f}"
         )
-    head = {
+    return {
         "fingerprint": usage.fingerprint,
         "utterances": usage.utterances,
         "frames": usage.frames,
+        "codebooks": codebooks,
     }
-    return {**head, "codebooks": codebooks}
 
 
 @options.command(
@@ -230,12 +228,16 @@ def fit_kmeans(
     options.refuse_output(output, force)
     version = select_version(path)
     note_unfinished(version)
-    used = Device(device, threads)
-    used.configure_torch()
+    chosen_device = Device(device, threads)
+    chosen_device.configure_torch()
     started = perf_counter()
-    threads = 1 if used.is_cuda else used.threads
     codebook, fit = fit_version(
-        version, k, seed=seed, frames=frames, device=used.torch_device, threads=threads
+        version,
+        k,
+        seed=seed,
+        frames=frames,
+        device=chosen_device.torch_device,
+        threads=1 if chosen_device.is_cuda else chosen_device.threads,
     )
     write_file(output, codebook.to_bytes())
     document = {
@@ -252,12 +254,15 @@ def fit_kmeans(
         "empty": int((fit.sizes == 0).sum()),
         "iterations": fit.iterations,
         "elapsed_seconds": round(perf_counter() - started, 3),
-        "device": used.label,
+        "device": chosen_device.label,
     }
     say_json(document)
     say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
-    spent = f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on {used.label}"
-    say(f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; {spent}")
+    say(
+        f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
+        f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on "
+        f"{chosen_device.label}"
+    )
     say(
         f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; "
         f"{document['empty']:,} are empty"

@@ -13,6 +13,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import (
+    FAILURES_LEFT,
     advise,
     as_document,
     count_are,
@@ -29,7 +30,7 @@ from featcache.storage.location import Location, parse_location
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
     from featcache.care.sources import SourceCheck
-    from featcache.care.verify import Report
+    from featcache.care.verify import Problem, Report
     from featcache.version.version import Version
 
 _SHOWN = 20
@@ -98,47 +99,56 @@ def verify(
     from featcache.version.version import Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
-    wanted = options.read_manifest(manifest, chosen, carry=False) if manifest else None
-    files = SourceCheck(sources == "content", root, CallersUrls(wanted))
-    found: list[Report] = []
-    look = partial(
-        check, data=data, manifest=wanted, sources=files if sources else None, threads=threads
+    wanted = None
+    if manifest:
+        wanted = options.read_manifest(manifest, chosen, carry=False)
+    source_check = SourceCheck(sources == "content", root, CallersUrls(wanted))
+    check_version = partial(
+        check,
+        data=data,
+        manifest=wanted,
+        sources=source_check if sources else None,
+        threads=threads,
     )
+    passes = 2 if sources else 1
+    reports: list[Report] = []
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
     for folder in version_folders(path):
         try:
             version = at_tag(Version.open(folder), tag)
         except DamagedError as error:
-            found.append(Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]))
+            problems = [Problem("metadata", error.what)]
+            reports.append(Report(str(folder), 0, 0, 0, 0, data, problems))
             continue
-        looks = 1 if sources is None else 2
         with (
             stoppable(ending=ending) as stop,
-            progress_bar(looks * len(version.shard_names()), "shards") as bar,
+            progress_bar(passes * len(version.shard_names()), "shards") as bar,
         ):
-            result = look(version, report=bar.update, stop=stop)
-        if recompute and not result.interrupted:
-            result = replace(
-                result, recomputed=_recompute(version, recompute, files, device, threads)
-            )
-        found.append(result)
-        if result.interrupted:
+            report = check_version(version, report=bar.update, stop=stop)
+        if recompute and not report.interrupted:
+            recomputed = _recompute(version, recompute, source_check, device, threads)
+            report = replace(report, recomputed=recomputed)
+        reports.append(report)
+        if report.interrupted:
             break
-    interrupted = any(result.interrupted for result in found)
-    damaged = any(
-        result.problems or (result.recomputed and result.recomputed.problems) for result in found
-    )
+    interrupted = any(report.interrupted for report in reports)
+    damaged = any(_problems(report) for report in reports)
     if printing.as_json:
-        say_json({"ok": not (damaged or interrupted), "versions": [*map(as_document, found)]})
-    given = manifest and shlex.quote(manifest) + (
-        "" if root is None else f" --root {shlex.quote(str(root))}"
-    )
-    for result in found:
-        _print(result, given, "" if tag is None else f"@{tag}")
+        documents = [as_document(report) for report in reports]
+        say_json({"ok": not (damaged or interrupted), "versions": documents})
+    again = None
+    if manifest:
+        again = shlex.quote(manifest)
+        if root is not None:
+            again += f" --root {shlex.quote(str(root))}"
+    for report in reports:
+        _print(report, again, f"@{tag}" if tag is not None else "")
     if interrupted:
         return INTERRUPTED
-    return 1 if damaged else 3 if any(result.failed for result in found) else 0
+    if damaged:
+        return 1
+    return FAILURES_LEFT if any(report.failed for report in reports) else 0
 
 
 def _recompute(
@@ -148,89 +158,105 @@ def _recompute(
     from featcache.device import Device
     from featcache.version.indexing import open_index
 
-    def again() -> Recomputed:
+    def extract_sample() -> Recomputed:
         index = open_index(version)
         positions = sorted(random.sample(range(len(index)), min(count, len(index))))
         return recompute(version, index, positions, files, Device(device, threads))
 
-    return version.reading(again)
+    return version.reading(extract_sample)
 
 
-def _print(result: Report, manifest: str | None, tag: str) -> None:
-    _print_counts(result, f"{result.path}{tag}")
-    again = result.recomputed
-    unlike = again.problems if again else []
-    problems = [*result.problems, *unlike]
+def _problems(report: Report) -> list[Problem]:
+    """List the problems of a version, and of the utterances extracted again."""
+    if report.recomputed is None:
+        return report.problems
+    return report.problems + report.recomputed.problems
+
+
+def _print(report: Report, manifest: str | None, tag: str = "") -> None:
+    """Print what was found in a version. `manifest` is the manifest and its options, as
+    in the shell."""
+    _print_counts(report, f"{report.path}{tag}")
+    problems = _problems(report)
     say_problems(problems[:_SHOWN])
     if len(problems) > _SHOWN:
         say(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
-    if again:
-        found = f"largest difference {again.largest_difference:.3g}"
-        if again.codes:
-            found = (
-                f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of "
-                "them by rounding (ties)"
-            )
-        say(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {found}")
-    for line in result.notes:
+    if report.recomputed is not None:
+        _print_recomputed(report.recomputed)
+    for line in report.notes:
         say(f"  {line}")
-    if result.interrupted:
+    if report.interrupted:
         say("  interrupted: the rest was not looked at")
-    if result.surplus:
-        say(f"  {count_are(result.surplus, 'utterance')} not in the manifest")
-    if result.repeated:
-        say(f"  {count_are(result.repeated, 'utterance')} there twice, with equal values")
-    path = shlex.quote(result.path)
-    if result.failed:
+    if report.surplus:
+        say(f"  {count_are(report.surplus, 'utterance')} not in the manifest")
+    if report.repeated:
+        say(f"  {count_are(report.repeated, 'utterance')} there twice, with equal values")
+    _print_remedies(report, manifest, Counter(problem.kind for problem in problems))
+
+
+def _print_recomputed(again: Recomputed) -> None:
+    difference = f"largest difference {again.largest_difference:.3g}"
+    if again.codes:
+        difference = (
+            f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of "
+            "them by rounding (ties)"
+        )
+    say(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {difference}")
+
+
+def _print_remedies(report: Report, manifest: str | None, kinds: Counter[str]) -> None:
+    """Print what to do about problems, which are counted by their kinds."""
+    path = shlex.quote(report.path)
+    if report.failed:
         say(
-            f"  {count_are(result.failed, 'utterance')} in the failure ledger: featcache "
+            f"  {count_are(report.failed, 'utterance')} in the failure ledger: featcache "
             f"info {path} --failures"
         )
-    repair = f"featcache repair {path} --manifest {'MANIFEST' if manifest is None else manifest}"
-    if damaged := len(result.damaged_shards):
+    repair = f"featcache repair {path} --manifest {manifest or 'MANIFEST'}"
+    damaged = len(report.damaged_shards)
+    is_recomputed_well = report.recomputed is None or not report.recomputed.problems
+    if damaged:
         advise(f"{count_are(damaged, 'shard')} damaged: {repair}")
-    elif any(problem.kind == "metadata" for problem in problems):
+    elif kinds["metadata"]:
         advise(f"the metadata of the version is damaged: {repair}")
-    elif not (result.interrupted or unlike) and all(
-        problem.kind == "source" for problem in problems
-    ):
+    elif is_recomputed_well and not report.interrupted and not kinds.keys() - {"source"}:
         say("  no damage found")
-    if other_files := sum(problem.kind == "source" for problem in result.problems):
-        extract = (
-            "`featcache extract … --check-sources` extracts those again that have changed "
-            "in size or mtime"
-        )
-        advise(f"{count_are(other_files, 'audio file')} not what was extracted: {extract}")
-    lacking = Counter(
-        problem.kind for problem in problems if problem.kind in ("missing", "changed")
-    )
-    if lacking and manifest is not None:
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
-        place = parse_location("path", result.path)
-        config = "" if place.name.rpartition("-")[0] == "fbank80" else " -c CONFIG"
+    other_files = sum(problem.kind == "source" for problem in report.problems)
+    if other_files:
         advise(
-            f"{counts}: featcache extract {manifest}{config} -o {shlex.quote(str(place.parent))}"
+            f"{count_are(other_files, 'audio file')} not what was extracted: `featcache extract "
+            "… --check-sources` extracts those again that have changed in size or mtime"
         )
+    lacking = [f"{kinds[kind]:,} {kind}" for kind in kinds if kind in ("missing", "changed")]
+    if lacking and manifest is not None:
+        place = parse_location("path", report.path)
+        config = " -c CONFIG"
+        if place.name.rpartition("-")[0] == "fbank80":
+            config = ""
+        output = shlex.quote(str(place.parent))
+        advise(f"{', '.join(lacking)}: featcache extract {manifest}{config} -o {output}")
 
 
-def _print_counts(result: Report, path: str) -> None:
-    checked = "every byte read" if result.data else "features not read"
-    damaged = len(result.damaged_shards)
-    shards, features = counted(result.shards, "shard"), megabytes(result.num_bytes)
-    if result.shards_left_out:
-        shards += f" of {result.shards + result.shards_left_out:,}"
-    sound = (
-        f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {features}"
+def _print_counts(report: Report, path: str) -> None:
+    checked = "every byte read" if report.data else "features not read"
+    damaged = len(report.damaged_shards)
+    shards = counted(report.shards, "shard")
+    if report.shards_left_out:
+        shards += f" of {report.shards + report.shards_left_out:,}"
+    contents = (
+        f"{counted(report.utterances, 'utterance')}, {counted(report.frames, 'frame')}, "
+        f"{megabytes(report.num_bytes)}"
     )
     if not damaged:
-        say(f"{path}: {shards}, {sound}; {checked}")
-    elif damaged < result.shards:
-        say(f"{path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
+        state = contents
+    elif damaged < report.shards:
+        state = f"{damaged:,} of them damaged; the others hold {contents}"
     else:
-        say(f"{path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
-    if damaged and result.damaged_utterances:
-        are = "shard holds" if damaged == 1 else "shards hold"
+        state = "damaged" if damaged == 1 else "all damaged"
+    say(f"{path}: {shards}, {state}; {checked}")
+    if damaged and report.damaged_utterances:
+        hold = "shard holds" if damaged == 1 else "shards hold"
         say(
-            f"  the damaged {are} {counted(result.damaged_utterances, 'utterance')}: repair "
+            f"  the damaged {hold} {counted(report.damaged_utterances, 'utterance')}: repair "
             "keeps the sound ones"
         )

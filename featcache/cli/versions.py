@@ -1,4 +1,4 @@
-"""What is made of versions: `featcache index`, `tag`, `copy`."""
+"""`featcache index`, `featcache tag` and `featcache copy`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def index(path: Location) -> None:
         documents.append(
             {"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built}
         )
-        what = "built" if is_built else "already there"
+        state = "built" if is_built else "already there"
         say(
             f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: "
-            f"index {what}"
+            f"index {state}"
         )
     say_json({"versions": documents})
 
@@ -91,19 +91,10 @@ def tag(path: Location, name: str) -> None:
 
     version = select_version(path)
     made = make_tag(version, name, open_index(version))
+    shards, utterances = len(made.shards), made.items
     note_unfinished(version)
-    say_json(
-        {
-            "path": str(version.path),
-            "tag": name,
-            "shards": len(made.shards),
-            "utterances": made.items,
-        }
-    )
-    say(
-        f"{version.path}@{name}: {counted(made.items, 'utterance')} in "
-        f"{counted(len(made.shards), 'shard')}"
-    )
+    say_json({"path": str(version.path), "tag": name, "shards": shards, "utterances": utterances})
+    say(f"{version.path}@{name}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}")
 
 
 @options.command(short_help="Copy a cache to another folder or object store.")
@@ -160,23 +151,23 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
                 )
     damaged = any(result.problems for result in results)
     interrupted = any(result.interrupted for result in results)
-    say_json(
-        {
-            "ok": not damaged and not interrupted,
-            "versions": [as_document(result) for result in results],
-        }
-    )
+    documents = [as_document(result) for result in results]
+    say_json({"ok": not (damaged or interrupted), "versions": documents})
     for result in results:
         _print(result)
         if not (result.interrupted or result.problems):
             note_unfinished(Version.open(as_location("to", result.path)))
-    return INTERRUPTED if interrupted else 1 if damaged else 0
+    if interrupted:
+        return INTERRUPTED
+    return int(damaged)
 
 
 def _print(result: Copied, done: str = "copied") -> None:
     copied = f"{counted(result.copied, 'shard')} {done}, {megabytes(result.num_bytes)}"
     there = counted(result.there, "shard was", "shards were")
-    records = f"; {counted(result.records, 'other file')} copied" if done == "copied" else ""
+    records = ""
+    if done == "copied":
+        records = f"; {counted(result.records, 'other file')} copied"
     say(f"{result.path}: {copied}; {there} there{records}")
     if result.diverged:
         utterances = count_are(result.diverged, "utterance")
@@ -184,7 +175,8 @@ def _print(result: Copied, done: str = "copied") -> None:
     if result.others:
         say(f"  {count_are(result.others, 'shard')} there that {result.source} does not have")
     say_problems(result.problems)
-    if damaged := sum(problem.shard is not None for problem in result.problems):
+    damaged = sum(problem.shard is not None for problem in result.problems)
+    if damaged:
         verify = f"featcache verify {shlex.quote(result.source)}"
         advise(f"{count_are(damaged, 'shard')} not copied, for damage: {verify}")
     if result.interrupted:
