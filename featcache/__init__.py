@@ -38,26 +38,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **{
-        "extract": "engines.main_job",
-        "Observer": "engines.main_job",
-        "Options": "extraction.options",
-    },
-    **{"extractor": "extraction.live", "FeatcacheError": "errors", "FeatcacheWarning": "errors"},
-    **{
-        "open": "loader.opening",
-        "Cache": "loader.cache",
-        "Corpus": "loader.corpus",
-        "Crop": "loader.spans",
-    },
-    **{
-        "FeatureDataset": "loader.dataset",
-        "DataLoader": "loader.data_loader",
-        "BucketBatchSampler": "loader.sampler",
-    },
-    **{"Cmvn": "cmvn", "dequantize": "quantize"},
+    "BucketBatchSampler": "loader.sampler",
+    "Cache": "loader.cache",
+    "Cmvn": "cmvn",
+    "Corpus": "loader.corpus",
+    "Crop": "loader.spans",
+    "DataLoader": "loader.data_loader",
+    "FeatcacheError": "errors",
+    "FeatcacheWarning": "errors",
+    "FeatureDataset": "loader.dataset",
+    "Observer": "engines.main_job",
+    "Options": "extraction.options",
+    "dequantize": "quantize",
+    "extract": "engines.main_job",
+    "extractor": "extraction.live",
+    "open": "loader.opening",
 }
-"""Where a public name is found; the others of `__all__` are modules."""
+"""The module of each public name that is no module itself."""
 
 __all__ = sorted({*_HOME, "adapters", "augment", "cmvn", "errors", "masks", "stats"})
 
@@ -65,8 +62,7 @@ _EXTRACTION = {"Observer", "Options", "extract", "extractor"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: torch takes a second, and reading
-    arrays does without it."""
+    """Import a public name when it is first used: reading arrays needs no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
@@ -74,11 +70,11 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         from featcache.errors import MissingDependencyError
 
-        package, extra = (
-            (error.name or "").partition(".")[0],
-            "extract" if name in _EXTRACTION else "torch",
-        )
-        if extra == "torch" and package != "torch":
+        package = (error.name or "").partition(".")[0]
+        extra = "torch"
+        if name in _EXTRACTION:
+            extra = "extract"
+        elif package != "torch":
             raise
         raise MissingDependencyError(package, f"featcache.{name}", extra) from error
     if name in _HOME:
@@ -87,4 +83,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+    return __all__ + [name for name in globals() if name.startswith("__")]

@@ -12,7 +12,9 @@ class Section(BaseModel):
     """The base of what a config is made of. Unknown names, NaN, infinity, and true or
     false for numbers are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from featcache.audio.waveform import AugmentPolicy, NoisePolicy
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
-from featcache.config.schema import meanings
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
@@ -129,12 +128,15 @@ def keys_table(model: type[BaseModel], base: type[BaseModel] | None = None) -> s
 
 
 def _key_rows(model: type[BaseModel]) -> list[str]:
-    described = meanings(model)
     rows = []
     for key, schema in model.model_json_schema()["properties"].items():
         default = "" if (value := schema.get("default")) is None else f"`{_yaml(value)}`"
-        rows.append(f"| `{key}` | {default} | {_values(schema)} | {described[key]} |")
+        rows.append(f"| `{key}` | {default} | {_values(schema)} | {_meaning(schema)} |")
     return rows
+
+
+def _meaning(schema: dict) -> str:
+    return " ".join(schema["description"].split())
 
 
 def _values(schema: dict) -> str:

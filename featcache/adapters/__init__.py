@@ -1,5 +1,4 @@
-"""Adapters to other toolkits, a file each. Nothing else in featcache imports them; each
-imports only its toolkit."""
+"""Adapters to other toolkits, a file each. Each imports only its toolkit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The open caches behind what an adapter is given: a cache, a dataset, or a version's
-folder."""
+"""The open caches of adapters, and the datasets that adapters take."""
 
 from __future__ import annotations
 
@@ -24,17 +23,18 @@ except ImportError as error:
 _open_caches: dict[str, Cache] = {}
 
 
-def dataset_of(given: Cache | FeatureDataset) -> FeatureDataset:
-    """A dataset itself, or the dataset of all utterances of a cache."""
-    return given if isinstance(given, FeatureDataset) else FeatureDataset(given)
+def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
+    """Return a dataset itself, or the dataset of all utterances of a cache."""
+    if isinstance(source, FeatureDataset):
+        return source
+    return FeatureDataset(source)
 
 
-def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset:
-    """As `dataset_of`, for adapters whose manifests name utterances, which are later read
-    whole from the cache. An ArgumentError refuses a dataset that reads only parts of
-    them, `instead` says how to get these; and one of a corpus in which ids lead to
-    others."""
-    dataset = dataset_of(given)
+def whole_dataset(source: Cache | FeatureDataset, instead: str) -> FeatureDataset:
+    """Return the dataset for an adapter whose manifests name utterances, which are later
+    read whole from the cache. Raises ArgumentError for a dataset that reads only parts of
+    them (`instead` is the remedy), or whose ids lead to other utterances of a corpus."""
+    dataset = dataset_of(source)
     first = dataset.versions[0]
     if not np.array_equal(dataset.lengths, first.values_of(first.cache.lengths)):
         raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
@@ -47,43 +47,43 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
 
 
 def require_same(
-    version: DatasetVersion, dataset: FeatureDataset, found: NDArray[np.int64]
+    version: DatasetVersion, dataset: FeatureDataset, positions: NDArray[np.int64]
 ) -> None:
-    """Refuse, by an ArgumentError, a dataset by whose ids other utterances are found: at
-    these positions."""
-    if len(others := np.flatnonzero(found != version.positions_of(np.arange(len(dataset))))):
-        where = (
-            f"{version.cache.version.path}: several parts have an utterance "
-            f"{dataset.ids[int(others[0])]!r}"
-        )
+    """Raise ArgumentError if the dataset's ids lead to positions of other utterances."""
+    expected = version.positions_of(np.arange(len(dataset)))
+    others = np.flatnonzero(positions != expected)
+    if len(others):
+        id_ = dataset.ids[int(others[0])]
         raise ArgumentError(
-            f"{where}, of which only the first is found: pass the cache of one part, "
-            "corpus.part(name)"
+            f"{version.cache.version.path}: several parts have an utterance {id_!r}, of which "
+            "only the first is found: pass the cache of one part, corpus.part(name)"
         )
 
 
 def folder_of(cache: Cache) -> str:
-    """Its version's folder, with `@` and its tag if it has one: what `open` takes, and
-    toolkits' manifests name."""
-    return f"{cache.version.path}{f'@{cache.version.tag}' if cache.version.tag else ''}"
+    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it and
+    toolkits' manifests name it."""
+    if cache.version.tag:
+        return f"{cache.version.path}@{cache.version.tag}"
+    return str(cache.version.path)
 
 
 def remember(cache: Cache) -> str:
-    """Let `cache_of` return this cache, with the options that it was opened with; returns
-    its `folder_of`."""
-    _open_caches[folder_of(cache)] = cache
-    return folder_of(cache)
+    """Let `cache_of` return this cache, with its options. Returns its `folder_of`."""
+    folder = folder_of(cache)
+    _open_caches[folder] = cache
+    return folder
 
 
 def cache_of(folder: str | Path) -> Cache:
-    """The cache that was last remembered for a `folder_of`; if there is none, one is
-    opened, and kept open."""
-    if (cache := _open_caches.get(str(folder))) is None:
-        cache = _open_caches[str(folder)] = open(folder)
-    return cache
+    """Return the cache that was last remembered for a `folder_of`, or open one and keep it."""
+    folder = str(folder)
+    if folder not in _open_caches:
+        _open_caches[folder] = open(folder)
+    return _open_caches[folder]
 
 
 def missing_toolkit(error: ImportError, adapter: str) -> MissingDependencyError:
-    """The error for a toolkit, or a package that it needs, which cannot be imported."""
+    """Make the error for a toolkit, or a package that it needs, which cannot be imported."""
     package = (error.name or adapter).partition(".")[0]
     return MissingDependencyError(package, f"featcache.adapters.{adapter}", extra=None)

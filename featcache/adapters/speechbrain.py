@@ -1,5 +1,4 @@
-"""SpeechBrain: features as a dynamic item of its datasets, or gathered in one call for
-each `PaddedBatch`."""
+"""SpeechBrain: features as a dynamic item of its datasets, or gathered for each batch."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ except ImportError as error:
 def item(
     given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None
 ) -> DynamicItem:
-    """A dynamic item that reads features by id: `dataset.add_dynamic_item(item(cache))`.
+    """Make a dynamic item that reads features: `dataset.add_dynamic_item(item(cache))`.
 
     The id alone decides: the other columns of SpeechBrain's table, such as an utterance's
     file, are not compared.
@@ -51,13 +50,12 @@ def item(
 def to_dynamic_item_dataset(
     given: Cache | FeatureDataset, *, provides: str | None = None
 ) -> DynamicItemDataset:
-    """A `DynamicItemDataset` of the same utterances, in the same order.
+    """Make a `DynamicItemDataset` of the same utterances, in the same order.
 
     It has the dataset's columns, the number of frames of each utterance as `num_frames`,
     and the features as a dynamic item. All of them are among its output keys; leave out
-    the features if `Collate` is to gather them. Empty cells of `start` become 0, and
-    those of `duration` the seconds that the features last: SpeechBrain sorts and filters
-    by them.
+    the features if `Collate` is to gather them. SpeechBrain sorts and filters by `start`
+    and `duration`. Empty cells become 0, and the seconds that the features last.
 
     Args:
         given: A cache or a dataset.
@@ -69,18 +67,18 @@ def to_dynamic_item_dataset(
     """
     dataset = dataset_of(given)
     features = item(dataset, provides=provides)
-    if hidden := [
-        repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)
-    ]:
+    added = {"num_frames", *features.provides}
+    hidden = [repr(name) for name in dataset.columns if name in added]
+    if hidden:
         raise ArgumentError(
             f"the columns {listing(hidden)} would hide what the dataset itself provides: "
             "rename them"
         )
     axis = dataset.versions[0].cache.spec.axis
+    defaults = {"start": 0.0, "duration": axis.seconds(dataset.lengths)}
     columns = dict(dataset.columns)
-    for name, values in (("start", 0.0), ("duration", axis.seconds(dataset.lengths))):
-        if name in columns:
-            columns[name] = np.where(np.isnan(columns[name]), values, columns[name])
+    for name in defaults.keys() & columns.keys():
+        columns[name] = np.where(np.isnan(columns[name]), defaults[name], columns[name])
     columns["num_frames"] = dataset.lengths
     data = dict(zip(dataset.ids, records_of(columns, len(dataset)), strict=True))
     return DynamicItemDataset(data, [features], ["id", *features.provides, *columns])
@@ -115,7 +113,8 @@ class Collate:
         provides: str | None = None,
         **options: Any,
     ) -> None:
-        self._reader, self._takes = _Reader(given, provides), takes
+        self._reader = _Reader(given, provides)
+        self._takes = takes
         self._pad_others = options.pop("padding_func", batch_pad_right)
         if options.get("padded_keys") is not None:
             options["padded_keys"] = [*options["padded_keys"], *self._reader.keys]
@@ -128,11 +127,14 @@ class Collate:
             raise ArgumentError(
                 f"examples have no {self._takes!r}: include it in set_output_keys, to find features"
             )
-        if read := [repr(key) for key in keys if key in examples[0]]:
-            remedy = "leave them out of set_output_keys, or collate with PaddedBatch"
-            raise ArgumentError(f"examples have {listing(read)} already, read one by one: {remedy}")
+        read = [repr(key) for key in keys if key in examples[0]]
+        if read:
+            raise ArgumentError(
+                f"examples have {listing(read)} already, read one by one: leave them out of "
+                "set_output_keys, or collate with PaddedBatch"
+            )
         gathered = self._reader.gather([example[self._takes] for example in examples])
-        # PaddedBatch passes them to `pad`, which replaces them
+        # PaddedBatch passes these to `pad`, which replaces them
         places = {key: torch.empty(0) for key in keys}
 
         def pad(tensors: Sequence[torch.Tensor], **options: Any) -> Any:
@@ -149,21 +151,22 @@ class Collate:
 class _Reader:
     """Reads a dataset's utterances by their ids."""
 
-    def __init__(self, given: Cache | FeatureDataset, provides: str | None) -> None:
-        self.dataset = dataset_of(given)
-        has_names = not isinstance(self.dataset.cache, Cache)
-        if has_names and provides is not None:
-            raise ArgumentError(
-                f"provides is {provides!r}, but the dataset's versions have names: leave it out"
-            )
-        self.keys = self.dataset.names if has_names else [provides or "feats"]
-        first, rows = self.dataset.versions[0], np.arange(len(self.dataset))
+    def __init__(self, source: Cache | FeatureDataset, provides: str | None) -> None:
+        self.dataset = dataset_of(source)
+        self.keys = [provides or "feats"]
+        if not isinstance(self.dataset.cache, Cache):
+            if provides is not None:
+                raise ArgumentError(
+                    f"provides is {provides!r}, but the dataset's versions have names: leave it out"
+                )
+            self.keys = self.dataset.names
+        first = self.dataset.versions[0]
+        rows = np.arange(len(self.dataset))
         self._cache = first.cache
-        positions = (
-            self._cache.find(self.dataset.ids)
-            if isinstance(self._cache, Corpus)
-            else first.positions_of(rows)
-        )
+        if isinstance(self._cache, Corpus):
+            positions = self._cache.find(self.dataset.ids)
+        else:
+            positions = first.positions_of(rows)
         # the dataset's row of each position to which its ids lead
         self._rows = np.full(len(self._cache), -1)
         self._rows[positions] = rows
@@ -174,25 +177,27 @@ class _Reader:
         return self
 
     def read(self, id_: str) -> Any:
-        """The features of one utterance: a tensor, or a tensor for each version."""
-        values = [
-            ranges.gather()[0] for ranges in self._ranges(np.array([self._cache.position(id_)]))
-        ]
-        return values[0] if len(values) == 1 else tuple(values)
+        """Read the features of one utterance: a tensor, or a tensor for each version."""
+        position = np.array([self._cache.position(id_)])
+        values = tuple(ranges.gather()[0] for ranges in self._ranges(position))
+        if len(values) == 1:
+            return values[0]
+        return values
 
     def gather(self, ids: Iterable[str]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Padded features by key, and their lengths relative to the longest, float32
+        """Gather padded features by key, and their lengths relative to the longest, float32
         `[batch]`."""
-        read = {}
+        gathered = {}
         for key, ranges in zip(self.keys, self._ranges(self._cache.find(ids)), strict=True):
             lengths = (ranges.counts / max(int(ranges.counts.max()), 1)).astype(np.float32)
-            read[key] = ranges.gather(), torch.from_numpy(lengths)
-        return read
+            gathered[key] = ranges.gather(), torch.from_numpy(lengths)
+        return gathered
 
     def _ranges(self, positions: NDArray[np.int64]) -> list[FrameRanges]:
-        """The frames of the utterances at these positions in the cache."""
+        """Return the frames of the utterances at these positions in the cache."""
         rows = self._rows[positions]
-        if len(outside := positions[rows < 0]):
-            there = listing(self._cache.ids[position] for position in outside.tolist())
-            raise MissingItemError(f"in the cache, but not in the dataset given: {there}")
+        outside = positions[rows < 0].tolist()
+        if outside:
+            ids = listing(self._cache.ids[position] for position in outside)
+            raise MissingItemError(f"in the cache, but not in the dataset given: {ids}")
         return self.dataset.frame_ranges(rows, self.dataset.epoch)

@@ -125,14 +125,11 @@ class _Commands(click.Group):
 
 
 class _Notes(logging.Handler):
-    """Shows the library's log messages on stderr."""
-
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
 
 
 def _fail(ctx: click.Context, kind: str, message: str, exit_code: int = 1) -> NoReturn:
-    """Print what is wrong, and end with that exit code."""
     message = without_secrets(message)
     complain(message)
     _print_error(kind, message, exit_code)

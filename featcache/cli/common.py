@@ -41,7 +41,7 @@ class MessageFile(io.FileIO):
 
 @dataclass
 class Printing:
-    """How the current command prints, by its options."""
+    """The options of the current command that change what it prints."""
 
     quiet: bool = False
     """True if only errors are printed for people."""
@@ -97,7 +97,7 @@ def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -
 
 
 def first_few(values: Sequence[object], at_most: int) -> str:
-    """List the first values for people, with a mark if there are more."""
+    """List the first values for people."""
     shown = ", ".join(map(str, values[:at_most]))
     return f"{shown} …" if len(values) > at_most else shown
 
@@ -108,7 +108,7 @@ def count_are(count: int, thing: str) -> str:
 
 
 def say_problems(problems: Iterable[Problem]) -> None:
-    """Print what `verify` or `copy` has found wrong, a line each."""
+    """Print what `verify` or `copy` found wrong."""
     for problem in problems:
         shard = f" (shard {problem.shard})" if problem.shard else ""
         say(f"  {problem.message}{shard}")

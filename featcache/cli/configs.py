@@ -56,7 +56,6 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
 
 
 def _print_recorded(path: Location) -> None:
-    """Print the config of a version."""
     import yaml
 
     from featcache.config.config import ConfigFile

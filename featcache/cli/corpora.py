@@ -127,7 +127,6 @@ def _call_for_parts(
 
 
 def _manifests_by_part(manifest: str | None) -> Mapping[str, Path] | None:
-    """Return the manifests that `--manifest` names, by the parts' names."""
     from featcache.version.corpus import by_part_name, manifests_of_parts
 
     if not manifest:

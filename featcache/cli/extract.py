@@ -157,20 +157,18 @@ def extract(
 
     Run the command again to extract only what is missing: after a crash, with a longer
     manifest, or for rows whose path, start, duration or channel has changed. Each config
-    gets a version of its own. Utterances that cannot be extracted are listed, with the
-    reason, in the version's failure ledger.
+    gets its own version, whose failure ledger lists the utterances that cannot be
+    extracted, with the reason.
 
-    Ctrl-C, SIGTERM or SIGHUP: what is under way is finished, all that was extracted is
-    committed, and the exit code is 130. A second signal stops at once, and loses the
-    shards being written, as a kill does.
+    After Ctrl-C, SIGTERM or SIGHUP, extract commits everything extracted so far, and exits
+    with 130. A second signal stops at once, and loses the shards being written.
 
-    A manifest that names other files for more than 5% of a version's utterances (and more
-    than one) is refused: it looks like another corpus with the same ids. So is one of
-    whose files none is there.
+    extract refuses a manifest that names other files for more than 5% of a version's
+    utterances (and more than one): it looks like another corpus with the same ids. It also
+    refuses a manifest if none of its files exists.
 
-    Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with a
-    cache of its own in CACHE, named after the file. Parts that have not changed since are
-    not looked at again.
+    Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with its
+    own cache in CACHE, named after the file. Unchanged parts are skipped.
 
     \b
     Examples:
@@ -271,7 +269,6 @@ class _Shown:
             yield
 
     def planned(self, plan: ExtractionPlan) -> None:
-        """Show what a dry run would do, or begin to show progress."""
         self._cache = plan.cache
         if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
@@ -353,13 +350,14 @@ def _import_torch_when_used() -> None:
 
 
 class _UnusedModule(ModuleType):
-    """A module that is executed when something other than its `__spec__` is needed. An `import`
-    needs its `__spec__`, so `importlib.util.LazyLoader` would execute it."""
+    """A module that is executed when something of it is needed, apart from what `import`
+    and `inspect` read of every module. `importlib.util.LazyLoader` would execute it for
+    these too."""
 
     def __getattribute__(self, name: str) -> Any:
+        if name in ("__spec__", "__file__", "__name__"):
+            return super().__getattribute__(name)
         spec = super().__getattribute__("__spec__")
-        if name == "__spec__":
-            return spec
         self.__class__ = ModuleType  # type: ignore[assignment]
         spec.loader.exec_module(self)
         return getattr(self, name)

@@ -169,7 +169,6 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
 
 
 def _lack_document(lack: Unfinished | str) -> dict[str, Any]:
-    """Return a finding of `find_lacking` as JSON: a text, or a dataclass."""
     if isinstance(lack, str):
         return {"what": lack, "message": lack}
     return asdict(lack) | {"message": str(lack)}
@@ -232,7 +231,6 @@ def _print(document: dict[str, Any], failures: bool) -> None:
 
 
 def _print_amounts(document: dict[str, Any]) -> None:
-    """Print how much a version holds, since when, and what it lacks."""
     say(
         f"  {counted(document['utterances'], 'utterance')}, "
         f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of "
@@ -261,7 +259,6 @@ def _print_amounts(document: dict[str, Any]) -> None:
 
 
 def _print_spec(document: dict[str, Any]) -> None:
-    """Print what the features are, and of which copies."""
     import msgspec
 
     from featcache.spec import FeatureSpec, Unknown

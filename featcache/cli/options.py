@@ -77,7 +77,6 @@ class _LocalPath(click.Path):
 
 
 def _name(param: Any) -> str:
-    """Return the name of a parameter for users: `-o`, `--root`, `MANIFEST`."""
     if isinstance(param, click.Option):
         return param.opts[0]
     return str(param.human_readable_name).removesuffix("...")
@@ -100,8 +99,6 @@ class _Config(_LocalPath):
 
 
 class _Location(_LocalPath):
-    """The folder or URL of a cache or a version."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value:
             location = as_location(_name(param), value)
@@ -181,7 +178,7 @@ output_file = functools.partial(
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
-    """Make the option `--root`; `default` describes its default."""
+    """Make the option `--root`."""
     help_text = (
         "The folder or URL (s3://bucket/folder) that relative paths are relative to.  "
         f"[default: {default}]"
@@ -262,9 +259,13 @@ def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
     )
 
 
-def all_cores() -> int:
-    """Return the number of cores of this process, at most 8: a default for `--threads`."""
-    return min(8, len(os.sched_getaffinity(0)))
+def reading_threads(meaning: str = "") -> Decorator:
+    """Make the option `--threads` of a command that reads a cache."""
+
+    def all_cores() -> int:
+        return min(8, len(os.sched_getaffinity(0)))
+
+    return threads(help=f"{meaning}  [default: every core, at most 8]".lstrip(), default=all_cores)
 
 
 def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:

@@ -33,22 +33,20 @@ if TYPE_CHECKING:
 def prune(
     path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
 ) -> int:
-    """Remove what no reader needs from all versions of a cache, or from one: items of
-    utterances that were extracted again; with --manifest, utterances that it does not
-    have; and what killed processes have left.
+    """Remove what no reader needs from all versions of a cache, or from one: the old
+    features of utterances that were extracted again; with --manifest, utterances that are
+    not in it; and what killed processes have left.
 
-    Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard
-    of which some stay is written again with these alone, and then removed. A kill at any
-    moment loses none of them; the same command does the rest. Shards that a tag names
-    stay, and so do damaged shards, which `featcache repair` repairs, and whole versions,
-    which `featcache ls` lists and `featcache rm` removes. A run that is filling the
-    version is not disturbed: then nothing is removed. Do not prune beside jobs of an
-    array, or a store that others write to. Who has opened a version before may have to
-    open it again.
+    Prints first what will be removed, and asks. Utterances that stay keep their bytes: if
+    only a part of a shard stays, prune writes that part to a new shard before it removes
+    the old one. After a kill at any moment, the same command continues. Shards that a tag
+    names stay, and so do damaged shards (see `featcache repair`) and whole versions (see
+    `featcache rm`). While a run fills the version, prune removes nothing. Do not prune
+    while jobs of an array run, or a store that others write to. Programs that have opened
+    the version may have to open it again.
 
-    Refuses a manifest with other files for the same ids, which looks like another corpus,
-    and one that lacks more than 5% of the utterances, and removes nothing then, unless
-    --force is given.
+    Without --force, prune refuses a manifest that names other files for the same ids, which
+    looks like another corpus, or that lacks more than 5% of the utterances.
 
     Exits with 1 if a damaged shard was left as it is.
 
@@ -131,10 +129,9 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     """Remove one version of a cache, with its records and its tags; or one of its tags,
     which removes no features.
 
-    Says first what will be gone, and asks. What is removed is gone for good. A version
-    that a run is filling stays, as far as its lock is seen: in an object store there is
-    none. So does, without --force, one that has tags, or with files in its folder that
-    are not featcache's.
+    Prints first what will be removed for good, and asks. A version that a run is filling
+    stays; in an object store, rm cannot see such a run. Without --force, a version stays
+    too if it has tags, or if its folder has files that are not featcache's.
 
     \b
     Examples:
@@ -169,7 +166,6 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
 
 
 def _version_to_remove(place: Location, dry_run: bool) -> Version:
-    """Open the version at a place; raise ArgumentError if it is a cache."""
     from featcache.storage.base import open_store
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
@@ -185,7 +181,6 @@ def _version_to_remove(place: Location, dry_run: bool) -> Version:
 
 
 def _size(version: Version) -> str:
-    """Return how many utterances a version has, for people."""
     from featcache.version.index import open_index
 
     try:

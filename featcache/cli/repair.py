@@ -31,14 +31,13 @@ def repair(
     """Read every byte of a version (or of all versions of a cache), and re-extract the
     damaged utterances.
 
-    The undamaged utterances of a damaged shard are kept, bit for bit: they are written to
-    a new shard before the damaged shard is removed. If a shard's own description is
-    damaged (any array except the features, or the group's zarr.json), all its utterances
-    are re-extracted. A shard that belongs to another version is taken away, and its
-    utterances are re-extracted; if that version is not in the same cache, or has no sound
-    shard of the same name, the shard is moved to the folder `aside` of the version.
+    The undamaged utterances of a damaged shard are kept, bit for bit, in a new shard. If a
+    shard's own description is damaged (any array except the features, or the group's
+    zarr.json), all its utterances are re-extracted. A shard that belongs to another version
+    is removed, and its utterances are re-extracted; if that version is not in the same
+    cache, or has no sound shard of the same name, the shard is moved to the folder `aside`.
 
-    Damage in the records of what is wanted and has failed is removed; the next `featcache
+    Damaged records of what is wanted and has failed are removed; the next `featcache
     extract` makes up for it.
 
     The manifest needs only the damaged utterances, and their audio files must exist; else

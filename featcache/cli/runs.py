@@ -107,7 +107,6 @@ class Display:
         )
 
     def _speed(self, done: float, now: float) -> float:
-        """Return the seconds of audio done in a second."""
         return done / (now - self._started or math.inf)
 
     def _print_document(
@@ -227,7 +226,6 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    """Add up values; None if one of them is unknown."""
     total: float = 0
     for value in values:
         if value is None:
@@ -289,7 +287,6 @@ def say_summary(summary: Summary, where: str) -> int:
 
 
 def _print_resampled(summary: Summary) -> None:
-    """Print how many utterances were resampled, and that part of the band may be empty."""
     for done, remark in (
         ("upsampled", ": there is nothing in them above half of their own rate"),
         ("downsampled", ""),

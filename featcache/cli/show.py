@@ -67,8 +67,6 @@ def show(path: Location, utterance: str) -> None:
 def _describe_in_each(
     versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], MissingItemError | None]:
-    """Describe an utterance in each version that has it. Returns also the first error of
-    the versions that do not have it."""
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
     for version in versions:
@@ -80,7 +78,6 @@ def _describe_in_each(
 
 
 def _document(version: Version, utterance: str) -> dict[str, Any]:
-    """Describe an utterance of a version, with a summary of its values."""
     from featcache.loader.cache import Cache
     from featcache.version.join import describe_origin
 
@@ -124,7 +121,6 @@ def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source_file(document: dict[str, Any]) -> str:
-    """Describe the audio file of the document of `describe_origin`."""
     file = counted(document["size"], "byte")
     seconds = document["mtime_ns"] // 10**9
     if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server sent no time
@@ -142,7 +138,6 @@ def _cells(values: dict[str, Any]) -> str:
 
 
 def _say_lines(lines: dict[str, Any]) -> None:
-    """Print a name and a value on each line, without values that are None."""
     for name, value in lines.items():
         if value is not None:
             say(f"{name:12} {value}")
@@ -237,7 +232,6 @@ def why(
 
 
 def _plan_document(plan: VersionPlan, causes: list[Cause]) -> dict[str, Any]:
-    """Return what would be extracted, and why, as JSON."""
     from featcache.care.why import refusal
 
     document: dict[str, Any] = {
@@ -283,7 +277,6 @@ def _trace(
 
 
 def _status(row: int, plan: VersionPlan, causes: list[Cause]) -> str:
-    """Return what `extract` would do with a row."""
     for cause in causes:
         if row in cause.rows and cause.why:
             return f"to extract: {cause.why}"

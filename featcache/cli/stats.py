@@ -35,7 +35,7 @@ _SHOWN = 20
     help="Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn."
 )
 @options.force
-@options.threads(help="[default: every core, at most 8]", default=options.all_cores)
+@options.reading_threads()
 @options.as_json()
 def stats(
     path: Location,
@@ -195,7 +195,7 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]",
 )
 @options.device()
-@options.threads(help="[default: every core, at most 8]", default=options.all_cores)
+@options.reading_threads()
 @options.as_json()
 def fit_kmeans(
     path: Location,

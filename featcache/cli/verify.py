@@ -63,7 +63,7 @@ _SOURCES = (
 )
 @options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
 @options.device("For --recompute.")
-@options.threads(help="[default: every core, at most 8]", default=options.all_cores)
+@options.reading_threads()
 @options.trust_remote_code
 @options.as_json()
 def verify(
@@ -167,7 +167,6 @@ def _recompute(
 
 
 def _problems(report: Report) -> list[Problem]:
-    """List the problems of a version, and of the utterances extracted again."""
     if report.recomputed is None:
         return report.problems
     return report.problems + report.recomputed.problems
@@ -205,7 +204,6 @@ def _print_recomputed(again: Recomputed) -> None:
 
 
 def _print_remedies(report: Report, manifest: str | None, kinds: Counter[str]) -> None:
-    """Print what to do about problems, which are counted by their kinds."""
     path = shlex.quote(report.path)
     if report.failed:
         say(

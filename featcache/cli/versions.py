@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def index(path: Location) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there.
 
-    `featcache extract` builds it when it ends, but not with --partition: there, one job
-    does it after all others. Until then, whoever opens the version builds it. Says on
+    `featcache extract` builds it when it ends, but not with --partition: build it once,
+    after all jobs. Until then, every program that opens the version builds it. Prints on
     stderr if utterances are still missing.
 
     \b
@@ -72,14 +72,13 @@ def index(path: Location) -> None:
 @options.as_json()
 @for_each_part
 def tag(path: Location, name: str) -> None:
-    """Tag a version: NAME stands for the shards that it has now, and never for others.
-    Whatever is extracted, replaced or pruned later, featcache.open("features/fbank80",
-    tag="NAME") gives just these utterances, bit for bit, and so do verify, diff, show and
-    stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
+    """Tag a version: NAME stands for the shards that it has now. Whatever is extracted,
+    replaced or pruned later, featcache.open("features/fbank80", tag="NAME") reads just
+    these utterances, bit for bit, and so do verify, diff, show and stats of
+    CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
 
-    A tag copies nothing. What it names stays until the tag is removed: `featcache prune`
-    leaves it alone. If a shard of it is damaged, and repair has to put another in its
-    place, the tag is no longer whole, and says so.
+    A tag copies nothing. `featcache prune` keeps its shards until the tag is removed. If
+    repair replaces a damaged shard of the tag, opening the tag fails.
 
     \b
     Example:
@@ -100,10 +99,7 @@ def tag(path: Location, name: str) -> None:
 @options.command(short_help="Copy a cache to another folder or object store.")
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
-@options.threads(
-    help="How many shards are copied at once.  [default: every core, at most 8]",
-    default=options.all_cores,
-)
+@options.reading_threads("How many shards are copied at once.")
 @options.flag("--dry-run", "Only say what would be copied.")
 @options.as_json()
 def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
@@ -112,13 +108,14 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     or URLs: s3://bucket/features, gs://…, az://….
 
     Every byte is checked while it is copied: a damaged shard is named, and not copied.
-    What is there already stays: run the same command again to continue a copy that was
-    interrupted, or to add what has been extracted since. Nothing is removed. A shard is
-    there as a whole or not at all, and a new version once all of it is there.
+    Nothing in TO is removed: run the same command again to continue a copy that was
+    interrupted, or to add what has been extracted since. A shard appears as a whole, and a
+    new version when all of it is copied.
 
-    What is wanted of the copy stays wanted. If both have extracted an utterance anew, from
-    different rows or files, nothing tells which features are newer: it is missing in the
-    copy until `featcache extract` makes it there. TO may neither lie in CACHE nor hold it.
+    What manifests want of the copy stays wanted. If both have extracted an utterance again,
+    from different rows or files, nothing tells which features are newer: it is missing in
+    the copy until `featcache extract` makes it there. TO may neither lie in CACHE nor hold
+    it.
 
     Exits with 1 if a shard is damaged.
 
@@ -164,11 +161,11 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
 
 def _print(result: Copied, done: str = "copied") -> None:
     copied = f"{counted(result.copied, 'shard')} {done}, {megabytes(result.num_bytes)}"
-    there = counted(result.there, "shard was", "shards were")
+    kept = counted(result.there, "shard was", "shards were")
     records = ""
     if done == "copied":
         records = f"; {counted(result.records, 'other file')} copied"
-    say(f"{result.path}: {copied}; {there} there{records}")
+    say(f"{result.path}: {copied}; {kept} there{records}")
     if result.diverged:
         utterances = count_are(result.diverged, "utterance")
         say(f"  {utterances} to be extracted again: nothing tells which features are newer")

@@ -1,5 +1,4 @@
-"""One YAML file -> a validated config -> its resolved form, from which the fingerprint is
-made."""
+"""Configs: one YAML file, validated, and resolved to what the fingerprint is a hash of."""
 
 from __future__ import annotations
 
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
 StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
 _MOST_BYTES = 256 << 10
-"""The size of a config; the largest that featcache brings has 2 kB."""
 
 Values = Mapping[str, Any]
-"""Values by the keys of a config, which are dotted where they are to be set in one."""
+"""Values by the keys of a config: by their dotted paths if they are to be set in one."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _NAMELESS = "<config>"
@@ -55,7 +53,7 @@ class StorePolicy(Section):
 class ConfigFile(BaseModel):
     """The sections of the YAML file; the extractor's own model validates `params`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(
         json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": AT_MOST_NAME}
@@ -74,10 +72,8 @@ class ConfigFile(BaseModel):
 
 
 KEYS = frozenset(ConfigFile.model_fields)
-"""The keys of a config at its top level."""
-
 SECTIONS = KEYS - {"name", "extractor"}
-"""Those that may be left out, or left empty."""
+"""Keys that may be left out, or left empty."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +91,13 @@ class Config:
     dtype: str
     """The stored dtype, by its numpy name."""
     augment: AugmentPolicy | None = None
-    """The `augment` section: which copies of utterances are made; None for no others than
-    the utterances themselves."""
+    """The `augment` section: the copies of utterances; None for no copies."""
     pool: str | None = None
     """The vector that is stored of each utterance, `mean` or `mean+std`; None for frames."""
     source: str = field(default="", compare=False)
-    """Where the config was read from, for messages: a file, or the name of a packaged
-    config; empty if unknown."""
+    """The file or packaged config, for messages; empty if unknown."""
     is_recorded: bool = field(default=False, compare=False)
-    """Whether the config comes from a cache, and not from its user: see `recorded_config`."""
+    """True if the config comes from a cache, and not from its user: see `recorded_config`."""
 
     @property
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
@@ -116,73 +110,74 @@ class Config:
         return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
-        """Build the extractor, ready to run on `device`. Raises ConfigError if the
-        parameters contradict each other or the sample rate, or weights cannot be
-        loaded."""
+        """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters
+        contradict each other or the sample rate, or weights cannot be loaded."""
         try:
             with without_downloads(self.is_recorded):
                 return extractors.build(
                     self.extractor_class, self.params, self.audio.sample_rate, device
                 )
-        except (
-            ConfigError
-        ) as error:  # a run may have several configs, so the message names the one at fault
+        except ConfigError as error:
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
     @property
     def keys(self) -> list[str]:
-        """All keys that such a config may have, by their dotted paths:
-        `params.num_mel_bins`."""
+        """All keys of such a config, by their dotted paths: `params.num_mel_bins`."""
         return [*keys_of(ConfigFile), *keys_of(type(self.params), "params.")]
 
     def resolved(self) -> dict[str, Any]:
-        """The config as plain JSON values, with every default filled in, except those of
-        `Params.added_later`."""
-        return {
+        """Return the config as plain JSON values, with every default filled in, except
+        the defaults of `Params.added_later`."""
+        store = {"dtype": self.dtype}
+        if self.pool is not None:
+            store["pool"] = self.pool
+        resolved = {
             "name": self.name,
             "extractor": self.extractor,
             "params": self.params.model_dump(mode="json"),
             "audio": self.audio.model_dump(mode="json"),
-            "store": {"dtype": self.dtype, **({} if self.pool is None else {"pool": self.pool})},
-            **({} if self.augment is None else {"augment": self.augment.model_dump(mode="json")}),
+            "store": store,
         }
+        if self.augment is not None:
+            resolved["augment"] = self.augment.model_dump(mode="json")
+        return resolved
 
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of everything that decides the values: see
+        """Return the SHA-256, in hex, of everything that decides the values: see
         `featcache.extractors.fingerprint`."""
         with without_downloads(self.is_recorded):
             return extractors.fingerprint(self.resolved())
 
 
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
-    """Read a config from a YAML file, or a packaged one by its name; values by their
+    """Read a config from a YAML file, or a packaged config by its name; values by their
     dotted keys are `set` in it, as `{"params.num_mel_bins": 40}`. Raises ConfigError,
     which lists all faults, if the file cannot be read or has any."""
-    text, folder = packaged_configs().get(str(source)), None
-    if text is None:
-        folder = Path(source).absolute().parent
-        try:
-            # which may be a pipe, as bash makes one for <(…)
-            with Path(source).open("rb") as file:
-                data = file.read(_MOST_BYTES + 1)
-            text = data.decode()
-        except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
-            hint = "" if Path(source).suffix else f"; {packaged_hint(str(source))}"
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
-        if len(data) > _MOST_BYTES:
-            raise ConfigError(f"config {source}: more than {_MOST_BYTES:,} bytes: is it a config?")
-    return parse_config(text, str(source), folder, set)
+    packaged = packaged_configs().get(str(source))
+    if packaged is not None:
+        return parse_config(packaged, str(source), set=set)
+    try:
+        with Path(source).open("rb") as file:  # it may be a pipe, as for bash's <(…)
+            data = file.read(_MOST_BYTES + 1)
+        text = data.decode()
+    except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"config {source}: cannot be read: {reason}"
+        if not Path(source).suffix:
+            message += f"; {packaged_hint(str(source))}"
+        raise ConfigError(message) from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"config {source}: more than {_MOST_BYTES:,} bytes: is it a config?")
+    return parse_config(text, str(source), Path(source).absolute().parent, set)
 
 
 def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
-    """A config as the callers of the library give it: one that was made, or what
-    `load_config` takes."""
+    """Return the config that a caller of the library passes, or names for `load_config`."""
     if not isinstance(config, Config):
         return load_config(config, set)
     if not set:
         return config
-    if "augment.noise.manifest" in set:  # the hash of other noise is filled in anew
+    if "augment.noise.manifest" in set:  # the hash of the old noise goes
         set = {"augment.noise.content": None, **set}  # noqa: A001
     make = recorded_config if config.is_recorded else config_from
     return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
@@ -209,12 +204,14 @@ def parse_config(
 
 
 def _with_values(document: dict[str, Any], values: Values) -> dict[str, Any]:
-    """A config's document with other values of these dotted keys."""
+    """Return a config's document with other values of these dotted keys."""
     for key, value in values.items():
-        section, dot, rest = key.partition(".")
+        section, dot, below = key.partition(".")
         if dot:
             inner = document.get(section)
-            value = _with_values(inner if isinstance(inner, dict) else {}, {rest: value})
+            if not isinstance(inner, dict):
+                inner = {}
+            value = _with_values(inner, {below: value})
         document = {**document, section: value}
     return document
 
@@ -240,14 +237,7 @@ def config_from(
     if not is_recorded:
         faults += _secrets_of(document)
     file = _validated(ConfigFile, document, folder, faults)
-    name = document.get("name")
-    if isinstance(name, str) and not _NAME.fullmatch(name):
-        faults.append(
-            f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a "
-            "letter or digit"
-        )
-    if isinstance(name, str) and len(name) > AT_MOST_NAME:
-        faults.append(f"name: it has {len(name):,} characters, and may have {AT_MOST_NAME}")
+    faults += _faults_of_name(document.get("name"))
     extractor = params = None
     if isinstance(document.get("extractor"), str):
         try:
@@ -261,19 +251,16 @@ def config_from(
     if file is not None and file.augment is not None:
         faults += _faults_of_copies(file.augment, file.audio)
     if faults or file is None or extractor is None or params is None:
-        lines = list(dict.fromkeys(faults))
-        listed = (
-            lines[0]
-            if len(lines) == 1
-            else "\n".join([f"{len(lines)} errors", *(f"  {line}" for line in lines)])
-        )
+        faults = list(dict.fromkeys(faults))
+        if len(faults) > 1:
+            faults.insert(0, f"{len(faults)} errors")
+        listed = "\n  ".join(faults)
         raise ConfigError(f"config {source}: {listed}")
     try:
         with blamed_on(extractor):
             dtype = file.store.dtype or extractor.stored_dtype(params)
     except ConfigError as error:  # about weights, which decide the dtype of some extractors
         raise ConfigError(f"config {source}: {error}") from error
-    known = "" if source == _NAMELESS else source
     return Config(
         file.name,
         file.extractor,
@@ -282,9 +269,21 @@ def config_from(
         dtype,
         file.augment,
         file.store.pool,
-        known,
+        "" if source == _NAMELESS else source,
         is_recorded,
     )
+
+
+def _faults_of_name(name: object) -> Iterator[str]:
+    if not isinstance(name, str):
+        return
+    if not _NAME.fullmatch(name):
+        yield (
+            f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a "
+            "letter or digit"
+        )
+    if len(name) > AT_MOST_NAME:
+        yield f"name: it has {len(name):,} characters, and may have {AT_MOST_NAME}"
 
 
 def _validated(
@@ -294,8 +293,8 @@ def _validated(
     faults: list[str],
     above: Sequence[str] = (),
 ) -> _Model | None:
-    """What a model makes of a document, whose path in the config is `above`; or None, and
-    its faults are added."""
+    """Return the model of a document whose path in the config is `above`; or None, after adding
+    its faults."""
     try:
         return model.model_validate(document, context={"folder": folder})
     except ValidationError as error:
@@ -304,18 +303,18 @@ def _validated(
 
 
 def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
-    """Validate a resolved config that comes from a cache: from a version, or from a run's
-    record.
+    """Validate a resolved config that comes from a cache: from a version, or a run's record.
 
-    A cache is data, whoever made it. So only registered extractors are imported, unless
-    `--trust-remote-code` says otherwise, and weights are only looked for on this machine,
-    now and whenever the config is used.
+    A cache may come from a stranger. So only registered extractors are imported, unless
+    `--trust-remote-code` is given, and weights are only looked for on this machine, now and
+    whenever the config is used.
 
     Raises ConfigError if the config names an extractor that is not registered, or has
     faults; the message lists all of them, each with its dotted path."""
     if not isinstance(document, dict):
         raise ConfigError(f"config {source}: expected a mapping")
-    if isinstance(name := document.get("extractor"), str):
+    name = document.get("extractor")
+    if isinstance(name, str):
         try:
             extractors.require_registered(name)
         except ConfigError as error:
@@ -329,45 +328,47 @@ def _secrets_of(value: Any, path: str = "") -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _secrets_of(inner, f"{path}.{key}".lstrip("."))
-    for inner in value if isinstance(value, list) else ():
-        yield from _secrets_of(inner, path)
-    if isinstance(value, str) and (fault := secret_in(value)):
-        yield f"{path} {fault}, and would be stored in the cache: take it from the environment"
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _secrets_of(inner, path)
+    elif isinstance(value, str):
+        fault = secret_in(value)
+        if fault:
+            yield f"{path} {fault}, and would be stored in the cache: take it from the environment"
 
 
 def packaged_configs() -> dict[str, str]:
-    """The YAML text of every packaged config, by name."""
-    here = Path(__file__).parents[1]
-    # Installed, configs/ lies in the package; in a source checkout, beside it.
-    folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
+    """Return the YAML text of every packaged config, by name."""
+    package = Path(__file__).parents[1]
+    folder = package / "configs"
+    if not folder.is_dir():  # in a source checkout
+        folder = package.parent / "configs"
     paths = sorted(folder.glob("*.yaml"), key=lambda path: path.stem)
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def packaged_hint(name: str) -> str:
-    """Which packaged config may be meant by a name that none has; of one that is like no
-    other, all names."""
+    """Suggest the packaged config of the most similar name, or list all."""
     packaged = packaged_configs()
-    if alike := difflib.get_close_matches(name, packaged, 1):
-        return f"did you mean the packaged config {alike[0]}?"
+    similar = difflib.get_close_matches(name, packaged, 1)
+    if similar:
+        return f"did you mean the packaged config {similar[0]}?"
     return f"the packaged configs are {', '.join(packaged)}"
 
 
 def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[str]:
-    """Where the sections `augment` and `audio` contradict each other."""
+    """Find contradictions between the sections `augment` and `audio`."""
     if audio.resample != "forbid":
         return
     if augment.speed != (1.0,):
         yield "augment.speed: to change it is to resample, which audio.resample forbids"
     if augment.noise is not None:
-        rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)} - {
-            audio.sample_rate
-        }
-        if rates:
-            there = listing(f"{rate} Hz" for rate in sorted(rates))
+        rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)}
+        others = sorted(rates - {audio.sample_rate})
+        if others:
             yield (
-                f"augment.noise.manifest: holds noise at {there}, and audio.resample "
-                "forbids resampling"
+                f"augment.noise.manifest: holds noise at {listing(f'{rate} Hz' for rate in others)}"
+                ", and audio.resample forbids resampling"
             )
 
 
@@ -375,18 +376,23 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
 
 _SHOULD_BE = "Input should be "
 _KINDS = {
-    **dict.fromkeys(
-        ("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"
-    ),
-    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
     "string_type": "text",
     "none_required": "left out",
 }
-"""What a value should be, by pydantic's name of the fault, where pydantic's message is
-about Python and not YAML."""
+"""Kinds of values by pydantic's names of faults, where its messages are about Python."""
 
 _LONGEST = 40
 """The characters of a value that a message shows."""
@@ -396,8 +402,9 @@ def _faults_of(
     error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str]
 ) -> Iterator[str]:
     """Describe each fault of a document, which its model has found, in one line."""
-    # by path, since a union has a fault for each of its alternatives
-    wanted: dict[str, tuple[Any, list[str]]] = {}
+    # A union has a fault for each of its alternatives, all with the same path.
+    kinds: dict[str, list[str]] = {}
+    inputs: dict[str, Any] = {}
     for fault in error.errors():
         parts = _parts(fault["loc"], document)
         path = ".".join([*above, *parts])
@@ -405,24 +412,28 @@ def _faults_of(
         if fault["type"] == "extra_forbidden":
             yield f"{path}: {_no_such_key(parts, model)}"
         elif fault["type"] in _KINDS or message.startswith(_SHOULD_BE):
-            _, kinds = wanted.setdefault(path, (fault["input"], []))
-            kinds.append(_KINDS.get(fault["type"], message.removeprefix(_SHOULD_BE)))
+            kind = _KINDS.get(fault["type"], message.removeprefix(_SHOULD_BE))
+            kinds.setdefault(path, []).append(kind)
+            inputs.setdefault(path, fault["input"])
         else:
             yield f"{path}: {message[0].lower()}{message[1:]}"
-    for path, (value, kinds) in wanted.items():
-        yield f"{path}: should be {', or '.join(dict.fromkeys(kinds))}, not {_shown(value)}"
+    for path, alternatives in kinds.items():
+        expected = ", or ".join(dict.fromkeys(alternatives))
+        yield f"{path}: should be {expected}, not {_shown(inputs[path])}"
 
 
 def _parts(location: Sequence[str | int], document: Any) -> list[str]:
-    """The part of pydantic's location that is in the document: it also names the
-    alternatives of unions."""
-    parts, here = [], document
+    """Return the part of pydantic's location that is in the document: a location also
+    names the alternatives of unions."""
+    parts, inner = [], document
     for number, part in enumerate(location):
-        inner = {str(key): value for key, value in here.items()} if isinstance(here, dict) else here
-        if isinstance(inner, dict) and (str(part) in inner or number == len(location) - 1):
-            here = inner.get(str(part))
+        if isinstance(inner, dict):
+            by_name = {str(key): value for key, value in inner.items()}
+            if str(part) not in by_name and number < len(location) - 1:
+                continue
+            inner = by_name.get(str(part))
         elif isinstance(inner, list) and isinstance(part, int):
-            here = inner[part]
+            inner = inner[part]
         else:
             continue
         parts.append(str(part))
@@ -431,22 +442,23 @@ def _parts(location: Sequence[str | int], document: Any) -> list[str]:
 
 def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
     models = [model]
-    # numbers of a list's entries, and keys of a mapping's, are names of no field
-    for part in parts[:-1]:
-        fields = [
-            model.model_fields[part].annotation for model in models if part in model.model_fields
-        ]
-        models = [inner for annotation in fields for inner in _models(annotation)] or models
-    keys = list(dict.fromkeys(key for model in models for key in model.model_fields))
-    if alike := difflib.get_close_matches(parts[-1], keys, 1):
-        return f"there is no such key (did you mean {alike[0]}?)"
-    return "there is no such key" + (
-        f" (there are {', '.join(keys)})" if keys else ", nor any other"
-    )
+    for part in parts[:-1]:  # which may also be a list's number, or a mapping's key
+        inner: list[type[BaseModel]] = []
+        for candidate in models:
+            if part in candidate.model_fields:
+                inner += _models(candidate.model_fields[part].annotation)
+        models = inner or models
+    keys = list(dict.fromkeys(key for candidate in models for key in candidate.model_fields))
+    similar = difflib.get_close_matches(parts[-1], keys, 1)
+    if similar:
+        return f"there is no such key (did you mean {similar[0]}?)"
+    if keys:
+        return f"there is no such key (there are {', '.join(keys)})"
+    return "there is no such key, nor any other"
 
 
 def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """The dotted paths of all keys of a model, and of the models in it."""
+    """List the dotted paths of all keys of a model, and of the models in it."""
     for name, info in model.model_fields.items():
         yield f"{above}{name}"
         for inner in _models(info.annotation):
@@ -461,17 +473,18 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _shown(value: Any) -> str:
-    """A value as YAML writes it, or the beginning of a long one."""
+    """Return a value as YAML writes it, or the beginning of a long one."""
     if isinstance(value, dict):
         return "a mapping"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple):
         return "a list"
-    text = without_secrets(
-        json.dumps(value, ensure_ascii=False)
-        if value is None or isinstance(value, (str, bool))
-        else str(value)
-    )
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    text = str(value)
+    if value is None or isinstance(value, str | bool):
+        text = json.dumps(value, ensure_ascii=False)
+    text = without_secrets(text)
+    if len(text) > _LONGEST:
+        return f"{text[:_LONGEST]} …"
+    return text
 
 
 # How configs differ
@@ -479,45 +492,40 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Differences:
-    """How a config differs from that of a version."""
+    """The differences between a config and the config of a version."""
 
     deciding: list[str]
-    """What decides values, with both values: keys, as `params.low_freq: 20.0 -> 0.0`; the
-    extractor's revision, or its weights. Empty if the fingerprint is the same."""
+    """Differences that change values, with both values: keys, as `params.low_freq: 20.0 ->
+    0.0`; the extractor's revision, or its weights. Empty if the fingerprint is the same."""
     others: list[str]
-    """Keys that decide no values: the name, where something is, which utterances are
-    refused."""
+    """Differences that change no values: the name, where something is, which utterances
+    are refused."""
 
 
 def find_differences(
     recorded: Values, recorded_fingerprint: str, config: Values, fingerprint: str
 ) -> Differences:
-    """How a resolved config differs from the recorded config of a version; both with
-    their fingerprints."""
-    keys = differing_keys(dict(recorded), dict(config))
+    """Compare a resolved config with the recorded config of a version."""
+    lines = differing_keys(dict(recorded), dict(config))
     if recorded_fingerprint == fingerprint:
-        return Differences([], keys)
+        return Differences([], lines)
     if recorded.get("extractor") != config["extractor"]:
-        return Differences(keys, [])
+        return Differences(lines, [])
     locations = extractors.find(config["extractor"]).Params.locations
-    names = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
-    names |= {f"params.{name}" for name in locations}
-    others = [
-        line
-        for line in keys
-        if line.startswith(tuple(f"{name}{end}" for name in names for end in (":", ".")))
-    ]
-    deciding = [line for line in keys if line not in others] + _hidden(
-        recorded, recorded_fingerprint, config
-    )
+    keys = {"name", "augment.noise.manifest"}
+    keys |= {f"audio.{key}" for key in SELECTING_KEYS} | {f"params.{key}" for key in locations}
+    prefixes = tuple(key + end for key in keys for end in ":.")
+    others = [line for line in lines if line.startswith(prefixes)]
+    deciding = [line for line in lines if line not in others]
+    deciding += _hidden(recorded, recorded_fingerprint, config)
     return Differences(
         deciding or ["the extractor's revision, or the content of its weights"], others
     )
 
 
 def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
-    """What differs besides keys, if the recorded config does not give its fingerprint any
-    more, with these weights."""
+    """Return what differs besides keys: the recorded config, with these weights, does not
+    give its fingerprint any more."""
     extractor = extractors.find(config["extractor"])
     locations = extractor.Params.locations
     weights = {name: config["params"][name] for name in locations & config["params"].keys()}
@@ -530,8 +538,6 @@ def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
         return []
     if revision is None:
         return ["the content of the weights" if locations else "the extractor itself"]
-    return (
-        []
-        if revision == extractor.revision
-        else [f"the extractor's revision: {revision} -> {extractor.revision}"]
-    )
+    if revision == extractor.revision:
+        return []
+    return [f"the extractor's revision: {revision} -> {extractor.revision}"]

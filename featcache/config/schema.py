@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,14 +14,13 @@ from featcache.errors import ConfigError
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of configs, with the parameters of every registered
+    """Return the JSON Schema (draft 2020-12) of configs, with the parameters of every registered
     extractor.
 
-    What a config's values say of each other, and what is found when an extractor is
-    built, is not in it."""
+    It does not hold what values say of each other, and what building an extractor finds."""
     models = {}
     for name in sorted(extractors.registered()):
-        with suppress(ConfigError):  # an entry point of a package that is not whole
+        with suppress(ConfigError):  # an entry point of an incomplete package
             models[name] = extractors.find(name).Params
     all_models: list[type[BaseModel]] = [ConfigFile, *dict.fromkeys(models.values())]
     places, schema = models_json_schema(
@@ -48,55 +43,37 @@ def config_schema() -> dict[str, Any]:
     }
 
 
-def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The string below each field, in the class or where it was inherited from."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base is BaseModel:
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for field, below in pairwise(definition.body):  # type: ignore[attr-defined]
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                    value=ast.Constant(value=str(text))
-                ):
-                    found[name] = " ".join(text.split())
-    return found
-
-
 class _Described(GenerateJsonSchema):
-    """Says of each key what it means, and no titles, which would be the keys again."""
+    """Leaves out titles, which would repeat the keys, and line ends in what keys mean."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
     def model_schema(self, schema: Any) -> Any:
-        made = super().model_schema(schema)
-        made.pop("title", None)
-        with suppress(OSError):  # of a class without its source
-            for key, meaning in meanings(schema["cls"]).items():
-                if key in made.get("properties", {}):
-                    made["properties"][key]["description"] = meaning
-        return made
+        described = super().model_schema(schema)
+        described.pop("title", None)
+        for key in described.get("properties", {}).values():
+            if "description" in key:
+                key["description"] = " ".join(key["description"].split())
+        return described
 
 
 def _of_extractor(name: str, model: type[BaseModel], params: dict[str, Any]) -> dict[str, Any]:
-    is_needed = any(field.is_required() for field in model.model_fields.values())
-    then: dict[str, Any] = {"properties": {"params": params if is_needed else _or_empty(params)}}
-    if is_needed:
-        then["required"] = ["params"]
-    named = {"properties": {"extractor": {"const": name}}, "required": ["extractor"]}
-    return {"if": named, "then": then}
+    then: dict[str, Any] = {"properties": {"params": _or_empty(params)}}
+    if any(field.is_required() for field in model.model_fields.values()):
+        then = {"properties": {"params": params}, "required": ["params"]}
+    condition = {"properties": {"extractor": {"const": name}}, "required": ["extractor"]}
+    return {"if": condition, "then": then}
 
 
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a section that may be left empty."""
-    beside: dict[str, Any] = {
+    """Return the schema of a section that may be left empty."""
+    about: dict[str, Any] = {
         key: schema[key] for key in ("description", "default") if key in schema
     }
-    rest = {key: value for key, value in schema.items() if key not in beside}
-    choices = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
-    return {**beside, "anyOf": [one for one in choices if one != _EMPTY] + [_EMPTY]}
+    values = {key: value for key, value in schema.items() if key not in about}
+    choices = values.get("anyOf", [values])
+    return {**about, "anyOf": [choice for choice in choices if choice != _EMPTY] + [_EMPTY]}
 
 
 _EMPTY = {"type": "null"}

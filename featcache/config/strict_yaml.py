@@ -1,83 +1,57 @@
-"""YAML as a config may have it: safe, without keys given twice, and no larger or deeper
-than a config needs."""
+"""YAML of configs: safe, not too deep, without aliases and without keys given twice."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import chain
 from typing import Any
 
 import yaml
 
 _MOST_DEPTH = 32
-_MOST_VALUES = 100_000
-"""The number of values of a config, of which each counts as often as an alias repeats it."""
 
 
 def load_yaml(text: str) -> Any:
-    """The only document of a text. Raises ValueError, in one line that says where, if it
-    is no YAML, or too large."""
+    """Read the only document of a text. Raises ValueError, in one line that says where, if
+    it is no such YAML."""
     try:
         return yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        # one line, whatever PyYAML makes of it
         problem = " ".join(str(getattr(error, "problem", error)).split())
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}not valid YAML: {problem}") from error
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but a key that is given twice and a merge key
-    (`<<`) are errors, and depth and size are limited. From every method: yaml.YAMLError,
-    whatever is wrong."""
+    """Loads YAML as yaml.safe_load does, but refuses aliases, merge keys (`<<`), keys that are
+    given twice, and deep nesting. Its methods raise only yaml.YAMLError."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
-        # by node: how many values it holds, and how deep they are
-        self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self._depth > _MOST_DEPTH:
             raise _refused(f"nested more than {_MOST_DEPTH} deep", self.get_mark())
-        is_alias = self.check_event(yaml.AliasEvent)
+        if self.check_event(yaml.AliasEvent):
+            raise _refused("aliases (*) are not read: repeat the value", self.get_mark())
         self._depth += 1
         try:
-            node = super().compose_node(parent, index)
+            return super().compose_node(parent, index)
         finally:
             self._depth -= 1
-        if node is not None and not is_alias:
-            self._measure(node)
-        return node
-
-    def _measure(self, node: yaml.Node) -> None:
-        """Refuse a node that is too large, or too deep, by the aliases in it; what it
-        holds has been measured."""
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        nodes = chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
-        # none yet, if it holds itself
-        sizes = [self._sizes.get(id(one), (_MOST_VALUES, 0)) for one in nodes]
-        size, depth = (
-            1 + sum(values for values, _ in sizes),
-            max((deep + 1 for _, deep in sizes), default=0),
-        )
-        if size > _MOST_VALUES or depth > _MOST_DEPTH:
-            raise _refused(
-                f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases",
-                node.start_mark,
-            )
-        self._sizes[id(node)] = size, depth
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            # Deep, since PyYAML would otherwise construct what is inside at the end, with
+            # Deep, since PyYAML would otherwise construct inner nodes at the end, and raise
             # errors of its own.
             return super().construct_object(node, deep=True)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
-            shown = f"{node.value!r:.40}" if isinstance(node, yaml.ScalarNode) else "this"
-            raise _refused(f"{shown} is no {kind}: {error}", node.start_mark) from error
+            value = "this"
+            if isinstance(node, yaml.ScalarNode):
+                value = f"{node.value!r:.40}"
+            raise _refused(f"{value} is no {kind}: {error}", node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

@@ -151,7 +151,10 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
             PLAIN + "augment: {noise: {snrs: [5]}}",
             "augment.noise.snrs: there is no such key (did you mean snr?)",
         ),
-        (PLAIN + "store: {shards: 3}", "store.shards: there is no such key (there are dtype)"),
+        (
+            PLAIN + "store: {shards: 3}",
+            "store.shards: there is no such key (there are dtype, pool)",
+        ),
         (
             PLAIN + "params: {num_mel_bin: 40}",
             "num_mel_bin: there is no such key (did you mean num_mel_bins?)",

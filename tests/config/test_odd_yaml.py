@@ -47,9 +47,9 @@ def chain() -> str:
         ("name: x\nparams: " + "[" * 5000, "nested more than 32 deep"),
         ("name: x\nparams: " + "{a: " * 300 + "1" + "}" * 300, "nested more than 32 deep"),
         ("- " * 10_000, "nested more than 32 deep"),
-        (bomb(), "more than 100,000 values, or 32 levels, by aliases"),
-        (chain(), "more than 100,000 values, or 32 levels, by aliases"),
-        ("name: x\nparams: &x {a: *x}\n", "more than 100,000 values, or 32 levels, by aliases"),
+        (bomb(), "aliases (*) are not read: repeat the value"),
+        (chain(), "aliases (*) are not read: repeat the value"),
+        ("name: x\nparams: &x {a: *x}\n", "aliases (*) are not read: repeat the value"),
         (
             FBANK + "params: {a: 1, a: 2}\n",
             "line 3, column 16: not valid YAML: the key 'a' is given twice",
@@ -95,11 +95,6 @@ def test_odd_yaml_is_refused_in_one_line_and_takes_no_memory(text, what):
     assert "\n" not in message
     assert len(message) < 500
     assert peak < 100e6
-
-
-def test_aliases_that_repeat_a_little_are_allowed():
-    config = parse_config("name: &n fbank\nextractor: *n\nparams: {num_mel_bins: 40}\n")
-    assert (config.name, config.extractor) == ("fbank", "fbank")
 
 
 def test_a_config_has_an_end(tmp_path):

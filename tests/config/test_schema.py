@@ -1,6 +1,8 @@
 """The JSON Schema of configs says what the validation says, as far as a schema can."""
 
 import json
+import subprocess
+import sys
 
 import jsonschema
 import pytest
@@ -8,7 +10,6 @@ import yaml
 from processes import run_here
 
 from featcache.config import config_from, packaged_configs
-from featcache.config.schema import meanings
 from featcache.errors import ConfigError
 from featcache.extractors import find, registered
 
@@ -84,4 +85,19 @@ def test_every_key_says_what_it_means(schema):
         params = find(name).Params
         described = schema.schema["$defs"][params.__name__]["properties"]
         assert set(described) == set(params.model_fields)
-        assert all(one["description"] == meanings(params)[key] for key, one in described.items())
+        for key, field in params.model_fields.items():
+            assert described[key]["description"] == " ".join(field.description.split())
+
+
+def test_reading_a_config_does_not_import_torch():
+    code = """
+import sys
+from featcache.cli.extract import _import_torch_when_used
+_import_torch_when_used()
+from featcache.config import load_config
+load_config("fbank80")
+assert "torch.nn" not in sys.modules
+import torch
+assert torch.zeros(2).tolist() == [0, 0] and "torch.nn" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
