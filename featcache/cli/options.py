@@ -143,7 +143,7 @@ def number(name: str, meaning: str, default: int | None = None) -> Decorator:
     """Make an option that takes a whole number: at least 1, or 0 if that is the default."""
     return click.option(
         name,
-        type=click.IntRange(min=int(default != 0)),
+        type=click.IntRange(min=0 if default == 0 else 1),
         default=default,
         show_default=True,
         metavar="N",
