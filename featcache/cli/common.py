@@ -139,7 +139,7 @@ def _print_message(message: str) -> None:
 def note_unfinished(version: Version, index: Index | None = None) -> bool:
     """Warn on stderr if runs have not extracted everything that they were to extract.
     Returns whether that is so."""
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
     from featcache.version.wanted import find_lacking
 
     if index is None:

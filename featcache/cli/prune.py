@@ -181,7 +181,7 @@ def _version_to_remove(place: Location, dry_run: bool) -> Version:
 
 
 def _size(version: Version) -> str:
-    from featcache.version.index import open_index
+    from featcache.version.indexing import open_index
 
     try:
         return counted(len(open_index(version)), "utterance")
