@@ -17,7 +17,8 @@ from featcache.audio.noise import read_noise
 from featcache.audio.waveform import AudioPolicy, AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, FeatcacheError, listing, secret_in, without_secrets
-from featcache.extractors.base import SELECTING_KEYS, blamed_on, revision_of
+from featcache.extractors.base import SELECTING_KEYS, revision_of
+from featcache.extractors.faults import blamed_on
 from featcache.format.documents import AT_MOST_NAME, differing_keys
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section

@@ -24,7 +24,8 @@ from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason,
 from featcache.extraction.audio_files import failure_of
 from featcache.extraction.pooling import pooled
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.base import Tracks, describe_raised, fault, require_tensor
+from featcache.extractors.base import Tracks
+from featcache.extractors.faults import describe_raised, fault, require_tensor
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation

@@ -37,7 +37,7 @@ from featcache.extraction.features import (
 )
 from featcache.extraction.padded_rows import PendingRows, compute_now
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.extractors.base import fault
+from featcache.extractors.faults import fault
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate

@@ -28,7 +28,8 @@ from featcache.extraction.features import (
     until_it_fits,
 )
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import Batching, fault, require_tensor
+from featcache.extractors.base import Batching
+from featcache.extractors.faults import fault, require_tensor
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.format.shard import Item
 from featcache.quantize import quantize

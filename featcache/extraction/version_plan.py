@@ -30,7 +30,7 @@ from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extraction.pooling import pooled_spec, source_of
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import blamed_on
+from featcache.extractors.faults import blamed_on
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioSource, Command

@@ -1,5 +1,4 @@
-"""What codecs have in common: their parameters, latents and codes, and how a model of
-transformers is loaded."""
+"""The base of codecs, and how a model of transformers is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
@@ -40,56 +40,46 @@ C = TypeVar("C", bound=CodecParams)
 class CodecExtractor(ModelExtractor[C]):
     """The base of extractors whose model computes latents, and codes from the latents.
 
-    The two steps are separate so that they can be compared separately: if codes differ
-    although latents differ by rounding only, two codewords were tied. Codes are always
-    looked up in float32, whatever `precision` is.
-
-    One frame for every `granularity` samples, the model's hop, and one for the rest,
-    unless a subclass differs."""
+    The two steps can be compared separately: if codes differ although latents differ by
+    rounding only, two codewords were tied. Codes are always looked up in float32. There
+    is one frame for every `granularity` samples, the model's hop, that have begun."""
 
     _codebooks: Iterable[Any]
-    """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has
-    its own `quantize`."""
+    """The model's codebooks in use. A subclass sets them in `__init__`, or has its own
+    `quantize`."""
 
     def _load_model(self, class_name: str) -> Any:
-        """The model, of a class of transformers such as `EncodecModel`."""
-        model_class = weights.transformers_class(
-            class_name, f"the extractor {type(self).__name__.lower()}"
-        )
-        model = weights.load(
-            model_class, weights.locate(self.params.weights, self.params.revision), self.device
-        )
-        self.require_sample_rate(
-            getattr(model.config, "sampling_rate", None) or model.config.sample_rate
-        )
+        needed_for = f"the extractor {type(self).__name__.lower()}"
+        model_class = weights.transformers_class(class_name, needed_for)
+        located = weights.locate(self.params.weights, self.params.revision)
+        model = weights.load(model_class, located, self.device)
+        sample_rate = getattr(model.config, "sampling_rate", None) or model.config.sample_rate
+        self.require_sample_rate(sample_rate)
         return model
 
     def _set_spec(
         self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0
     ) -> None:
-        """Set `spec` to that of codes `[frames, num_codebooks]`, with a frame for every
-        hop."""
-        shape, dtype, sizes = (
+        self.spec = FeatureSpec(
             (num_codebooks,),
             code_dtype(codebook_size),
+            self.sample_rate / self.granularity,
+            frame_length,
+            self.sample_rate,
+            f"{name} code",
             (codebook_size,) * num_codebooks,
-        )
-        frame_rate = self.sample_rate / self.granularity
-        self.spec = FeatureSpec(
-            shape, dtype, frame_rate, frame_length, self.sample_rate, f"{name} code", sizes
         )
 
     def num_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.granularity)
 
     @abstractmethod
-    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`. The arguments are those of
-        `encode`."""
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute the input of the quantizer, float `[R, F, D]`."""
 
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`: each codebook
-        encodes what others have left."""
+    def quantize(self, latents: Tensor) -> Tensor:
+        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`. Each
+        codebook encodes what those before it have left."""
         residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:
@@ -98,15 +88,13 @@ class CodecExtractor(ModelExtractor[C]):
             codes.append(codes_RF)
         return torch.stack(codes, dim=2)
 
-    def _look_up(
-        self, codebook: Any, residual_RDF: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes of vectors by one of the model's codebooks, int64 `[R, F]`, and what
-        they stand for."""
+    def _look_up(self, codebook: Any, residual_RDF: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes of vectors by one of the model's codebooks, int64 `[R, F]`,
+        and the vectors that they stand for."""
         codes_RF = codebook.encode(residual_RDF)
         return codes_RF, codebook.decode(codes_RF)
 
-    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         latents_RFD = self.latents(waveforms, num_samples)
         with computing("fp32", waveforms.device):
             codes_RFQ = self.quantize(latents_RFD.float())
@@ -119,25 +107,29 @@ class CodecExtractor(ModelExtractor[C]):
 
 
 def code_dtype(codebook_size: int) -> str:
-    """The numpy name of the smallest unsigned dtype that holds the codes of a codebook."""
+    """Return the numpy name of the smallest unsigned dtype for the codes of a codebook."""
     return np.min_scalar_type(codebook_size - 1).name
 
 
 def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
-    """The number of codebooks that the parameters ask for, of a model with `at_most`; a
-    ConfigError if the model has fewer, or must have more to compute codes at all."""
+    """Return the number of codebooks in use of a model with `at_most`; raise ConfigError
+    if the model has fewer than the config wants, or needs more to compute codes."""
     count = params.codebooks or at_most
     if not at_least <= count <= at_most:
-        has = f"{at_most}, of which at least {at_least} must be taken" if at_least > 1 else at_most
-        raise ConfigError(f"params.codebooks: {params.codebooks}, but {params.weights} has {has}")
+        limits = str(at_most)
+        if at_least > 1:
+            limits += f", of which at least {at_least} must be taken"
+        raise ConfigError(
+            f"params.codebooks: {params.codebooks}, but {params.weights} has {limits}"
+        )
     return count
 
 
 def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
-    """The number of codebooks that the parameters ask for, directly or as a bandwidth, of
-    a model of transformers; a ConfigError if it has fewer, was not trained for the
-    bandwidth, or this contradicts `codebooks`."""
-    count, bandwidth = num_codebooks(params, int(model.quantizer.num_quantizers)), params.bandwidth
+    """Return the number of codebooks in use of a model of transformers, from `codebooks`
+    or `bandwidth`; raise ConfigError if the model lacks them, or the two contradict."""
+    count = num_codebooks(params, int(model.quantizer.num_quantizers))
+    bandwidth = params.bandwidth
     if bandwidth is None:
         return count
     if bandwidth not in model.config.target_bandwidths:

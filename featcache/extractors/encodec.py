@@ -1,20 +1,19 @@
 """EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in
 transformers.
 
-The encoder is SEANet: convolutions that divide the rate, residual blocks between them, an
-LSTM at the end. Every convolution pads by reflection, up to a whole stride. So in a
-padded batch the last frames of short rows would see padding; here each row is padded
-where it ends (see `ragged`).
+The encoder is a SEANet. Every convolution pads by reflection, up to a whole stride. Here
+each row is padded where it ends (see `ragged`).
 
-The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap: a chunk
-is divided by its root mean square, and group norms are taken over all its time. Here a
-chunk is a row, and its scale is kept with its codes."""
+The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap. It
+divides each chunk by its root mean square. Here a chunk is a row, and its scale is kept
+with its codes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from featcache.errors import ConfigError
 from featcache.extractors import ragged
@@ -29,12 +28,10 @@ class Encodec(CodecExtractor[BandwidthParams]):
     """EnCodec's codes: those of `EncodecModel.encode` for the clip alone.
 
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one
-    sample on.
-
-    In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and their
-    frames follow each other: 150 for a chunk, or 151.5 per second, and those of the last
-    chunk. `scales` has a number for each chunk. (At some lengths, the second last has 149
-    frames, and the reference fails to stack them.) Mono is given to both channels."""
+    sample on. In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples,
+    and their frames follow each other: 150 for a chunk. `scales` has a number for each
+    chunk. (At some lengths, the second last has 149 frames, and the reference fails to
+    stack them.) Mono is given to both channels."""
 
     Params = BandwidthParams
     revision = 1
@@ -44,27 +41,27 @@ class Encodec(CodecExtractor[BandwidthParams]):
         super().__init__(params, sample_rate, device)
         model = self._load_model("EncodecModel")
         self._config = config = model.config
-        if config.chunk_length and params.chunk:
+        # properties that the config would compute for each piece
+        self._chunk_length = config.chunk_length
+        self._chunk_stride = config.chunk_stride or config.chunk_length
+        if self._chunk_length and params.chunk:
             raise ConfigError(
                 f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s"
             )
         count = num_codebooks_at_bandwidth(params, model)
         self.causal = config.use_causal_conv
-        # which the config computes, for each piece if it were asked
-        self._chunk_length = config.chunk_length
-        self._chunk_stride = config.chunk_stride or config.chunk_length
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
         self._set_spec("EnCodec", count, config.codebook_size)
-        if config.chunk_length:
+        if self._chunk_length:
             self.max_seconds = None
-            frame_rate = super().num_frames(config.chunk_length) * sample_rate / self._chunk_stride
+            frame_rate = super().num_frames(self._chunk_length) * sample_rate / self._chunk_stride
             self.spec = replace(self.spec, frame_rate=frame_rate)
         if config.normalize:
-            per_second = sample_rate / self._chunk_stride
-            axis = Frames(per_second, config.chunk_length)
-            self.spec = replace(self.spec, side=(Track("scales", (), "float32", _SCALES, axis),))
+            axis = Frames(sample_rate / self._chunk_stride, self._chunk_length)
+            scales = Track("scales", (), "float32", _SCALES, axis)
+            self.spec = replace(self.spec, side=(scales,))
 
     def num_frames(self, num_samples: int) -> int:
         if not self._chunk_length:
@@ -72,34 +69,35 @@ class Encodec(CodecExtractor[BandwidthParams]):
         return sum(piece.num_frames for piece in self.pieces(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The whole clip, or its chunks as `EncodecModel.encode` cuts them."""
+        """Cut a clip into chunks as `EncodecModel.encode` does."""
         if not self._chunk_length:
             return super().pieces(num_samples)
-        starts = range(0, num_samples, self._chunk_stride)
-        sizes = [(start, min(self._chunk_length, num_samples - start)) for start in starts]
-        return [Piece(start, size, 0, -(-size // self.granularity)) for start, size in sizes]
+        pieces = []
+        for start in range(0, num_samples, self._chunk_stride):
+            size = min(self._chunk_length, num_samples - start)
+            pieces.append(Piece(start, size, 0, super().num_frames(size)))
+        return pieces
 
     def padded_length(self, num_samples: int) -> int:
-        """The samples of a piece's padded row. Most pieces are full chunks, which are not
-        padded."""
         length = super().padded_length(num_samples)
-        return min(length, self._chunk_length) if self._chunk_length else length
+        if self._chunk_length:  # most pieces are full chunks, which are not padded
+            length = min(length, self._chunk_length)
+        return length
 
-    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         rows = super().encode(waveforms, num_samples)
-        return Rows(
-            rows.features,
-            {"scales": _scales(waveforms, num_samples)} if self._config.normalize else {},
-        )
+        if self._config.normalize:
+            rows = replace(rows, side={"scales": _scales(waveforms, num_samples)})
+        return rows
 
-    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         if self._config.normalize:
             waveforms = waveforms / _scales(waveforms, num_samples)
         x_RCT = waveforms[:, None].expand(-1, self._config.audio_channels, -1)
         return ragged.run(self._layers, x_RCT, num_samples)[0].mT
 
 
-def _scales(waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-    """The root mean square of each row's own samples plus 1e-8, `[R, 1]`, as in
-    `EncodecModel._encode_frame`."""
+def _scales(waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+    """Compute the root mean square of each row's own samples plus 1e-8, `[R, 1]`, as
+    `EncodecModel._encode_frame` does."""
     return (waveforms_RP.square().sum(1, keepdim=True) / num_samples[:, None]).sqrt() + 1e-8

@@ -1,12 +1,11 @@
-"""Extractors that work frame by frame, and give a frame the same bits whatever surrounds it.
+"""Extractors that work frame by frame, and give a frame the same bits whatever surrounds
+it.
 
 Matrix products and Fourier transforms choose their kernels by shape, so the last bits of
-a row change with the number of rows. Here every computation has the same shape. Each clip
-is cut into frames by itself, and never padded to its neighbours' length. The frames of a
-call are put one after another into blocks with a constant number of rows, and the last
-block is filled up with zeros. Then the features are split again. A call with few frames
-uses shorter blocks, if this processor computes the same bits in them, which is tried
-once."""
+a row change with the number of rows. Here the frames of a call go one after another into
+blocks with a constant number of rows, the last filled up with zeros. A call with few
+frames uses shorter blocks, if a trial shows that this processor computes the same bits in
+them."""
 
 from __future__ import annotations
 
@@ -15,83 +14,79 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from featcache.extractors.base import Clip, Extractor, P, require_tensor
+from featcache.extractors.base import Clip, Extractor, P
+from featcache.extractors.faults import require_tensor
 
 BLOCK_ROWS = {"cpu": 640, "cuda": 8192}
-"""Rows of a block, by the type of the device. On a CPU, 640 rows keep a block's
-intermediate results in the cache, waste little of the last block, and can be shared
-evenly by two or four of torch's threads, on which values depend; a GPU needs more work in
-each kernel."""
+"""Rows of a block, by the type of the device. On a CPU, the intermediate results of 640
+rows stay in the cache, and two or four of torch's threads, on which values depend, share
+the rows evenly. A GPU needs more work in each kernel."""
 
 SHORT_BLOCK_ROWS = 128
-"""Rows of a short block, on a CPU: a clip of one second has only 98 frames."""
+"""Rows of a short block, on a CPU."""
 
 _MOST_SHORT_BLOCKS = 3
-"""Short blocks of a call; more of them would take longer than a whole block (fbank: 0.18
+"""The most short blocks of a call; more would take longer than a whole block (fbank: 0.18
 and 0.64 ms)."""
 
 COLUMN_MULTIPLE = 16
-"""A block's products with a matrix have a multiple of this many columns
-(`with_whole_columns`), so that all rows of the result have the same alignment. If they do
-not, MKL computes rows differently: seen with 5, 6, 7, 9, 10, 11."""
+"""The number of which a product's columns are a multiple (`with_whole_columns`), so that
+all rows of the result are aligned alike. Otherwise MKL computes rows differently."""
 
 
-def aligned_rows(like: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """Uninitialised `[rows, length]` in `like`'s dtype and device, whose rows begin at
-    multiples of `COLUMN_MULTIPLE` elements: a GPU's sums load four elements at once, and
-    add rows that begin in between in another order."""
+def aligned_rows(like: Tensor, rows: int, length: int) -> Tensor:
+    """Allocate `[rows, length]` in `like`'s dtype on its device. Rows begin at multiples
+    of `COLUMN_MULTIPLE` elements: a GPU's sums load four elements at once, and add rows
+    that begin in between in another order."""
     return like.new_empty(rows, -(-length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)[:, :length]
 
 
-def with_whole_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix `[K, n]` with columns of zeros added up to a multiple of `COLUMN_MULTIPLE`."""
+def with_whole_columns(matrix: Tensor) -> Tensor:
+    """Add columns of zeros to a matrix `[K, n]`, up to a multiple of `COLUMN_MULTIPLE`."""
     return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMN_MULTIPLE))
 
 
 class FrameExtractor(Extractor[P]):
     """The base of extractors that compute each frame by itself.
 
-    A subclass sets `spec` in its `__init__`. It defines the number of frames
-    (`num_frames`), their samples (`frames`), what is computed from them (`compute`), and
-    optionally a last step that needs all frames of a clip (`finish`). None of these
-    methods may store anything on `self`.
+    A subclass sets `spec` in its `__init__`, and defines `num_frames`, `frames`,
+    `compute`, and optionally `finish`. None of these may store anything on `self`.
 
-    Shapes here and in the subclasses: `B` rows of a block, `L` samples of a frame, `N`
-    samples of its Fourier transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T`
-    frames of a clip."""
+    Shapes: `B` rows of a block, `L` samples of a frame, `N` samples of its Fourier
+    transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip."""
 
     batching = "frames"
     needs_aligned_waveforms = False  # frames are copied into a block
 
     @abstractmethod
-    def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, with `T` as in `num_frames` and `L =
-        spec.frame_length`. It may be a strided view of the waveform: it is copied, and
-        not written to."""
+    def frames(self, clip: Clip) -> Tensor:
+        """Return the clip's frames, float32 `[T, L]`, with `T` as in `num_frames` and `L
+        = spec.frame_length`. It may be a strided view of the waveform, and is only read."""
 
     @abstractmethod
-    def compute(self, block: torch.Tensor) -> torch.Tensor:
-        """The features, float32 `[B, *item_shape]`, of frames `[B, L]`, which may be
-        overwritten. A block's rows lie a multiple of `COLUMN_MULTIPLE` apart, so it is
+    def compute(self, block: Tensor) -> Tensor:
+        """Return the features, float32 `[B, *item_shape]`, of frames `[B, L]`, which may
+        be overwritten. A block's rows lie a multiple of `COLUMN_MULTIPLE` apart, so it is
         contiguous only if `L` is one."""
 
-    def finish(self, features: torch.Tensor) -> None:
-        """Complete, in place, one item's features `[T, *item_shape]`."""
+    def finish(self, features: Tensor) -> None:
+        """Complete a clip's features `[T, *item_shape]` in place, by a step that needs
+        all frames."""
 
-    def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
-        """The clips' features, in their order: views `[T, *item_shape]`, side by side, of
-        one tensor."""
+    def extract(self, clips: Sequence[Clip]) -> list[Tensor]:
+        """Compute the clips' features, in their order: views `[T, *item_shape]`, side by
+        side, of one tensor."""
         if not clips:
             return []
         num_frames = [self.num_frames(len(clip.waveform)) for clip in clips]
-        total, device = sum(num_frames), clips[0].waveform.device
+        total = sum(num_frames)
+        device = clips[0].waveform.device
+        rows = BLOCK_ROWS[device.type]
         is_short = total <= _MOST_SHORT_BLOCKS * SHORT_BLOCK_ROWS and device.type == "cpu"
-        rows = (
-            SHORT_BLOCK_ROWS
-            if is_short and self._short_blocks_are_exact
-            else BLOCK_ROWS[device.type]
-        )
+        if is_short and self._short_blocks_are_exact:
+            rows = SHORT_BLOCK_ROWS
         features = clips[0].waveform.new_empty((total, *self.spec.item_shape))
         done = 0
         for block, used in self._blocks(clips, rows):
@@ -102,42 +97,41 @@ class FrameExtractor(Extractor[P]):
             self.finish(item)
         return items
 
-    def _computed(self, block: torch.Tensor) -> torch.Tensor:
-        """What `compute` returns, which must be of the right shape: it would be broadcast."""
+    def _computed(self, block: Tensor) -> Tensor:
         rows = len(block)
-        features = self.compute(block)
+        features = self.compute(block)  # of another shape, it would be broadcast
         require_tensor(self, "compute", features, (rows, *self.spec.item_shape))
         return features
 
     @cached_property
     def _short_blocks_are_exact(self) -> bool:
-        """Whether this processor gives a row of noise the same bits in a short block as
-        in a whole one. Another choice of kernels, or another order of sums, shows in some
-        of so many values."""
+        """True if this processor gives rows of noise the same bits in short blocks as in
+        a whole one."""
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(BLOCK_ROWS["cpu"], self.spec.frame_length, generator=generator).mul_(
-            0.1
-        )
+        noise = torch.randn(BLOCK_ROWS["cpu"], self.spec.frame_length, generator=generator)
+        noise *= 0.1
 
-        def computed(frames: torch.Tensor) -> torch.Tensor:
+        def computed(frames: Tensor) -> Tensor:
             return self._computed(aligned_rows(noise, *frames.shape).copy_(frames))
 
         parts = [computed(part) for part in torch.split(noise, SHORT_BLOCK_ROWS)]
         return torch.equal(torch.cat(parts), computed(noise))
 
-    def _blocks(self, clips: Sequence[Clip], rows: int) -> Iterator[tuple[torch.Tensor, int]]:
-        """The frames of all clips in blocks `[rows, L]`, and how many rows of each are
+    def _blocks(self, clips: Sequence[Clip], rows: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield the frames of all clips in blocks `[rows, L]`, and how many rows of each are
         used. The buffer is reused."""
         block = aligned_rows(clips[0].waveform, rows, self.spec.frame_length)
         used = 0
         for clip in clips:
             frames = self.frames(clip)
-            num_frames, done = self.num_frames(len(clip.waveform)), 0
+            num_frames = self.num_frames(len(clip.waveform))
             require_tensor(self, "frames", frames, (num_frames, self.spec.frame_length))
+            done = 0
             while done < num_frames:
                 more = min(num_frames - done, rows - used)
                 block[used : used + more] = frames[done : done + more]
-                used, done = used + more, done + more
+                used += more
+                done += more
                 if used == rows:
                     yield block, used
                     used = 0

@@ -1,7 +1,5 @@
-"""The base of extractors whose features are a transformer's hidden states: `ssl` and
-`torchaudio`.
-
-The features are one layer, several stacked layers, or a weighted sum of layers."""
+"""The base of extractors whose features are a transformer's hidden states: one layer,
+several stacked layers, or a weighted sum of layers."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import TypeVar
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
-from torch import nn
+from torch import Tensor, nn
 
 from featcache.errors import ConfigError
 from featcache.extractors.model import Chunk, ModelExtractor, ModelParams
@@ -23,36 +21,32 @@ from featcache.spec import FeatureSpec
 
 
 class Encoder(ABC):
-    """A model that runs on padded rows, each as if it were alone: `Wav2Vec2`, `W2vBert`,
-    `Whisper`."""
+    """A model that runs on padded rows, each as if it were alone."""
 
     hop: int
     """Samples from one frame to the next."""
     layers: nn.ModuleList
-    """The transformer's layers. They may be cut short if the hidden states of later
-    layers are not wanted."""
+    """The transformer's layers. They may be cut short if later layers are not wanted."""
 
     most_samples: int | None = None
-    """The length that every row must be padded to, and the most that the model takes;
-    None if it takes any length."""
+    """The length to which every row must be padded, and the most that the model takes;
+    None for any length."""
 
     @abstractmethod
     def num_frames(self, num_samples: Length) -> Length:
-        """The number of frames of so many samples; below 1 if they are too few."""
+        """Return the number of frames of so many samples; below 1 if they are too few."""
 
     @abstractmethod
-    def hidden_states(
-        self, waveforms: torch.Tensor, num_samples: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
+    def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
         """Run the model as far as its results are consumed.
 
         Args:
-            waveforms: Rows, float32 `[R, P]`. What follows a row's end does not matter.
+            waveforms: Rows, float32 `[R, P]`. Samples after a row's end do not matter.
             num_samples: The length of each row, int64 `[R]`, on the same device; each is
                 enough for a frame.
 
         Yields:
-            Float `[R, F, D]`: what goes into the first layer, what each layer gives, and
+            Float `[R, F, D]`: the input of the first layer, the output of each layer, and
             last the model's output. Frames after a row's `num_frames` are meaningless.
         """
 
@@ -78,7 +72,7 @@ class HiddenStatesParams(ModelParams):
         cls, layers: tuple[int, ...] | None, info: ValidationInfo
     ) -> tuple[int, ...] | None:
         if layers is None:
-            return layers
+            return None
         if info.data.get("layer") is not None:
             raise ValueError("give layer or layers, not both")
         if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
@@ -90,10 +84,12 @@ class HiddenStatesParams(ModelParams):
     def _one_weight_per_layer(
         cls, weights: tuple[float, ...] | None, info: ValidationInfo
     ) -> tuple[float, ...] | None:
-        layers = info.data.get("layers")
-        if weights is not None and "layers" in info.data and len(weights) != len(layers or ()):
+        if weights is None or "layers" not in info.data:
+            return weights
+        num_layers = len(info.data["layers"] or ())
+        if len(weights) != num_layers:
             raise ValueError(
-                f"{len(weights)} given for {len(layers or ())} layers; give one for each layer"
+                f"{len(weights)} given for {num_layers} layers; give one for each layer"
             )
         return weights
 
@@ -106,31 +102,29 @@ class HiddenStates(ModelExtractor[H]):
     of `_set_encoder`."""
 
     def _set_encoder(self, encoder: Encoder, size: int, name: str, epsilon: float | None) -> None:
-        """Take a model whose hidden states have `size` dimensions, and set the attributes
-        that depend on it; a ConfigError if it has not one of the layers that the
-        parameters choose. `epsilon` is what is added to the variance if the model wants
-        normalised waveforms; else None."""
+        """Take a model whose hidden states have `size` dimensions, and set what depends on
+        it. If the model wants normalised waveforms, `epsilon` is added to their variance;
+        else it is None. Raises ConfigError if a chosen layer does not exist."""
         params, num_layers = self.params, len(encoder.layers)
-        key, numbers = (
-            ("layer", (params.layer,)) if params.layers is None else ("layers", params.layers)
-        )
+        key = "layer" if params.layers is None else "layers"
+        numbers: tuple[int | None, ...] = params.layers or (params.layer,)
         for number in numbers:
             if number is not None and number > num_layers:
                 raise ConfigError(f"params.{key}: {number}; the model has layers 0 to {num_layers}")
+        # one layer after the last stands for the model's output
         self._numbers = [num_layers + 1 if number is None else number for number in numbers]
-        encoder.layers = encoder.layers[: min(max(self._numbers), num_layers)]
+        encoder.layers = encoder.layers[: max(self._numbers)]
         self._encoder, self._epsilon = encoder, epsilon
         self.granularity = encoder.hop
-        shape = (
-            (size,) if params.layers is None or params.weights_per_layer else (len(numbers), size)
-        )
-        units = (
-            f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}"
-        )
+        shape: tuple[int, ...] = (size,)
+        if params.layers is not None and not params.weights_per_layer:
+            shape = (len(numbers), size)
+        units = f"{name}, {_title(params)}"
+        if epsilon is not None:
+            units += ", of the normalised waveform"
+        frame_rate = self.sample_rate / encoder.hop
         # The frame length is 0: attention looks at the whole clip.
-        self.spec = FeatureSpec(
-            shape, "float32", self.sample_rate / encoder.hop, 0, self.sample_rate, units
-        )
+        self.spec = FeatureSpec(shape, "float32", frame_rate, 0, self.sample_rate, units)
         if params.chunk is not None:
             self._require_fitting(params.chunk)
         elif encoder.most_samples is not None:
@@ -140,15 +134,15 @@ class HiddenStates(ModelExtractor[H]):
         most_seconds = (self._encoder.most_samples or math.inf) / self.sample_rate
         if chunk.seconds > most_seconds:
             raise ConfigError(
-                f"params.chunk.seconds: {chunk.seconds:g}; the model takes {most_seconds:g} "
-                "s at a time"
+                f"params.chunk.seconds: {chunk.seconds:g}; the model takes {most_seconds:g} s "
+                "at a time"
             )
         size = self._samples(chunk.seconds)
         lost = size - self._encoder.num_frames(size) * self.granularity
         if self._samples(chunk.overlap) < lost:
+            seconds = lost / self.sample_rate
             raise ConfigError(
-                f"params.chunk.overlap: {chunk.overlap:g}; the model needs "
-                f"{lost / self.sample_rate:g} s"
+                f"params.chunk.overlap: {chunk.overlap:g}; the model needs {seconds:g} s"
             )
         self.pieces(size + 1)  # raises if the overlap is too long
 
@@ -156,30 +150,22 @@ class HiddenStates(ModelExtractor[H]):
         return max(0, self._encoder.num_frames(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The whole clip, or its chunks, without a last one in which no frame begins."""
+        # without a last chunk in which no frame begins
         return [piece for piece in super().pieces(num_samples) if piece.num_frames]
 
     def padded_length(self, num_samples: int) -> int:
-        """The samples of a piece's padded row: the model's own length, if that is fixed."""
         return self._encoder.most_samples or super().padded_length(num_samples)
 
-    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """The chosen hidden states, float32 `[R, F, *item_shape]`; the model runs only as
-        far as they need."""
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
-        hidden_states = islice(
-            self._encoder.hidden_states(waveforms, num_samples), max(self._numbers) + 1
-        )
-        chosen = {
-            number: state.float()
-            for number, state in enumerate(hidden_states)
-            if number in self._numbers
-        }
-        states_RFD, weights = (
-            [chosen[number] for number in self._numbers],
-            self.params.weights_per_layer,
-        )
+        hidden_states = self._encoder.hidden_states(waveforms, num_samples)
+        chosen = {}  # the model runs only as far as they need
+        for number, state in enumerate(islice(hidden_states, max(self._numbers) + 1)):
+            if number in self._numbers:
+                chosen[number] = state.float()
+        states_RFD = [chosen[number] for number in self._numbers]
+        weights = self.params.weights_per_layer
         if self.params.layers is None:
             return Rows(states_RFD[0])
         if weights is None:
@@ -191,13 +177,10 @@ class HiddenStates(ModelExtractor[H]):
 
 
 def _title(params: HiddenStatesParams) -> str:
-    """Which hidden states the features are, in words."""
     if params.layers is None:
         return "output" if params.layer is None else f"hidden state {params.layer}"
     names = ", ".join(map(str, params.layers))
     if params.weights_per_layer is None:
         return f"hidden states {names}"
-    return (
-        f"sum of hidden states {names}, weighted "
-        f"{', '.join(f'{weight:g}' for weight in params.weights_per_layer)}"
-    )
+    weights = ", ".join(f"{weight:g}" for weight in params.weights_per_layer)
+    return f"sum of hidden states {names}, weighted {weights}"

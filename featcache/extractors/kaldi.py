@@ -1,10 +1,9 @@
 """Kaldi's filter-bank energies and MFCCs.
 
-The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (how frames are cut and
-processed), `mel-computations.cc` (the mel bank), `feature-fbank.cc` and
-`feature-mfcc.cc`; the MFCC is Davis and Mermelstein's (1980). Parameters have Kaldi's
-names and, unless they say otherwise, Kaldi's defaults. Kaldi computes on 16-bit integers,
-so waveforms, which are in [-1, 1] here, are multiplied by `waveform_scale`."""
+The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (frames),
+`mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC
+is Davis and Mermelstein's (1980). Parameters have Kaldi's names and, unless they say
+otherwise, Kaldi's defaults."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from featcache.errors import ConfigError
 from featcache.extractors import mel
@@ -25,11 +25,11 @@ _SIXTEEN_BITS = 32768.0
 """Kaldi's own `waveform_scale`."""
 
 _EPSILON = 2.0**-23
-"""Kaldi's floor under every logarithm: the epsilon of float32."""
+"""Kaldi's floor under every logarithm."""
 
 
 class KaldiParams(Params):
-    """The parameters that fbank and MFCC share: of frames, and of the mel bank."""
+    """The parameters that fbank and MFCC share."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"waveform_scale"})
 
@@ -105,33 +105,34 @@ K = TypeVar("K", bound=KaldiParams)
 
 
 class _Kaldi(FrameExtractor[K]):
-    """What fbank and MFCC have in common: the way from a clip to windowed frames."""
+    """The base of fbank and MFCC, which computes windowed frames."""
 
     def __init__(self, params: K, sample_rate: int, device: torch.device) -> None:
         self._params = params
-        as_it_is = not params.round_to_power_of_two
-        self._length = _whole_samples(
-            "frame_length", params.frame_length, sample_rate, at_least=2, even=as_it_is
-        )
+        self._sample_rate = sample_rate
+        self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2)
         self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
-        self._fft_length = self._length if as_it_is else 1 << (self._length - 1).bit_length()
+        self._fft_length = self._length
+        if params.round_to_power_of_two:
+            self._fft_length = 1 << (self._length - 1).bit_length()
+        elif self._length % 2:
+            raise ConfigError(
+                _milliseconds("frame_length", params.frame_length, self._length, sample_rate)
+                + "; with round_to_power_of_two: false they must be even"
+            )
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
         filters = mel.kaldi_filters(params.num_mel_bins, band, self._fft_length, sample_rate)
         self._mel_bank = mel.MelBank(filters, device)
         window = _window(params.window_type, self._length, params.blackman_coeff)
         self._scaled_window = (window * params.waveform_scale).to(device, torch.float32)
-        self._sample_rate = sample_rate
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: `NumFrames` in
-        `feature-window.cc`."""
+        # NumFrames in feature-window.cc
         if self._params.snip_edges:
             return max(0, num_samples - self._length + self._shift) // self._shift
         return (num_samples + self._shift // 2) // self._shift
 
-    def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, in [-1, 1], dithered if the parameters ask
-        for it."""
+    def frames(self, clip: Clip) -> Tensor:
         waveform = clip.waveform
         if not self._params.snip_edges:
             # the first frame is centred on sample shift / 2
@@ -141,17 +142,16 @@ class _Kaldi(FrameExtractor[K]):
         frames = waveform.unfold(0, self._length, self._shift)
         return frames + self._noise(clip.id, frames) if self._params.dither else frames
 
-    def _noise(self, clip_id: str, frames: torch.Tensor) -> torch.Tensor:
-        """The dither of frames `[T, L]`, seeded by the id's FNV-1a hash, and drawn on the
-        CPU whatever the device."""
+    def _noise(self, clip_id: str, frames: Tensor) -> Tensor:
+        """Draw the dither of frames `[T, L]` on the CPU, seeded by the id's FNV-1a hash."""
         generator = torch.Generator().manual_seed(hash_of(clip_id))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
         return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
 
-    def _windowed(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`ProcessWindow` in `feature-window.cc`: frames `[B, N]`, scaled, windowed and
-        zero-padded; and with `use_energy` their log energies `[B]`. The given frames `[B,
-        L]`, in [-1, 1], are overwritten."""
+    def _windowed(self, frames: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return frames `[B, N]`, scaled, windowed and zero-padded; and with `use_energy`
+        their log energies `[B]`. Overwrites its argument `[B, L]`. `ProcessWindow` in
+        `feature-window.cc`."""
         if self._params.remove_dc_offset:
             frames -= frames.mean(dim=1, keepdim=True)
         preemphasis = self._params.preemphasis_coefficient
@@ -168,13 +168,16 @@ class _Kaldi(FrameExtractor[K]):
             torch.mul(frames, self._params.waveform_scale, out=squares)
         else:
             squares.copy_(windowed)
-        return filled, squares.square_().sum(dim=1).clamp_(
-            min=max(_EPSILON, self._params.energy_floor)
-        ).log_()
+        energies = squares.square_().sum(dim=1)
+        floor = max(_EPSILON, self._params.energy_floor)
+        return filled, energies.clamp_(min=floor).log_()
 
     def _spec(self, num_values: int, units: str) -> FeatureSpec:
         scale, rate = self._params.waveform_scale, self._sample_rate
-        units += ", 16-bit scale" if scale == _SIXTEEN_BITS else f", scale [-{scale:g}, {scale:g}]"
+        if scale == _SIXTEEN_BITS:
+            units += ", 16-bit scale"
+        else:
+            units += f", scale [-{scale:g}, {scale:g}]"
         return FeatureSpec((num_values,), "float32", rate / self._shift, self._length, rate, units)
 
 
@@ -192,9 +195,12 @@ class Fbank(_Kaldi[FbankParams]):
         units = "mel energy" if params.use_power else "mel magnitude"
         if params.use_log_fbank:
             units = f"log {units} (natural log)"
-        self.spec = self._spec(params.num_mel_bins + params.use_energy, units)
+        num_values = params.num_mel_bins
+        if params.use_energy:
+            num_values += 1
+        self.spec = self._spec(num_values, units)
 
-    def compute(self, block: torch.Tensor) -> torch.Tensor:
+    def compute(self, block: Tensor) -> Tensor:
         windowed, log_energy = self._windowed(block)
         spectrum = mel.power_spectrum(windowed, self._fft_length)
         if not self._params.use_power:
@@ -204,8 +210,10 @@ class Fbank(_Kaldi[FbankParams]):
             values.clamp_(min=_EPSILON).log_()
         if log_energy is None:
             return values
-        energy = log_energy[:, None]
-        return torch.cat([values, energy] if self._params.htk_compat else [energy, values], dim=1)
+        columns = [log_energy[:, None], values]
+        if self._params.htk_compat:
+            columns.reverse()
+        return torch.cat(columns, dim=1)
 
 
 class Mfcc(_Kaldi[MfccParams]):
@@ -233,34 +241,35 @@ class Mfcc(_Kaldi[MfccParams]):
             transform = transform.roll(-1, dims=1)
         self._transform = with_whole_columns(transform).to(device, torch.float32)
 
-    def compute(self, block: torch.Tensor) -> torch.Tensor:
+    def compute(self, block: Tensor) -> Tensor:
         windowed, log_energy = self._windowed(block)
         energies = self._mel_bank(mel.power_spectrum(windowed, self._fft_length))
-        cepstra = (energies.clamp_(min=_EPSILON).log_() @ self._transform)[
-            :, : self._params.num_ceps
-        ]
+        cepstra = energies.clamp_(min=_EPSILON).log_() @ self._transform
+        cepstra = cepstra[:, : self._params.num_ceps]
         if log_energy is not None:
             cepstra[:, -1 if self._params.htk_compat else 0] = log_energy
         return cepstra
 
 
-def _whole_samples(
-    name: str, milliseconds: float, sample_rate: int, at_least: int, even: bool = False
-) -> int:
+def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: int) -> int:
     num_samples = int(sample_rate * 0.001 * milliseconds)
-    what = (
-        f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
-        f"{sample_rate}"
-    )
     if num_samples < at_least:
-        raise ConfigError(f"{what}; there must be at least {at_least}")
-    if even and num_samples % 2:
-        raise ConfigError(f"{what}; with round_to_power_of_two: false they must be even")
+        raise ConfigError(
+            _milliseconds(name, milliseconds, num_samples, sample_rate)
+            + f"; there must be at least {at_least}"
+        )
     return num_samples
 
 
-def _window(window_type: str, length: int, blackman_coeff: float) -> torch.Tensor:
-    """Float64 `[L]`: `FeatureWindowFunction` in `feature-window.cc`."""
+def _milliseconds(name: str, milliseconds: float, num_samples: int, sample_rate: int) -> str:
+    return (
+        f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
+        f"{sample_rate}"
+    )
+
+
+def _window(window_type: str, length: int, blackman_coeff: float) -> Tensor:
+    """Compute the window, float64 `[L]`: `FeatureWindowFunction` in `feature-window.cc`."""
     phase = torch.arange(length, dtype=torch.float64) * (2 * math.pi / (length - 1))
     if window_type == "rectangular":
         return torch.ones_like(phase)
@@ -272,40 +281,40 @@ def _window(window_type: str, length: int, blackman_coeff: float) -> torch.Tenso
     return hann**0.85 if window_type == "povey" else hann
 
 
-def _reflected(waveform: torch.Tensor, before: int, after: int) -> torch.Tensor:
-    """A waveform `[S]` with `before` and `after` more samples at its ends; fewer if the
-    numbers are negative. Each end is continued by the waveform backwards (… 1 0 | 0 1 2 …
-    S-1 | S-1 S-2 …), and if that is not enough, forwards again, as in `ExtractWindow` in
-    `feature-window.cc`."""
+def _reflected(waveform: Tensor, before: int, after: int) -> Tensor:
+    """Add `before` and `after` samples to the ends of a waveform `[S]`, or cut them off
+    if the numbers are negative.
+
+    Each end is continued by the waveform backwards (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and
+    if that is not enough, forwards again: `ExtractWindow` in `feature-window.cc`."""
     num_samples = len(waveform)
 
-    def beyond(first: int, last: int) -> torch.Tensor:
-        there = torch.arange(first, last, device=waveform.device) % (2 * num_samples)
-        return waveform[torch.minimum(there, 2 * num_samples - 1 - there)]
+    def beyond(first: int, last: int) -> Tensor:
+        positions = torch.arange(first, last, device=waveform.device) % (2 * num_samples)
+        return waveform[torch.minimum(positions, 2 * num_samples - 1 - positions)]
 
+    left = beyond(min(0, -before), 0)
     inside = waveform[max(0, -before) : num_samples + min(0, after)]
-    return torch.cat(
-        [beyond(min(0, -before), 0), inside, beyond(num_samples, num_samples + max(0, after))]
-    )
+    right = beyond(num_samples, num_samples + max(0, after))
+    return torch.cat([left, inside, right])
 
 
-def _cosine_transform(num_ceps: int, num_bins: int) -> torch.Tensor:
-    """The orthonormal DCT-II, float64 `[M, num_ceps]`: `ComputeDctMatrix` in
+def _cosine_transform(num_ceps: int, num_bins: int) -> Tensor:
+    """Compute the orthonormal DCT-II, float64 `[M, num_ceps]`: `ComputeDctMatrix` in
     `matrix-functions.cc`."""
     centres = torch.arange(num_bins, dtype=torch.float64) + 0.5
     orders = torch.arange(num_ceps, dtype=torch.float64)
-    transform = torch.cos(math.pi / num_bins * torch.outer(centres, orders)) * math.sqrt(
-        2 / num_bins
-    )
+    transform = torch.cos(math.pi / num_bins * torch.outer(centres, orders))
+    transform *= math.sqrt(2 / num_bins)
     transform[:, 0] = math.sqrt(1 / num_bins)
     return transform
 
 
-def _lifter(params: MfccParams) -> torch.Tensor:
-    """A factor for each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in
+def _lifter(params: MfccParams) -> Tensor:
+    """Compute a factor for each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in
     `mel-computations.cc`."""
     orders = torch.arange(params.num_ceps, dtype=torch.float64)
     lifter = params.cepstral_lifter
-    return (
-        1 + lifter / 2 * torch.sin(math.pi * orders / lifter) if lifter else torch.ones_like(orders)
-    )
+    if not lifter:
+        return torch.ones_like(orders)
+    return 1 + lifter / 2 * torch.sin(math.pi * orders / lifter)

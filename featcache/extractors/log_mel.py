@@ -1,10 +1,9 @@
-"""Log mel spectrograms as recent speech models use them: Whisper, and vocoders.
+"""Log mel spectrograms of Whisper, and of vocoders.
 
-They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], frames are windowed and
-nothing else, the window is a periodic Hann window, and filters are triangles over Hz, as
-in librosa. Parameters say how they differ among themselves. Sources: OpenAI's
-`whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's `meldataset.py`
-(`mel_spectrogram`)."""
+They differ from Kaldi's: samples stay in [-1, 1], frames are windowed and nothing else,
+the window is a periodic Hann window, and filters are triangles over Hz, as in librosa.
+Sources: OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's
+`meldataset.py` (`mel_spectrogram`)."""
 
 from __future__ import annotations
 
@@ -12,6 +11,8 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import pad
 
 from featcache.errors import ConfigError
 from featcache.extractors import mel
@@ -67,14 +68,16 @@ class LogMelParams(Params):
     and divides by 4."""
 
 
+_LOGARITHMS = {"natural": "natural log", "log10": "log10", "whisper": "log10, scaled as Whisper's"}
+
+
 class LogMel(FrameExtractor[LogMelParams]):
     """The logarithm of a mel spectrogram.
 
     Features are float32 `[T, num_mel_bins]`. With the default parameters they are what
     Whisper's formula gives for the clip alone. With `pad_to_seconds: 30` they are
     Whisper's input: 3,000 frames, of which the clip's last frame, and up to three after
-    it, see both the clip's end and zeros. Without padding, the clip is reflected
-    there."""
+    it, see both the clip's end and zeros."""
 
     Params = LogMelParams
     revision = 1
@@ -90,9 +93,8 @@ class LogMel(FrameExtractor[LogMelParams]):
                 f"params.padding: same needs n_fft, {n_fft}, to be at least hop_length, "
                 f"{hop_length}"
             )
-        self._padding = {"center": n_fft, "same": n_fft - hop_length, "none": 0}[
-            params.padding
-        ] // 2
+        both_ends = {"center": n_fft, "same": n_fft - hop_length, "none": 0}
+        self._padding = both_ends[params.padding] // 2
         self.max_seconds = params.pad_to_seconds
         padded_to = round((params.pad_to_seconds or 0) * sample_rate)
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
@@ -101,47 +103,36 @@ class LogMel(FrameExtractor[LogMelParams]):
         )
         self._mel_bank = mel.MelBank(filters, device)
         self._window = torch.hann_window(length, dtype=torch.float64).to(device, torch.float32)
-        logarithms = {
-            "natural": "natural log",
-            "log10": "log10",
-            "whisper": "log10, scaled as Whisper's",
-        }
-        units = (
-            f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})"
-        )
+        quantity = "energy" if params.power == 2 else "magnitude"
+        units = f"log mel {quantity} ({_LOGARITHMS[params.log]})"
         frame_rate = sample_rate / hop_length
         self.spec = FeatureSpec(
             (num_bins,), "float32", frame_rate, length, sample_rate, units, padded_to=padded_to
         )
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples; 0 if they are too few to be
-        reflected."""
         if num_samples:
             num_samples = max(num_samples, self.spec.padded_to)
         beyond_first = num_samples + 2 * self._padding - self._params.n_fft
-        if num_samples <= self._padding or beyond_first < 0:
+        if num_samples <= self._padding or beyond_first < 0:  # too few to be reflected
             return 0
-        return 1 + beyond_first // self._params.hop_length - self._params.drop_last_frame
+        num_frames = 1 + beyond_first // self._params.hop_length
+        return num_frames - 1 if self._params.drop_last_frame else num_frames
 
-    def frames(self, clip: Clip) -> torch.Tensor:
+    def frames(self, clip: Clip) -> Tensor:
         waveform = clip.waveform
         if len(waveform) < self.spec.padded_to:
-            waveform = torch.nn.functional.pad(waveform, (0, self.spec.padded_to - len(waveform)))
+            waveform = pad(waveform, (0, self.spec.padded_to - len(waveform)))
         if self._padding:
-            waveform = torch.nn.functional.pad(
-                waveform[None], (self._padding, self._padding), mode="reflect"
-            )[0]
-        # A window shorter than the transform lies in its middle. Its position does not
-        # change magnitudes, so a frame consists of the samples under the window, and is
-        # padded with zeros later.
+            waveform = pad(waveform[None], (self._padding, self._padding), mode="reflect")[0]
+        # A window shorter than the transform lies in its middle. Its position does not change
+        # magnitudes, so a frame is the samples under the window, padded with zeros later.
         length = self.spec.frame_length
-        frames = waveform[(self._params.n_fft - length) // 2 :].unfold(
-            0, length, self._params.hop_length
-        )
+        windows = waveform[(self._params.n_fft - length) // 2 :]
+        frames = windows.unfold(0, length, self._params.hop_length)
         return frames[: self.num_frames(len(clip.waveform))]
 
-    def compute(self, block: torch.Tensor) -> torch.Tensor:
+    def compute(self, block: Tensor) -> Tensor:
         block *= self._window
         spectrum = mel.power_spectrum(block, self._params.n_fft)
         if self._params.power_offset:
@@ -151,8 +142,8 @@ class LogMel(FrameExtractor[LogMelParams]):
         energies = self._mel_bank(spectrum).clamp_(min=self._params.floor)
         return energies.log_() if self._params.log == "natural" else energies.log10_()
 
-    def finish(self, features: torch.Tensor) -> None:
-        if self._params.log == "whisper":  # which depends on the maximum of all frames
+    def finish(self, features: Tensor) -> None:
+        if self._params.log == "whisper":
             torch.maximum(features, features.amax() - 8, out=features)
             features += 4
             features /= 4

@@ -1,8 +1,7 @@
 """From windowed frames to mel energies: the power spectrum, the mel scales, and banks of
 triangular filters.
 
-Filters are computed in float64 and rounded to float32 once: features come closer to the
-formula than by float32."""
+Filters are computed in float64 and rounded once."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from featcache.errors import ConfigError, listing
 from featcache.extractors.frames import COLUMN_MULTIPLE, with_whole_columns
@@ -19,14 +19,13 @@ MelNorm = Literal["slaney", "none"]
 Band = tuple[float, float]
 
 MOST_BINS = 1024
-"""The most filters of a bank, several times what speech has been given. Without a limit,
-a typing error would ask for a matrix of gigabytes before anything could be said about
-it."""
+"""The most filters of a bank. Without a limit, a typing error would ask for a matrix of
+gigabytes before a message could be printed."""
 
 
-def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:
-    """The squared magnitude of the Fourier transform of length `N` of real frames,
-    float32 `[B, L]`, `L <= N`, padded with zeros: float32 `[B, N // 2 + 1]`."""
+def power_spectrum(frames: Tensor, fft_length: int) -> Tensor:
+    """Return the squared magnitude of the Fourier transform, of length `N`, of real
+    frames, float32 `[B, L]`, `L <= N`, padded with zeros: float32 `[B, N // 2 + 1]`."""
     real, imaginary = torch.view_as_real(torch.fft.rfft(frames, n=fft_length)).square_().unbind(-1)
     return real + imaginary
 
@@ -35,23 +34,19 @@ class MelBank:
     """A bank of filters, float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`,
     applied to spectra.
 
-    A filter overlaps only its neighbours, so most of the bank's matrix is zeros. On a CPU
-    it is applied as a few narrow products, each of 16 neighbouring filters with only the
-    frequencies that they touch, in less than half the time of the whole product. (Fewer
-    filters make products too narrow for the CPU's kernels; more filters multiply more
-    zeros.) On a GPU, one product is faster than several.
+    A filter overlaps only its neighbours, so most of the matrix is zeros. On a CPU,
+    products of 16 neighbouring filters with only the frequencies that they touch take
+    less than half the time. On a GPU, one product is faster.
 
-    Raises ConfigError if a filter contains no frequency of the spectrum, so that its bin
-    would be constant."""
+    Raises ConfigError if a filter contains no frequency of the spectrum."""
 
-    def __init__(self, filters: torch.Tensor, device: torch.device) -> None:
-        if empty := (filters == 0).all(dim=0).nonzero().flatten().tolist():
-            what = (
-                f"{filters.shape[1]} bins are too many: no frequency is in bin "
-                f"{listing(map(str, empty))} (from 0)"
-            )
+    def __init__(self, filters: Tensor, device: torch.device) -> None:
+        empty = (filters == 0).all(dim=0).nonzero().flatten().tolist()
+        if empty:
             raise ConfigError(
-                f"params.num_mel_bins: {what}; ask for fewer, a wider band, or a longer frame"
+                f"params.num_mel_bins: {filters.shape[1]} bins are too many: no frequency is in "
+                f"bin {listing(map(str, empty))} (from 0); ask for fewer, a wider band, or a "
+                "longer frame"
             )
         self._num_bins = filters.shape[1]
         filters = with_whole_columns(filters)
@@ -65,9 +60,8 @@ class MelBank:
             weights = filters[frequencies, bins].to(device, torch.float32).contiguous()
             self._bands.append((frequencies, weights, bins))
 
-    def __call__(self, spectrum: torch.Tensor) -> torch.Tensor:
-        """The energies of a spectrum, float32 `[B, F]`, under each filter: float32 `[B,
-        M]`."""
+    def __call__(self, spectrum: Tensor) -> Tensor:
+        """Sum a spectrum, float32 `[B, F]`, under each filter: float32 `[B, M]`."""
         energies = spectrum.new_empty(len(spectrum), self._num_columns)
         for frequencies, weights, bins in self._bands:
             torch.mm(spectrum[:, frequencies], weights, out=energies[:, bins])
@@ -75,30 +69,26 @@ class MelBank:
 
 
 def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
-    """The band of a mel bank in Hz; `high_freq <= 0` is an offset from the Nyquist
-    frequency, as in Kaldi. Raises ConfigError if it is empty, or reaches below 0 or above
-    Nyquist."""
+    """Return the band of a mel bank in Hz; `high_freq <= 0` is an offset from the Nyquist
+    frequency, as in Kaldi. Raises ConfigError if the band is empty, or reaches below 0 or
+    above Nyquist."""
     nyquist = sample_rate / 2
     high = high_freq if high_freq > 0 else nyquist + high_freq
     if high > nyquist:
-        what = (
-            f"{high_freq:g} Hz is above {nyquist:g} Hz, the Nyquist frequency at "
-            f"audio.sample_rate {sample_rate}"
-        )
         raise ConfigError(
-            f"params.high_freq: {what}; 0 stands for it, and -400 for 400 Hz below it"
+            f"params.high_freq: {high_freq:g} Hz is above {nyquist:g} Hz, the Nyquist frequency "
+            f"at audio.sample_rate {sample_rate}; 0 stands for it, and -400 for 400 Hz below it"
         )
     if not 0 <= low_freq < high:
-        end = (
-            f"{high:g} Hz, where the filters end (high_freq {high_freq:g}, "
-            f"audio.sample_rate {sample_rate})"
+        raise ConfigError(
+            f"params.low_freq: {low_freq:g} Hz is not between 0 and {high:g} Hz, where the "
+            f"filters end (high_freq {high_freq:g}, audio.sample_rate {sample_rate})"
         )
-        raise ConfigError(f"params.low_freq: {low_freq:g} Hz is not between 0 and {end}")
     return low_freq, high
 
 
-def hertz_to_mel(hertz: torch.Tensor, scale: MelScale) -> torch.Tensor:
-    """Frequencies in mel.
+def hertz_to_mel(hertz: Tensor, scale: MelScale) -> Tensor:
+    """Convert frequencies to mel.
 
     `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney`
     is that of Slaney's Auditory Toolbox, librosa's default: linear to 1 kHz, or 15 mel;
@@ -109,8 +99,8 @@ def hertz_to_mel(hertz: torch.Tensor, scale: MelScale) -> torch.Tensor:
     return torch.where(hertz < 1000, hertz * (15 / 1000), logarithmic)
 
 
-def mel_to_hertz(mel: torch.Tensor, scale: MelScale) -> torch.Tensor:
-    """The inverse of `hertz_to_mel`."""
+def mel_to_hertz(mel: Tensor, scale: MelScale) -> Tensor:
+    """Invert `hertz_to_mel`."""
     if scale == "htk":
         return 700 * torch.expm1(mel / 1127)
     return torch.where(
@@ -118,43 +108,44 @@ def mel_to_hertz(mel: torch.Tensor, scale: MelScale) -> torch.Tensor:
     )
 
 
-def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) -> torch.Tensor:
-    """Kaldi's bank: triangles over *mel* with a peak of 1 (`MelBanks` in
-    `mel-computations.cc`).
+def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) -> Tensor:
+    """Compute Kaldi's bank: triangles over *mel* with a peak of 1 (`MelBanks` in
+    `mel-computations.cc`), float64 `[N // 2 + 1, M]`.
 
     The first of `M` filters begins and the last ends at the frequencies of `band`, in Hz;
-    `fft_length` is `N`, in samples. Float64 `[N // 2 + 1, M]`: Kaldi leaves out the
-    Nyquist frequency, at which all filters are 0 anyway."""
+    `fft_length` is `N`, in samples. Kaldi leaves out the Nyquist frequency, at which all
+    filters are 0 anyway."""
     corners = _corners(num_bins, band, "htk")
     return _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
 
 
 def hertz_filters(
     num_bins: int, band: Band, fft_length: int, sample_rate: int, scale: MelScale, norm: MelNorm
-) -> torch.Tensor:
-    """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are
-    equidistant in mel of `scale`. With norm `slaney`, each filter has area 1 in Hz; with
-    `none`, peak 1. Otherwise as `kaldi_filters`."""
+) -> Tensor:
+    """Compute the Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose
+    corners are equidistant in mel of `scale`. With norm `slaney`, each filter has area 1
+    in Hz; with `none`, peak 1. Otherwise as `kaldi_filters`."""
     corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)
-    return filters * (2 / (corners[2:] - corners[:-2])) if norm == "slaney" else filters
+    if norm == "slaney":
+        filters = filters * (2 / (corners[2:] - corners[:-2]))
+    return filters
 
 
-def _frequencies(fft_length: int, sample_rate: int) -> torch.Tensor:
+def _frequencies(fft_length: int, sample_rate: int) -> Tensor:
     return torch.arange(fft_length // 2 + 1, dtype=torch.float64) * (sample_rate / fft_length)
 
 
-def _corners(num_bins: int, band: Band, scale: MelScale) -> torch.Tensor:
-    """The filters' corners in mel, `[M + 2]`: filter `m` rises from corner `m`, peaks at
-    `m + 1`, ends at `m + 2`."""
+def _corners(num_bins: int, band: Band, scale: MelScale) -> Tensor:
+    """Return the filters' corners in mel, `[M + 2]`: filter `m` rises from corner `m`,
+    peaks at `m + 1`, ends at `m + 2`."""
     first, last = hertz_to_mel(torch.tensor(band, dtype=torch.float64), scale).tolist()
     return torch.linspace(first, last, num_bins + 2, dtype=torch.float64)
 
 
-def _triangles(positions: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
+def _triangles(positions: Tensor, corners: Tensor) -> Tensor:
     left, peak, right = corners[:-2], corners[1:-1], corners[2:]
     rising = (positions[:, None] - left) / (peak - left)
     falling = (right - positions[:, None]) / (right - peak)
-    # The threshold is just above 0, so a filter is 0 at a frequency on its corner,
-    # however the corner was rounded.
+    # just above 0, so a filter is 0 on its corner, however that was rounded
     return torch.threshold(torch.minimum(rising, falling), 1e-12, 0)

@@ -2,16 +2,15 @@
 dialogue"), as in transformers.
 
 A causal SEANet, a causal transformer with a sliding window, and a convolution that halves
-the frame rate. None looks ahead, but each strided convolution completes a clip's last
-stride: with zeros in the SEANet, copies of the last step after the transformer. So in a
-padded batch the last frames of short rows would see padding; each row is padded where it
-ends (see `ragged`). The transformer needs no mask: padding comes after all that a row's
-own steps look at."""
+the frame rate. Each strided convolution completes a clip's last stride, so each row is
+padded where it ends (see `ragged`). The transformer needs no mask: it does not look
+ahead."""
 
 from __future__ import annotations
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
@@ -30,10 +29,9 @@ class MimiParams(CodecParams):
 class Mimi(CodecExtractor[MimiParams]):
     """Mimi's codes: those of `MimiModel.encode` for the clip alone.
 
-    Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. The receptive
-    field is finite: that of the convolutions, and for each layer of the transformer a
-    window less one step. For kyutai/mimi (8 layers of 10 s each) it is 80 s, so chunks
-    with a shorter overlap are not exact."""
+    Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. For
+    kyutai/mimi the receptive field is 80 s, so chunks with a shorter overlap are not
+    exact."""
 
     Params = MimiParams
     revision = 1
@@ -52,21 +50,21 @@ class Mimi(CodecExtractor[MimiParams]):
         self._downsample = ragged.seanet_layers([model.encoder.downsample])
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
-            # computed and kept by a codebook on first access, which threads would share
+            # a codebook computes this on first access, which threads would share
             getattr(module, "embed", None)
         field, hop = ragged.receptive_field(ragged.convolutions(model.encoder.encoder_seanet))
+        # each layer of the transformer sees a window
         field += config.num_hidden_layers * (config.sliding_window - 1) * hop
         last, stride = ragged.receptive_field(ragged.convolutions(model.encoder.downsample))
         self.granularity = hop * stride
-        self._set_spec(
-            "Mimi", self._num_codebooks, config.codebook_size, frame_length=field + (last - 1) * hop
-        )
+        field += (last - 1) * hop
+        self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field)
 
-    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         x_RDT, lengths = ragged.run(self._encoder, waveforms[:, None], num_samples)
         x_RDT = self._transformer(x_RDT.mT, use_cache=False).last_hidden_state.mT
         return ragged.run(self._downsample, x_RDT, lengths)[0].mT
 
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        codes_QRF: torch.Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)
+    def quantize(self, latents: Tensor) -> Tensor:
+        codes_QRF: Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)
         return codes_QRF.permute(1, 2, 0)

@@ -1,16 +1,15 @@
-"""What extractors that load a model have in common: weights, precision, and chunks of
-long clips."""
+"""The base of extractors that load a model: weights, precision, and chunks of long clips."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
@@ -19,8 +18,8 @@ from featcache.extractors.base import LocalPath, Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 LONGEST_SECONDS = 120.0
-"""The longest clip, if the config does not say how to cut long clips into chunks. A
-model's memory grows with the clip's length, and an attention's with its square."""
+"""The longest clip, if the config does not cut long clips into chunks. A model's memory
+grows with the clip's length, and an attention's with its square."""
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -73,11 +72,11 @@ M = TypeVar("M", bound=ModelParams)
 class ModelExtractor(RowExtractor[M]):
     """The base of extractors that load a model.
 
-    A subclass's `__init__` calls this one, and sets `spec` and `granularity`: if a chunk
+    A subclass's `__init__` calls this one, and sets `spec` and `granularity`. If a chunk
     begins at sample `t * granularity`, its first frame must be the clip's frame `t`."""
 
     causal: bool = False
-    """Whether a frame depends on no later samples. It decides where chunks overlap."""
+    """True if a frame depends on no later samples. It decides where chunks overlap."""
 
     def __init__(self, params: M, sample_rate: int, device: torch.device) -> None:
         self.params, self.sample_rate, self.device = params, sample_rate, device
@@ -86,18 +85,14 @@ class ModelExtractor(RowExtractor[M]):
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
-        """A hash of the weights, and of all other files in their folder that decide
-        values."""
         return weights.digest(weights.locate(params.weights, params.revision))
 
     @property
     def chunks_are_exact(self) -> bool:
-        """Whether a frame in a chunk sees everything that it would see in the whole clip."""
         chunk, receptive = self.params.chunk, self.spec.frame_length
         return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
 
     def chunk_warning(self, name: str) -> str | None:
-        """A warning for the user if frames depend on more than the chunks' overlap."""
         chunk = self.params.chunk
         if chunk is None:
             return None
@@ -111,36 +106,33 @@ class ModelExtractor(RowExtractor[M]):
         )
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in
-        whole hops, is as long."""
+        """Cut a clip into chunks, if it is longer than one; raise ConfigError if their
+        overlap, in whole hops, is as long."""
         chunk = self.params.chunk
-        if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
+        size = num_samples if chunk is None else self._samples(chunk.seconds)
+        if chunk is None or num_samples <= size:
             return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
         overlap = self._samples(chunk.overlap)
         if overlap >= size:
             hop = self.granularity / self.spec.sample_rate
             what = f"{chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s"
             raise ConfigError(f"params.chunk: {what}, in whole hops of {hop:g} s")
-        left_out = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
+        left_out = overlap
+        if not self.causal:
+            left_out = overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
-        kept_from = [
-            0,
-            *((start + left_out) // self.granularity for start in starts[1:]),
-            self.num_frames(num_samples),
-        ]
-        return [
-            Piece(
-                start,
-                min(size, num_samples - start),
-                first - start // self.granularity,
-                end - first,
-            )
-            for start, (first, end) in zip(starts, pairwise(kept_from), strict=True)
-        ]
+        firsts = [(start + left_out) // self.granularity for start in starts]
+        firsts[0] = 0
+        ends = [*firsts[1:], self.num_frames(num_samples)]
+        pieces = []
+        for start, first, end in zip(starts, firsts, ends, strict=True):
+            length = min(size, num_samples - start)
+            pieces.append(Piece(start, length, first - start // self.granularity, end - first))
+        return pieces
 
     def _samples(self, seconds: float) -> int:
-        """The number of samples in the whole hops of so many seconds."""
-        return round(seconds * self.spec.sample_rate) // self.granularity * self.granularity
+        hops = round(seconds * self.spec.sample_rate) // self.granularity
+        return hops * self.granularity
 
     def require_sample_rate(self, expected: int) -> None:
         """Raise ConfigError if the audio is not at the model's rate."""
@@ -149,30 +141,28 @@ class ModelExtractor(RowExtractor[M]):
                 f"audio.sample_rate: {self.sample_rate}; {self.params.weights} is for {expected}"
             )
 
-    def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`, at the config's precision."""
+    def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         with computing(self.params.precision, waveforms.device):
             return self.encode(waveforms, num_samples)
 
 
 @contextmanager
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Compute the block at this precision. If such blocks are nested, the inner one decides.
+    """Compute the block at this precision. Of nested blocks, the inner one decides.
 
-    TF32 is switched for the whole process, and looked up when a kernel is launched, so
-    where it must be switched, only one thread launches at a time. In a run it stays off:
-    an extractor that rounds is not run beside others."""
-    with (
-        torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST),
-        ExitStack() as stack,
-    ):
+    TF32 is a switch of the whole process, read when a kernel is launched. So while it is
+    switched, only one thread launches kernels. In a run it stays off: an extractor that
+    rounds is not run next to others."""
+    autocast = torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
+    with autocast, ExitStack() as stack:
         if device.type == "cuda":
-            # so these are not the switches of another thread's block
+            # holding the lock, these are not the switches of another thread's block
             stack.enter_context(_switching_tf32)
             before = get_tf32()
-            if precision == "tf32" or any(before):
+            is_tf32 = precision == "tf32"
+            if is_tf32 or any(before):
                 stack.callback(set_tf32, before)
-                set_tf32(Tf32(*[precision == "tf32"] * 3))
+                set_tf32(Tf32(is_tf32, is_tf32, is_tf32))
             else:
                 stack.close()
         yield

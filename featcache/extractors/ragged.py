@@ -2,25 +2,18 @@
 
 A batch of rows is a tensor `x_RCT`, `[R, C, T]`, and `lengths`, int64 `[R]` on the same
 device, each from 1 to `T`. Row r is `x_RCT[r, :, : lengths[r]]`; what follows it is
-meaningless, and may be anything.
+meaningless.
 
-Why a row's result is the same as alone: take one layer, and suppose that its input is
-right up to each row's end. A convolution's output at step t is a function of `span`
-columns of its padded input. For steps before the row's new end, these columns are the
-row's own, or among the few that its padding rule adds at its two ends; these few are
-written where the row ends, not where the tensor ends. So the output is right up to each
-row's new end, and so on through any number of layers: nothing from after a row's end ever
-gets before it. Norms take their statistics from the row's own steps, and an LSTM that
-runs backwards starts at the row's own last step.
+A convolution's output at step t depends on `span` columns of its padded input. Before the
+row's new end, these are the row's own, or among the few that its padding rule adds. They
+are written where the row ends, not where the tensor ends, so the output is right up to
+the row's new end, through any number of layers. Norms take their statistics from the
+row's own steps, and an LSTM that runs backwards starts at the row's own last step.
+Indices are computed on the device, so the host never waits for it.
 
-Shapes depend on `T` alone, and indices are computed from `lengths` on the device, so the
-host never waits for them.
-
-`seanet_layers` and `run` put these layers together to SEANet encoders, which EnCodec,
-Mimi and SpeechTokenizer have. The architecture is SoundStream's (Zeghidour et al., 2021)
-in the form of EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression",
-section 3.1): a convolution; residual blocks, each followed by a strided convolution; an
-LSTM in some models; a last convolution."""
+`seanet_layers` and `run` build SEANet encoders, for EnCodec, Mimi and SpeechTokenizer:
+SoundStream's (Zeghidour et al., 2021) in the form of EnCodec (Défossez et al., 2022,
+"High Fidelity Neural Audio Compression", section 3.1)."""
 
 from __future__ import annotations
 
@@ -31,28 +24,28 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from featcache.errors import ExtractorError
 
-Ragged = tuple[torch.Tensor, torch.Tensor]
+Ragged = tuple[Tensor, Tensor]
 """Rows `x_RCT`, `[R, C, T]`, and their lengths, int64 `[R]`."""
 
 Mode = Literal["constant", "reflect", "replicate"]
-Activation = Callable[[torch.Tensor, torch.Tensor], None]
-"""Computes a function of its first argument, element by element, and writes it to its
-second."""
+Activation = Callable[[Tensor, Tensor], None]
+"""A function that is applied to its first argument, element by element, and writes the
+result to its second."""
 
-Length = TypeVar("Length", int, torch.Tensor)
+Length = TypeVar("Length", int, Tensor)
 
 
 def span(conv: nn.Conv1d) -> int:
-    """The number of input columns that one step of the output depends on."""
+    """Return the number of input columns that one step of the output depends on."""
     return (conv.kernel_size[0] - 1) * conv.dilation[0] + 1
 
 
 def own_padding(conv: nn.Conv1d) -> int:
-    """The columns of zeros that a convolution module adds to each end by itself."""
+    """Return the columns of zeros that a convolution module adds to each end by itself."""
     columns = conv.padding[0]
     assert isinstance(columns, int)
     assert conv.padding_mode == "zeros"
@@ -60,23 +53,22 @@ def own_padding(conv: nn.Conv1d) -> int:
 
 
 def convolutions(encoder: nn.Module) -> list[nn.Conv1d]:
-    """The convolutions of an encoder, in the order in which they run: that in which all
-    encoders here make them. (Those of shortcuts are one step wide, and change no
-    length.)"""
+    """Return the convolutions of an encoder, in the order in which all encoders here make
+    and run them. (Those of shortcuts are one step wide, and change no length.)"""
     return [module for module in encoder.modules() if isinstance(module, nn.Conv1d)]
 
 
 def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
-    """The number of steps that convolutions, one after another, which pad with zeros by
-    themselves, make of `lengths` steps; 0 or less if they are too few."""
+    """Return the number of steps that convolutions, one after another, make of `lengths`
+    steps; 0 or less if they are too few. The convolutions pad with zeros by themselves."""
     for conv in convs:
         lengths = (lengths + 2 * own_padding(conv) - span(conv)) // conv.stride[0] + 1
     return lengths
 
 
 def receptive_field(convs: Iterable[nn.Conv1d]) -> tuple[int, int]:
-    """The samples that one step depends on after convolutions, one after another; and the
-    samples between two steps."""
+    """Return the samples that one step depends on after convolutions, one after another;
+    and the samples between two steps."""
     field, hop = 1, 1
     for conv in convs:
         field += (span(conv) - 1) * hop
@@ -84,29 +76,26 @@ def receptive_field(convs: Iterable[nn.Conv1d]) -> tuple[int, int]:
     return field, hop
 
 
-def is_inside(lengths: torch.Tensor, steps: int) -> torch.Tensor:
-    """Which of so many steps are before each row's end: bool `[R, T]`."""
+def is_inside(lengths: Tensor, steps: int) -> Tensor:
+    """Mark the steps before each row's end: bool `[R, T]`."""
     return torch.arange(steps, device=lengths.device) < lengths[:, None]
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of each row, padded at its own ends as in EnCodec: by as many columns
-    as its span is longer than its stride, and by those that complete the last stride. So
-    n steps become n / stride, rounded up."""
+    """A convolution of each row, padded at its own ends as in EnCodec: by its span less
+    its stride, and to whole strides. So n steps become n / stride, rounded up."""
 
     conv: nn.Conv1d
     """The module, whose own padding is not used."""
     causal: bool
-    """Whether all columns come before the row, but for those that complete a stride.
+    """True if all columns come before the row, except those that complete a stride.
     Otherwise, half of them do."""
     mode: Mode
-    """What the columns hold, as in `torch.nn.functional.pad`; `constant` is zero. A row
-    too short to be reflected is first extended by zeros, as in EnCodec
-    (`EncodecConv1d._pad1d`)."""
+    """The mode of the padding, as in `torch.nn.functional.pad`; `constant` is zero. A row
+    too short to be reflected is first extended by zeros (`EncodecConv1d._pad1d`)."""
     activation: Activation | None = None
-    """What is applied to the rows first, without a pass of its own: rows are copied
-    anyway, to be padded."""
+    """A function applied to the rows while they are copied to be padded."""
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -116,8 +105,8 @@ class Convolution:
         right = 0 if self.causal else columns // 2
         return columns - right, right
 
-    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
-        """The convolved rows, `[R, C', T']`, and their lengths `[R]`."""
+    def __call__(self, x_RCT: Tensor, lengths: Tensor) -> Ragged:
+        """Return the convolved rows, `[R, C', T']`, and their lengths `[R]`."""
         conv, (left, right) = self.conv, self.sides
         after = right + conv.stride[0] - 1
         if left or after or self.activation:
@@ -125,10 +114,10 @@ class Convolution:
         y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
         return y_RCT, -(-lengths // conv.stride[0])
 
-    def _padded(self, x_RCT: torch.Tensor, lengths: torch.Tensor, after: int) -> torch.Tensor:
-        """A copy of the rows, `[R, C, left + T + after]`, in which each row is padded at
-        its own ends; `after` is `stride - 1` more than `right`: columns of which a row
-        needs some, all or none."""
+    def _padded(self, x_RCT: Tensor, lengths: Tensor, after: int) -> Tensor:
+        """Copy the rows to `[R, C, left + T + after]`, and pad each at its own ends.
+        `after` is `right` plus `stride - 1` columns; a row needs some, all or none of
+        these."""
         num_rows, channels, steps = x_RCT.shape
         left, _ = self.sides
         padded_RCT = x_RCT.new_empty(num_rows, channels, left + steps + after)
@@ -144,39 +133,36 @@ class Convolution:
             zero_after_(padded_RCT, left + lengths, after)
             return padded_RCT
         before_RN = torch.arange(-left, 0, device=x_RCT.device).expand(num_rows, -1)
-        at_RN = torch.cat(
-            [before_RN, lengths[:, None] + torch.arange(after, device=x_RCT.device)], 1
-        )
+        after_RN = lengths[:, None] + torch.arange(after, device=x_RCT.device)
+        at_RN = torch.cat([before_RN, after_RN], 1)
         columns_RCN = self._columns(inside_RCT, lengths, at_RN)
         return padded_RCT.scatter_(2, (left + at_RN)[:, None].expand(-1, channels, -1), columns_RCN)
 
-    def _columns(
-        self, x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor
-    ) -> torch.Tensor:
-        """The columns that belong at the steps `at_RN`, before the rows (below 0) or
-        after them: `[R, C, N]`."""
-        ends, (left, right) = lengths[:, None], self.sides
+    def _columns(self, x_RCT: Tensor, lengths: Tensor, at_RN: Tensor) -> Tensor:
+        """Compute the columns at the steps `at_RN`, before the rows (below 0) or after them:
+        `[R, C, N]`."""
+        ends = lengths[:, None]
         if self.mode == "replicate":
-            source_RN, is_zero = at_RN.clamp(min=0).minimum(ends - 1), None
-        else:
-            mirror = (
-                (ends - 1)
-                .clamp(min=max(left, right))
-                .maximum(right + (-ends) % self.conv.stride[0])
-            )
-            # Below 0 are columns that the row does not need; from its end on, zeros that
-            # made it long enough.
-            source_RN = torch.where(at_RN < 0, -at_RN, 2 * mirror - at_RN).clamp(min=0)
-            is_zero = ((at_RN >= 0) & (at_RN <= mirror)) | (source_RN >= ends)
-            source_RN = source_RN.clamp(max=x_RCT.shape[-1] - 1)
-        columns_RCN = x_RCT.gather(2, source_RN[:, None].expand(-1, x_RCT.shape[1], -1))
-        return columns_RCN if is_zero is None else columns_RCN.masked_fill_(is_zero[:, None], 0)
+            source_RN = at_RN.clamp(min=0).minimum(ends - 1)
+            return _gathered(x_RCT, source_RN)
+        left, right = self.sides
+        last_stride = right + (-ends) % self.conv.stride[0]
+        mirror = (ends - 1).clamp(min=max(left, right)).maximum(last_stride)
+        # Below 0 are columns that the row does not need; from its end on, zeros that made it
+        # long enough.
+        source_RN = torch.where(at_RN < 0, -at_RN, 2 * mirror - at_RN).clamp(min=0)
+        is_zero = ((at_RN >= 0) & (at_RN <= mirror)) | (source_RN >= ends)
+        columns_RCN = _gathered(x_RCT, source_RN.clamp(max=x_RCT.shape[-1] - 1))
+        return columns_RCN.masked_fill_(is_zero[:, None], 0)
 
 
-def zero_padded_conv1d(conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
-    """A convolution of each row that pads with zeros by itself: a `Convolution` without a
-    copy. In `x_RCT`, the columns after each row's end that the convolution looks at are
-    overwritten."""
+def _gathered(x_RCT: Tensor, source_RN: Tensor) -> Tensor:
+    return x_RCT.gather(2, source_RN[:, None].expand(-1, x_RCT.shape[1], -1))
+
+
+def zero_padded_conv1d(conv: nn.Conv1d, x_RCT: Tensor, lengths: Tensor) -> Ragged:
+    """Convolve each row by a module that pads with zeros by itself: a `Convolution`
+    without a copy. In `x_RCT`, columns after each row's end are overwritten."""
     zero_after_(x_RCT, lengths, own_padding(conv))
     y_RCT = F.conv1d(
         x_RCT, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
@@ -184,46 +170,42 @@ def zero_padded_conv1d(conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tens
     return y_RCT, steps_after(lengths, [conv])
 
 
-def zero_after_(x_RCT: torch.Tensor, lengths: torch.Tensor, columns: int) -> None:
-    """Set so many columns after each row's end to zero, in place; fewer if the tensor
-    ends before."""
+def zero_after_(x_RCT: Tensor, lengths: Tensor, columns: int) -> None:
+    """Set so many columns after each row's end to zero, in place, as far as the tensor goes."""
     last = x_RCT.shape[-1] - 1
-    at = (lengths[:, None] + torch.arange(columns, device=x_RCT.device)).clamp_(max=last)
-    at = at[:, None].expand(-1, x_RCT.shape[1], -1)
-    # A row that ends where the tensor ends keeps its own last column; all other rows get
-    # zeros.
-    x_RCT.scatter_(2, at, x_RCT.gather(2, at).masked_fill_((lengths <= last)[:, None, None], 0))
+    after_RN = lengths[:, None] + torch.arange(columns, device=x_RCT.device)
+    after_RCN = after_RN.clamp_(max=last)[:, None].expand(-1, x_RCT.shape[1], -1)
+    # a row that ends where the tensor ends keeps its own last column
+    has_room = (lengths <= last)[:, None, None]
+    x_RCT.scatter_(2, after_RCN, x_RCT.gather(2, after_RCN).masked_fill_(has_room, 0))
 
 
-def mask_(x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def mask_(x_RCT: Tensor, lengths: Tensor) -> Tensor:
     """Set everything after each row's end to zero, in place, and return `x_RCT`, float32."""
     inside_R1T = is_inside(lengths, x_RCT.shape[-1])[:, None]
-    # Bitwise, since a product would keep NaN, and masked_fill_ takes ten times as long on
-    # a CPU.
+    # a product would keep NaN, and masked_fill_ takes ten times as long on a CPU
     x_RCT.view(torch.int32).bitwise_and_(-inside_R1T.int())
     return x_RCT
 
 
-def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
-    """A group norm with weights, by mean and variance of rows' own steps; the lengths.
-    Overwrites float32 `x_RCT`."""
+def group_norm(norm: nn.GroupNorm, x_RCT: Tensor, lengths: Tensor) -> Ragged:
+    """Apply a group norm with weights, by the statistics of rows' own steps. Overwrites
+    float32 `x_RCT`."""
     num_rows, channels, _ = x_RCT.shape
     x_RCT = mask_(x_RCT.float(), lengths)
     grouped = x_RCT.view(num_rows, norm.num_groups, -1)
     counts = lengths[:, None, None] * (channels // norm.num_groups)
     grouped -= grouped.sum(2, keepdim=True) / counts
     variance = mask_(x_RCT, lengths).view_as(grouped).square().sum(2, keepdim=True) / counts
-    scale = (variance + norm.eps).rsqrt()  # [R, G, 1]
-    # [R, C, 1]
-    scale = scale.repeat_interleave(channels // norm.num_groups, 1) * norm.weight[:, None]
-    return x_RCT.mul_(scale).add_(norm.bias[:, None]), lengths
+    scale_RG1 = (variance + norm.eps).rsqrt()
+    scale_RC1 = scale_RG1.repeat_interleave(channels // norm.num_groups, 1)
+    scale_RC1 = scale_RC1 * norm.weight[:, None]
+    return x_RCT.mul_(scale_RC1).add_(norm.bias[:, None]), lengths
 
 
-def normalized(
-    x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correction: int = 0
-) -> torch.Tensor:
-    """Rows `[R, T, ...]` with zero mean and unit variance over each row's own steps, and
-    zero after its end: `(x - mean) / sqrt(variance + epsilon)`, with the variance over n
+def normalized(x: Tensor, lengths: Tensor, epsilon: float, correction: int = 0) -> Tensor:
+    """Give rows `[R, T, ...]` zero mean and unit variance over each row's own steps, and
+    zeros after its end: `(x - mean) / sqrt(variance + epsilon)`, with the variance over n
     - `correction`."""
     counts = lengths.view(-1, *[1] * (x.ndim - 1))
     outside = ~is_inside(lengths, x.shape[1]).view(*x.shape[:2], *[1] * (x.ndim - 2))
@@ -238,10 +220,9 @@ class RaggedLSTM:
     lengths. The LSTM is in eval mode, has no projections, and runs in one direction or in
     two.
 
-    To go backward, each row is reversed within its own length.
-    `torch.nn.utils.rnn.pack_padded_sequence` would do this too, but its matrix products
-    cover only the rows that have not ended, so a row's bits would depend on the
-    others."""
+    To go backward, each row is reversed within its own length. With
+    `torch.nn.utils.rnn.pack_padded_sequence`, a row's bits would depend on the others,
+    since its matrix products cover only the rows that have not ended."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         self._layers: list[Sequence[nn.LSTM]] = [[lstm]]
@@ -250,12 +231,12 @@ class RaggedLSTM:
             every = [_one_direction(lstm, weights) for weights in lstm.all_weights]
             self._layers = list(zip(every[::2], every[1::2], strict=True))
 
-    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
-        """The output of the last layer plus the input, `[R, C, T]`, and the lengths. If
-        it runs in both directions, their outputs follow one another along `C`, and the
-        input is added to each."""
+    def __call__(self, x_RCT: Tensor, lengths: Tensor) -> Ragged:
+        """Return the output of the last layer plus the input, `[R, C, T]`, and the lengths.
+        The outputs of two directions follow one another along `C`, and the input is added to
+        each."""
         steps = torch.arange(x_RCT.shape[-1], device=x_RCT.device)[:, None]
-        # its own inverse
+        # reverses each row, and is its own inverse
         source_TR1 = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]
         hidden_TRC = x_RCT.permute(2, 0, 1)
         for forward, *backward in self._layers:
@@ -269,8 +250,6 @@ class RaggedLSTM:
 
 
 def _one_direction(lstm: nn.LSTM, weights: Sequence[nn.Parameter]) -> nn.LSTM:
-    """One layer in one direction of an LSTM, which has these weights, as a separate
-    module."""
     first = weights[0]
     alone = nn.LSTM(
         first.shape[1], lstm.hidden_size, bias=lstm.bias, device=first.device, dtype=first.dtype
@@ -279,85 +258,90 @@ def _one_direction(lstm: nn.LSTM, weights: Sequence[nn.Parameter]) -> nn.LSTM:
     return alone.eval().requires_grad_(False)
 
 
-Layer = Callable[[torch.Tensor, torch.Tensor], Ragged]
-"""Makes rows `[R, C', T']` of rows `[R, C, T]` with lengths int64 `[R]`, and returns them
-with their own lengths."""
+Layer = Callable[[Tensor, Tensor], Ragged]
+"""A function from rows `[R, C, T]` with lengths int64 `[R]` to rows `[R, C', T']` with
+their own lengths."""
 
 
 def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
-    """What the modules of a SEANet encoder, in eval mode and without weight norm, do one
-    after another; an ExtractorError if one is of another kind. Each codec has its own
-    classes for them, which compute the same."""
+    """Turn the modules of a SEANet encoder, in eval mode and without weight norm, into
+    layers. Each codec has its own classes for them. Raises ExtractorError for others."""
     layers: list[Layer] = []
     activation: Activation | None = None
-    for module in [*modules, None]:  # None is their end
-        before, activation = activation, None
-        if convolution := _convolution(module, before):
+    for module in modules:
+        convolution = _convolution(module, activation)
+        if activation is not None and not convolution:
+            raise _lone_activation()
+        activation = _activation(module)
+        block = getattr(module, "block", None)
+        lstm = getattr(module, "lstm", None)
+        if convolution:
             layers += convolution
-        elif isinstance(block := getattr(module, "block", None), Iterable):
-            layers.append(
-                partial(
-                    _residual, seanet_layers(block), _convolution(getattr(module, "shortcut", None))
-                )
-            )
-        elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
+        elif isinstance(block, Iterable):
+            shortcut = _convolution(getattr(module, "shortcut", None))
+            layers.append(partial(_residual, seanet_layers(block), shortcut))
+        elif isinstance(lstm, nn.LSTM):
             layers.append(RaggedLSTM(lstm))
-        elif isinstance(module, nn.ELU):
-            activation = partial(_elu, module.alpha)
-        elif isinstance(alpha := getattr(module, "alpha", None), nn.Parameter):
-            activation = partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal())
-        elif module is not None:
+        elif activation is None:
             raise ExtractorError(
                 f"{type(module).__name__} is not a layer that featcache supports in a "
                 "SEANet encoder"
             )
-        if before is not None and not convolution:
-            raise ExtractorError(
-                "featcache supports no SEANet encoder with an activation that no "
-                "convolution follows"
-            )
+    if activation is not None:
+        raise _lone_activation()
     return layers
 
 
-def _convolution(module: Any, activation: Activation | None = None) -> list[Layer]:
-    """The convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or
-    SpeechTokenizer's `SConv1d` pads it, and its norm if it has one; nothing if it is
-    something else."""
-    conv, norm = getattr(module, "conv", None), getattr(module, "norm", None)
-    conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
-    if not isinstance(conv, nn.Conv1d):
-        return []
-    convolution = Convolution(conv, module.causal, module.pad_mode, activation)
-    return (
-        [convolution, partial(group_norm, norm)]
-        if isinstance(norm, nn.GroupNorm)
-        else [convolution]
+def _lone_activation() -> ExtractorError:
+    return ExtractorError(
+        "featcache supports no SEANet encoder with an activation that no convolution follows"
     )
 
 
-def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
+def _activation(module: nn.Module) -> Activation | None:
+    """Return the activation that a module is, or None."""
+    alpha = getattr(module, "alpha", None)
+    if isinstance(module, nn.ELU):
+        return partial(_elu, module.alpha)
+    if isinstance(alpha, nn.Parameter):
+        return partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal())
+    return None
+
+
+def _convolution(module: Any, activation: Activation | None = None) -> list[Layer]:
+    """Return the convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or
+    SpeechTokenizer's `SConv1d` pads it, and its norm if any; else nothing."""
+    conv = getattr(module, "conv", None)
+    conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
+    if not isinstance(conv, nn.Conv1d):
+        return []
+    layers: list[Layer] = [Convolution(conv, module.causal, module.pad_mode, activation)]
+    norm = getattr(module, "norm", None)
+    if isinstance(norm, nn.GroupNorm):
+        layers.append(partial(group_norm, norm))
+    return layers
+
+
+def run(layers: Iterable[Layer], x_RCT: Tensor, lengths: Tensor) -> Ragged:
     """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and
-    the new lengths. What comes after a row's end does not matter in the input, and is
-    meaningless in the result."""
+    the new lengths."""
     for layer in layers:
         x_RCT, lengths = layer(x_RCT, lengths)
     return x_RCT, lengths
 
 
 def _residual(
-    block: Sequence[Layer], shortcut: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor
+    block: Sequence[Layer], shortcut: Sequence[Layer], x_RCT: Tensor, lengths: Tensor
 ) -> Ragged:
-    """The sum of a block's output and its input, which may go through layers too, the
-    block's shortcut."""
     through, _ = run(block, x_RCT, lengths)
     return through.add_(run(shortcut, x_RCT, lengths)[0]), lengths
 
 
-def _elu(alpha: float, x: torch.Tensor, out: torch.Tensor) -> None:
+def _elu(alpha: float, x: Tensor, out: Tensor) -> None:
     torch.ops.aten.elu.out(x, alpha, out=out)
 
 
-def _snake(alpha: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-    """`x + sin²(alpha x) / alpha` with an alpha for each channel, `[1, C, 1]` (Ziyin et
-    al. 2020)."""
+def _snake(alpha: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
+    """Compute `x + sin²(alpha x) / alpha` with an alpha for each channel, `[1, C, 1]`
+    (Ziyin et al. 2020)."""
     torch.add(x, scale * torch.sin(alpha * x).pow_(2), out=out)

@@ -1,10 +1,8 @@
 """SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models (Zhang et al.,
 2023), as in its own package.
 
-A SEANet that looks to both sides, pads a clip by reflection at both ends, and has an LSTM
-that runs in both directions. In a padded batch, the reflection would be lost, and the
-backward LSTM would reach a short row's end with a memory of padding; here each row is
-reflected where it ends, and the LSTM runs back from there (see `ragged`)."""
+A SEANet that pads a clip by reflection at both ends, with an LSTM in both directions.
+Each row is reflected where it ends, and the LSTM runs back from there (see `ragged`)."""
 
 from __future__ import annotations
 
@@ -18,9 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import MissingDependencyError
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
@@ -56,58 +55,52 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
         self.granularity = int(model.downsample_rate)
         self._set_spec("SpeechTokenizer", count, model.quantizer.bins)
 
-    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT
 
 
 def _load(located: weights.Located) -> Any:
-    """Build the package's model from its weights, on the CPU, as `weights.load` builds
-    one of transformers."""
+    """Build the package's model from its weights, on the CPU."""
     model_class = _model_class()
-    config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
+    config = weights.read_json(located, "config.json")
+    tensors = weights.state_dict(located)
     if not config:
-        raise ConfigError(
-            f"params.weights: {located.folder}: holds no config.json that says what the model is"
-        )
-    # as in every config.json of transformers
-    if (found := config.get("model_type")) is not None:
-        raise ConfigError(
-            f"params.weights: {located.folder}: holds a model of type {found!r}, not a "
-            "SpeechTokenizer's"
-        )
+        what = "holds no config.json that says what the model is"
+        raise weights.weights_error(located.folder, what)
+    model_type = config.get("model_type")  # as in every config.json of transformers
+    if model_type is not None:
+        what = f"holds a model of type {model_type!r}, not a SpeechTokenizer's"
+        raise weights.weights_error(located.folder, what)
     with warnings.catch_warnings(action="ignore"):  # the package uses torch's old weight norm
         try:
             model = model_class(config)
             model.load_state_dict(tensors)
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-            said = shorten(str(error), 200, placeholder=" …")
-            raise ConfigError(
-                f"params.weights: {located.path}: not a SpeechTokenizer's: {said}"
-            ) from error
+            reason = shorten(str(error), 200, placeholder=" …")
+            what = f"not a SpeechTokenizer's: {reason}"
+            raise weights.weights_error(located.path, what) from error
     weights.fold_weight_norm(model)
     return model.eval().requires_grad_(False)
 
 
 def _model_class() -> Any:
-    """The package's class `SpeechTokenizer`, without the rest of the package.
+    """Import the package's class `SpeechTokenizer`, without the rest of the package.
 
     `import speechtokenizer` imports its trainer, which needs tensorboard and beartype,
     undeclared, and accelerate and matplotlib. The modules of the model import each other
-    relatively, so they are imported here as submodules of a package with another name in
-    the same folder."""
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        raise MissingDependencyError(
-            _PACKAGE, "the extractor speechtokenizer", extra="speechtokenizer"
-        )
+    relatively, so another package in the same folder has them as submodules."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise _missing(_PACKAGE)
     with _importing, warnings.catch_warnings(action="ignore"):  # it uses torch.jit.script
         if _ALIAS not in sys.modules:
             sys.modules[_ALIAS] = ModuleType(_ALIAS)
-            sys.modules[_ALIAS].__path__ = found.submodule_search_locations
+            sys.modules[_ALIAS].__path__ = spec.submodule_search_locations
         try:
             return importlib.import_module(f"{_ALIAS}.model").SpeechTokenizer
         except ImportError as error:
-            missing = error.name or _PACKAGE
-            raise MissingDependencyError(
-                missing, "the extractor speechtokenizer", extra="speechtokenizer"
-            ) from error
+            raise _missing(error.name or _PACKAGE) from error
+
+
+def _missing(package: str) -> MissingDependencyError:
+    return MissingDependencyError(package, "the extractor speechtokenizer", extra="speechtokenizer")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from featcache import weights
@@ -21,8 +22,8 @@ from featcache.extractors.ragged import Length, is_inside, normalized
 from featcache.extractors.wav2vec2 import Wav2Vec2, attention_mask, first_of
 
 _EPSILON = 1e-7
-"""What `Wav2Vec2FeatureExtractor` adds to a waveform's variance before the root, and
-`SeamlessM4TFeatureExtractor` to that of a mel bin."""
+"""A number that `Wav2Vec2FeatureExtractor` adds to a waveform's variance, and
+`SeamlessM4TFeatureExtractor` to a mel bin's."""
 
 # The mel energies of w2v-BERT
 _STACKED = 2
@@ -50,14 +51,13 @@ class SSL(HiddenStates[SSLParams]):
     """Hidden states of HuBERT, wav2vec 2.0, WavLM, w2v-BERT 2.0, or Whisper's encoder.
 
     Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second.
-    Up to rounding they are what transformers gives for the clip alone, whatever clips are
-    batched together. Whisper takes 30 s; frames of silence after a clip are left out, so
-    n samples have n / 320 frames, rounded up. Longer ones fail, unless `chunk` cuts them.
+    Up to rounding they are what transformers gives for the clip alone. For Whisper, n
+    samples have n / 320 frames, rounded up. Clips above 30 s fail, unless `chunk` cuts
+    them.
 
-    They are stored as float32 unless the config says otherwise. float16 halves the space
-    and rounds by at most 1 in 2000, but holds nothing above 65504. In some layers of
-    large models, single dimensions grow that far (transformers clamps them if Whisper
-    runs in float16); such clips would fail."""
+    float16 halves the space and rounds by at most 1 in 2000, but holds nothing above
+    65504. In some layers of large models, single dimensions grow that far; such clips
+    would fail."""
 
     Params = SSLParams
     revision = 1
@@ -67,11 +67,10 @@ class SSL(HiddenStates[SSLParams]):
         located = weights.locate(params.weights, params.revision)
         settings = weights.read_json(located, "config.json")
         model_type = settings.get("model_type")
-        family = _FAMILIES.get(model_type or "")
-        if family is None:
+        if model_type not in _FAMILIES:
             known = f"config.json has model_type {model_type!r}; ssl knows {listing(_FAMILIES)}"
-            raise ConfigError(f"params.weights: {located.folder}: {known}")
-        name, class_name, encoder = family
+            raise weights.weights_error(located.folder, known)
+        name, class_name, encoder = _FAMILIES[model_type]
         preprocessing = weights.read_preprocessing(located)
         self.require_sample_rate(preprocessing.get("sampling_rate", 16000))
         model_class = weights.transformers_class(class_name, "extractor: ssl")
@@ -81,20 +80,19 @@ class SSL(HiddenStates[SSLParams]):
                 "layer before it"
             )
         model = weights.load(model_class, located, device)
-        normalizes = encoder is Wav2Vec2 and preprocessing.get("do_normalize", bool(preprocessing))
-        self._set_encoder(
-            encoder(model), model.config.hidden_size, name, _EPSILON if normalizes else None
-        )
+        epsilon = None
+        if encoder is Wav2Vec2 and preprocessing.get("do_normalize", bool(preprocessing)):
+            epsilon = _EPSILON
+        self._set_encoder(encoder(model), model.config.hidden_size, name, epsilon)
 
 
 class Whisper(Encoder):
     """Whisper's encoder (Radford et al. 2022, "Robust speech recognition via large-scale
     weak supervision") over rows.
 
-    The model, a `WhisperModel` in eval mode, always takes 30 s, and a shorter clip is
-    followed by silence. So what follows a row's end is known, and does not depend on
-    other rows. Frames of that silence are not kept. Shapes are those of `RowExtractor`,
-    with `M` mel bins."""
+    The model, a `WhisperModel` in eval mode, always takes 30 s: silence follows a shorter
+    clip, and its frames are not kept. Shapes are those of `RowExtractor`, with `M` mel
+    bins."""
 
     def __init__(self, model: Any) -> None:
         encoder = model.encoder
@@ -111,10 +109,7 @@ class Whisper(Encoder):
     def num_frames(self, num_samples: Length) -> Length:
         return (num_samples + self.hop - 1) // self.hop
 
-    def hidden_states(
-        self, waveforms: torch.Tensor, num_samples: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
-        """The last layer's go through the final layer norm, and are the output too."""
+    def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
         convolved_RDF = self._mels(waveforms, num_samples).transpose(1, 2)
         for convolution in self._convolutions:
             convolved_RDF = functional.gelu(convolution(convolved_RDF))
@@ -124,11 +119,12 @@ class Whisper(Encoder):
             hidden_RFD = first_of(layer(hidden_RFD, None))
             if number < self._num_layers:
                 yield hidden_RFD
+        # the last layer's hidden states are the output too
         output_RFD = self._layer_norm(hidden_RFD)
         yield from (output_RFD, output_RFD)
 
-    def _mels(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """Log mel spectrograms of rows of 30 s, float32 `[R, 2 F, M]`."""
+    def _mels(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute log mel spectrograms of rows of 30 s, float32 `[R, 2 F, M]`."""
         silent_RP = waveforms_RP.masked_fill(~is_inside(num_samples, waveforms_RP.shape[1]), 0)
         with torch.autocast(waveforms_RP.device.type, enabled=False):
             return torch.stack(self._log_mel.extract([Clip("", row) for row in silent_RP]))
@@ -139,32 +135,25 @@ class W2vBert(Encoder):
     those of `RowExtractor`, with `T` mel frames and `M` mel bins.
 
     The model (Barrault et al. 2023, "Seamless", section 3.2.1) is a Conformer over
-    Kaldi's log mel energies. Its front end is that of `SeamlessM4TFeatureExtractor` in
-    transformers: 80 mel bins, each with zero mean and unit variance over the clip, two
-    frames of 10 ms stacked into one. Its convolutions look back only. So what follows a
-    row's end could change the row through those means and variances and attention, and is
-    kept out of both. If mel frames are odd in number, the feature extractor adds one, and
-    its mask hides the stacked frame, left out here.
+    Kaldi's log mel energies. Its front end is that of `SeamlessM4TFeatureExtractor`: 80
+    mel bins, each with zero mean and unit variance over the clip, two frames of 10 ms
+    stacked into one. Its convolutions look back only, so what follows a row's end is kept
+    out of means, variances and attention. An odd mel frame at the end is left out.
 
-    The mel energies are computed in float64, as in transformers. `fbank` computes them in
-    float32. In bands without sound, for example of speech from a telephone, their values
-    are float32's rounding, which the division by each bin's variance would amplify. Means
-    and variances are taken in float64 too. transformers takes them in float32, which
-    changes the hidden states by up to some 1e-2 of their RMS where a bin hardly changes:
-    in clips of 0.04 s, which have two frames, and in quiet ones with an empty band."""
+    The mel energies are computed in float64, as in transformers: the division by a bin's
+    variance would amplify float32's rounding in bands without sound. transformers takes
+    means and variances in float32, which changes hidden states by up to some 1e-2 of
+    their RMS where a bin hardly changes: in clips of two frames, and in quiet ones with
+    an empty band."""
 
     hop = _STACKED * _SHIFT
 
     def __init__(self, model: Any) -> None:
         num_bins = model.config.feature_projection_input_dim // _STACKED
-        self._filters = mel.kaldi_filters(num_bins, (20.0, 8000.0), _FFT_LENGTH, 16000).to(
-            model.device
-        )
-        self._window = (
-            torch.hann_window(_LENGTH, periodic=False, dtype=torch.float64)
-            .pow(0.85)
-            .to(model.device)
-        )
+        filters = mel.kaldi_filters(num_bins, (20.0, 8000.0), _FFT_LENGTH, 16000)
+        window = torch.hann_window(_LENGTH, periodic=False, dtype=torch.float64).pow(0.85)
+        self._filters = filters.to(model.device)
+        self._window = window.to(model.device)
         self._projection = model.feature_projection
         self._embed_positions = model.encoder.embed_positions
         self._embedding = threading.Lock()
@@ -174,9 +163,7 @@ class W2vBert(Encoder):
     def num_frames(self, num_samples: Length) -> Length:
         return self._num_mels(num_samples) // _STACKED
 
-    def hidden_states(
-        self, waveforms: torch.Tensor, num_samples: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
+    def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
         hidden_RFD = self._projection(self.mel_energies(waveforms, num_samples))[0]
         inside_RF = is_inside(self.num_frames(num_samples), hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
@@ -189,24 +176,24 @@ class W2vBert(Encoder):
         for layer in self.layers:
             hidden_RFD = first_of(layer(hidden_RFD, attention_mask=mask, **options))
             yield hidden_RFD
-        yield hidden_RFD + 0.5 * self._last(hidden_RFD) if self._last else hidden_RFD
+        if self._last:
+            hidden_RFD = hidden_RFD + 0.5 * self._last(hidden_RFD)
+        yield hidden_RFD
 
-    def mel_energies(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The model's input: log mel energies with zero mean and unit variance, float32
-        `[R, F, 2 M]`."""
+    def mel_energies(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute the model's input: log mel energies with zero mean and unit variance,
+        float32 `[R, F, 2 M]`."""
         frames_RTL = waveforms_RP.unfold(1, _LENGTH, _SHIFT)
         rows, num_mels = frames_RTL.shape[:2]
         mels_RTM = self._log_mels(frames_RTL.reshape(-1, _LENGTH)).view(rows, num_mels, -1)
-        scaled_RTM = normalized(
-            mels_RTM, self._num_mels(num_samples), _EPSILON, correction=1
-        ).float()
-        return scaled_RTM[:, : num_mels // _STACKED * _STACKED].reshape(
-            rows, num_mels // _STACKED, -1
-        )
+        lengths = self._num_mels(num_samples)
+        scaled_RTM = normalized(mels_RTM, lengths, _EPSILON, correction=1).float()
+        num_frames = num_mels // _STACKED
+        return scaled_RTM[:, : num_frames * _STACKED].reshape(rows, num_frames, -1)
 
-    def _log_mels(self, frames: torch.Tensor) -> torch.Tensor:
-        """Kaldi's log mel energies of frames `[n, 400]`: float64 `[n, M]`, rounded to
-        values of float32. They are computed in blocks of one shape, as in `frames`."""
+    def _log_mels(self, frames: Tensor) -> Tensor:
+        """Compute Kaldi's log mel energies of frames `[n, 400]`, in blocks of one shape
+        (see `frames`): float64 `[n, M]`, rounded to values of float32."""
         log_mels = []
         rows = BLOCK_ROWS[frames.device.type]
         for block in torch.split(frames, rows):
@@ -218,15 +205,14 @@ class W2vBert(Encoder):
             log_mels.append(energies.clamp_(min=_FLOOR).log_()[: len(block)].float())
         return torch.cat(log_mels).double()
 
-    def _positions(self, hidden_RFD: torch.Tensor) -> torch.Tensor | None:
-        """The embedding of positions, if the model has one. Its module keeps the last
-        one, so one thread at a time."""
+    def _positions(self, hidden_RFD: Tensor) -> Tensor | None:
+        """Compute the embedding of positions, if the model has one. Its module keeps the
+        last result, so one thread at a time."""
         if self._embed_positions is None:
             return None
         with self._embedding:
-            positions: torch.Tensor = self._embed_positions(hidden_RFD)
-            # else another thread's stream may read it too early or too late
-            if positions.is_cuda:
+            positions: Tensor = self._embed_positions(hidden_RFD)
+            if positions.is_cuda:  # another thread's stream could read it too early or late
                 positions = positions.clone()
                 torch.cuda.current_stream().synchronize()
             return positions
@@ -242,5 +228,4 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Any], Encoder]]] = {
     "wavlm": ("WavLM", "WavLMModel", Wav2Vec2),
     "whisper": ("Whisper", "WhisperModel", Whisper),
 }
-"""The families, by `model_type` in config.json: the name for people, the class in
-transformers, and its encoder."""
+"""The families, by `model_type` in config.json: name, class in transformers, encoder."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from featcache import weights
@@ -17,8 +18,7 @@ from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
 _EPSILON = 1e-5
-"""What `layer_norm`, by which bundles normalise waveforms, adds to the variance before
-the root."""
+"""A number that `layer_norm`, by which bundles normalise waveforms, adds to the variance."""
 
 _PAIRS = (
     "torchaudio 2.11.1 needs torch 2.13 or later, and 2.11.0 needs torch 2.11.0, each as built "
@@ -47,8 +47,7 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
 
     Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second.
     Up to rounding, layer N is what the model's `extract_features` gives for the clip
-    alone at N - 1, whatever clips are batched together. Features are stored as float32
-    unless the config says otherwise; see `SSL` about float16."""
+    alone at N - 1. See `SSL` about float16."""
 
     Params = TorchaudioSSLParams
     revision = 1
@@ -66,13 +65,12 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
 
     @classmethod
     def weights_digest(cls, params: TorchaudioSSLParams) -> str | None:
-        """A hash of the file's tensors."""
         return weights.digest(_locate(params))
 
 
 class TorchaudioWav2Vec2(Wav2Vec2):
-    """torchaudio's `Wav2Vec2Model`, in eval mode, to be run on rows. In a WavLM, the
-    attention is replaced."""
+    """torchaudio's `Wav2Vec2Model`, in eval mode, to be run on rows. It replaces a
+    WavLM's attention."""
 
     def __init__(self, model: Any) -> None:
         from torchaudio.models.wav2vec2.wavlm_attention import WavLMSelfAttention
@@ -80,15 +78,16 @@ class TorchaudioWav2Vec2(Wav2Vec2):
         transformer = model.encoder.transformer
         for layer in transformer.layers:
             if isinstance(layer.attention, WavLMSelfAttention):
-                layer.attention = TorchaudioWavLMAttention(
-                    layer.attention, layer.attention.attention.out_proj
-                )
-        norm_is_last = not transformer.layer_norm_first
+                out_projection = layer.attention.attention.out_proj
+                layer.attention = TorchaudioWavLMAttention(layer.attention, out_projection)
         self._set_modules(
-            model.feature_extractor, model.encoder.feature_projection, transformer, norm_is_last
+            model.feature_extractor,
+            model.encoder.feature_projection,
+            transformer,
+            norm_is_last=not transformer.layer_norm_first,
         )
 
-    def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _transformed(self, hidden_RFD: Tensor, mask: Tensor) -> Iterator[Tensor]:
         # as torchaudio requires
         return super()._transformed(hidden_RFD, mask.expand(-1, -1, mask.shape[-1], -1))
 
@@ -97,21 +96,19 @@ class TorchaudioWavLMAttention(WavLMAttention):
     """WavLM's attention in place of torchaudio's `WavLMSelfAttention`."""
 
     def forward(self, *inputs: Any, **options: Any) -> tuple[Any, ...]:
-        """The output `[R, F, D]`, and the bias `[H, F, F]` for the next layers; see the
-        base class."""
+        """Return the output `[R, F, D]`, and the bias `[H, F, F]` for the next layers."""
         attended, _, bias = super().forward(*inputs, **options)
         return attended, bias
 
-    def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _projected(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         joined = self._replaced.attention
-        return functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias).chunk(
-            3, dim=-1
-        )
+        projected = functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias)
+        return projected.chunk(3, dim=-1)
 
 
 def _bundle(name: str) -> Any:
-    """A bundle of torchaudio. Its private fields are read, since its public `get_model`
-    downloads and unpickles."""
+    """Return a bundle of torchaudio. Its private fields are read, since its public
+    `get_model` downloads and unpickles."""
     try:
         from torchaudio import pipelines
     except ModuleNotFoundError as error:
@@ -123,27 +120,22 @@ def _bundle(name: str) -> Any:
             f"torchaudio {version('torchaudio')} does not import beside torch "
             f"{torch.__version__}: {first_line(error)}: {_PAIRS}"
         ) from error
-    bundles = {
-        key: value
-        for key, value in vars(pipelines).items()
-        if isinstance(value, pipelines.Wav2Vec2Bundle)
-    }
-    if name not in bundles:
+    bundles = vars(pipelines)
+    known = [key for key in bundles if isinstance(bundles[key], pipelines.Wav2Vec2Bundle)]
+    if name not in known:
         raise ConfigError(
             f"params.bundle: torchaudio has no {name!r}; it has "
-            f"{listing(sorted(bundles), at_most=40)}"
+            f"{listing(sorted(known), at_most=40)}"
         )
     return bundles[name]
 
 
 def _locate(params: TorchaudioSSLParams) -> weights.Located:
-    """The file with the bundle's weights."""
     if params.weights:
         located = weights.locate(params.weights, None)
         if located.file is None:
-            raise ConfigError(
-                f"params.weights: {params.weights}: name the file with the bundle's weights"
-            )
+            what = "name the file with the bundle's weights"
+            raise weights.weights_error(params.weights, what)
         return located
     path = _bundle(params.bundle)._path
     file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
@@ -156,23 +148,20 @@ def _locate(params: TorchaudioSSLParams) -> weights.Located:
 
 
 def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
-    """The bundle's model, without the output layer of models that were fine-tuned to
+    """Build the bundle's model, without the output layer of models fine-tuned to
     recognise speech."""
     from torchaudio import models
 
     builder = {"Wav2Vec2": models.wav2vec2_model, "WavLM": models.wavlm_model}[bundle._model_type]
-    model = builder(**{**bundle._params, "aux_num_out": None})
-    tensors = {
-        name: tensor
-        for name, tensor in weights.state_dict(located).items()
-        if not name.startswith("aux.")
-    }
+    options = {**bundle._params, "aux_num_out": None}
+    model = builder(**options)
+    tensors = weights.state_dict(located)
+    tensors = {name: tensors[name] for name in tensors if not name.startswith("aux.")}
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        faults = [line.strip() for line in str(error).splitlines()]
-        raise ConfigError(
-            f"params.weights: {located.file}: not the bundle's weights: {faults[-1]}"
-        ) from error
+        fault = str(error).splitlines()[-1].strip()
+        what = f"not the bundle's weights: {fault}"
+        raise weights.weights_error(located.path, what) from error
     weights.fold_weight_norm(model)
     return model.float().eval().requires_grad_(False).to(device)

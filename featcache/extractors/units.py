@@ -1,9 +1,8 @@
 """`units`: for each frame of other features, the index of the nearest of k centroids.
 
-The centroids come from `featcache fit-kmeans`, together with the config of the features
-that they were fitted to. Units are computed from audio, by that config's extractor, or
-from a version of those features. Both give the same codes: computed frames are rounded to
-the dtype that the version stores, or quantised in the same way."""
+`featcache fit-kmeans` writes the centroids, and the config of the features to which they
+were fitted. Units are computed from audio or from a version of those features, with the
+same codes: computed frames are rounded or quantised as the version stores them."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field, ValidationError
+from torch import Tensor
 
 from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
 from featcache.extractors.base import (
@@ -33,11 +32,13 @@ from featcache.extractors.base import (
     main_track,
     require_registered,
 )
+from featcache.extractors.codec import code_dtype
 from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.ragged import is_inside
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
+from featcache.weights import weights_error
 
 FORMAT = "featcache units 1"
 
@@ -62,8 +63,8 @@ class Units(RowExtractor[UnitsParams]):
     equals, the lowest.
 
     Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded
-    and batched. Units are refused if that extractor or its weights have changed since the
-    centroids were fitted."""
+    and batched. If that extractor or its weights have changed since the fit, units are
+    refused."""
 
     Params = UnitsParams
     revision = 1
@@ -93,23 +94,21 @@ class Units(RowExtractor[UnitsParams]):
 
     @classmethod
     def stored_dtype(cls, params: UnitsParams) -> str:
-        return str(np.min_scalar_type(len(read_codebook(params.weights).centroids) - 1))
+        return code_dtype(len(read_codebook(params.weights).centroids))
 
     @classmethod
     def weights_digest(cls, params: UnitsParams) -> str:
-        """A hash of the centroids, and of the version that they were fitted to."""
         return read_codebook(params.weights).digest()
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
         for key, value in audio.items():
             if key not in SELECTING_KEYS and value != self._source_audio[key]:
-                theirs = (
-                    f"these units are of {self._source_name}, whose audio.{key} is "
-                    f"{self._source_audio[key]}"
+                raise ConfigError(
+                    f"audio.{key}: {value}; these units are of {self._source_name}, whose "
+                    f"audio.{key} is {self._source_audio[key]}"
                 )
-                raise ConfigError(f"audio.{key}: {value}; {theirs}")
 
-    def from_features(self, features: torch.Tensor) -> torch.Tensor:
+    def from_features(self, features: Tensor) -> Tensor:
         codes, _ = self._nearest(features)
         return codes[:, None]
 
@@ -120,23 +119,20 @@ class Units(RowExtractor[UnitsParams]):
 
     @chosen_batching.setter
     def chosen_batching(self, batching: Batching | None) -> None:
+        """The batching chosen for the features' extractor."""
         self._source.chosen_batching = batching
 
     def num_frames(self, num_samples: int) -> int:
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows. TOO_LONG: it would be cut, but the features are
-        quantised over a whole clip."""
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
-            what = (
-                f"{self._source_name} is quantised over a whole clip, and this one is in "
-                f"{len(pieces)} chunks"
-            )
+            name = self._source_name
             raise AudioError(
                 Reason.TOO_LONG,
-                f"{what}: extract {self._source_name} first, and make units with --from",
+                f"{name} is quantised over a whole clip, and this one is in {len(pieces)} chunks: "
+                f"extract {name} first, and make units with --from",
             )
         return pieces
 
@@ -149,14 +145,12 @@ class Units(RowExtractor[UnitsParams]):
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
         return self._source.shrink(rows, padded_length, device)
 
-    def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`. If the features take TF32, no other thread switches it meanwhile."""
+    def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        # if the features take TF32, no other thread switches it meanwhile
         with computing("tf32" if self.tf32 else "fp32", waveforms.device):
             return self.encode(waveforms, num_samples)
 
-    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes of rows' features, which must be finite in the dtype that the version
-        stores (NON_FINITE_FEATURES)."""
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
         x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
@@ -171,9 +165,8 @@ class Units(RowExtractor[UnitsParams]):
         return Rows(codes.view(*x_RFD.shape[:2], 1))
 
 
-def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
-    """Features as read from a version that stores them quantised; zero after each row's
-    frames."""
+def _requantized(x_RFD: Tensor, num_frames: Sequence[int]) -> Tensor:
+    """Round features as a version that stores them quantised; zero after each row's frames."""
     values_RFD = torch.zeros_like(x_RFD, dtype=torch.float32)
     for row, count in enumerate(num_frames):
         levels, parameters = quantize(x_RFD[row, :count], [count])
@@ -182,8 +175,7 @@ def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor
 
 
 class _RowsOfClips(RowExtractor[Params]):
-    """Makes an extractor that takes clips into one that takes rows: it gets each row's
-    own samples."""
+    """Passes each row's own samples to an extractor that takes clips."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
         self._extractor = extractor
@@ -193,39 +185,36 @@ class _RowsOfClips(RowExtractor[Params]):
     def num_frames(self, num_samples: int) -> int:
         return self._extractor.num_frames(num_samples)
 
-    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        clips = [
-            Clip("", row[:count])
-            for row, count in zip(waveforms, num_samples.tolist(), strict=True)
-        ]
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        lengths = num_samples.tolist()
+        clips = [Clip("", row[:count]) for row, count in zip(waveforms, lengths, strict=True)]
         features = [*map(main_track, self._extractor.extract(clips))]
         return Rows(torch.nn.utils.rnn.pad_sequence(features, batch_first=True))
 
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
-    """The resolved config of the features, with the present location of their weights.
-
-    It is refused if it makes other features than those that the centroids were fitted to;
-    or names an extractor that is not registered, since it comes from the cache that they
-    were fitted to."""
-    config, what = codebook.config, f"params.weights: {params.weights}"
-    extractor = config["extractor"]
+    """Return the resolved config of the features, with the present location of their
+    weights. Refuse a config with another fingerprint, and an extractor that is not
+    registered, since a cache names it."""
+    extractor = codebook.config["extractor"]
     try:
         require_registered(extractor)
     except ConfigError as error:
-        raise ConfigError(f"{what}: {error}") from error
-    where = find(extractor).Params.locations
-    if others := sorted({*params.features} - where):
-        can = f"only {listing(sorted(where))} can" if where else "nothing can"
+        raise weights_error(params.weights, str(error)) from error
+    locations = find(extractor).Params.locations
+    others = sorted({*params.features} - locations)
+    if others:
+        can = f"only {listing(sorted(locations))} can" if locations else "nothing can"
         raise ConfigError(
             f"params.features: {listing(others)}: {can} be given here; the rest is in "
             f"{params.weights}"
         )
-    config = {**config, "params": config["params"] | params.features}
+    config = {**codebook.config, "params": codebook.config["params"] | params.features}
     if config["params"].get("dither"):
-        raise ConfigError(f"{what}: its features have dither, which differs with each id")
+        what = "its features have dither, which differs with each id"
+        raise weights_error(params.weights, what)
     try:
-        found = fingerprint(config)
+        present = fingerprint(config)
     except ConfigError as error:
         raise ConfigError(
             f"{error} (params.features can say where the features' weights are now)"
@@ -233,17 +222,14 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     except ValidationError as error:
         fault = error.errors()[0]
         refused = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        raise ConfigError(
-            f"{what}: {extractor} does not accept the config of its features: {refused}"
-        ) from error
-    if found != codebook.fingerprint:
-        both = (
+        what = f"{extractor} does not accept the config of its features: {refused}"
+        raise weights_error(params.weights, what) from error
+    if present != codebook.fingerprint:
+        raise weights_error(
+            params.weights,
             f"its features, {config['name']}-{codebook.fingerprint[:12]}, would be "
-            f"{found[:12]} here"
-        )
-        why = f"the extractor {extractor}, or its weights, have changed"
-        raise ConfigError(
-            f"{what}: {both}: {why}; params.features can say where the right weights are"
+            f"{present[:12]} here: the extractor {extractor}, or its weights, have changed; "
+            "params.features can say where the right weights are",
         )
     return config
 
@@ -252,51 +238,48 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
 class Codebook:
     """Centroids, and the version to whose frames they were fitted."""
 
-    centroids: torch.Tensor
+    centroids: Tensor
     """The centroids, float32 `[k, D]`, finite."""
     config: dict[str, Any]
-    """The version's resolved config: every default filled in."""
+    """The version's resolved config."""
     fingerprint: str
     """The version's fingerprint."""
     dtype: str
-    """The numpy name of the dtype that the version stores. Frames are rounded to it
-    before they are compared."""
+    """The numpy name of the dtype that the version stores, to which frames are rounded."""
     fitted: dict[str, str]
-    """How the centroids were fitted: `seed`, `frames`, `inertia` and others, as text for
-    people."""
+    """Notes about the fit for people: `seed`, `frames`, `inertia` and others."""
 
     def digest(self) -> str:
-        """SHA-256, in hex, of what decides a frame's unit: the centroids, and the version
-        that they were fitted to."""
+        """Return the SHA-256, in hex, of the centroids and the version."""
         digest = hashlib.sha256(f"{self.fingerprint} {list(self.centroids.shape)} ".encode())
         digest.update(self.centroids.numpy().astype("<f4").tobytes())
         return digest.hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The codebook as a safetensors file: `centroids`, and the rest in its metadata.
-
-        The file is written here, in the few lines that the format needs, because the
-        library puts metadata in a random order. Here, equal codebooks are equal files."""
+        """Return the codebook as a safetensors file: `centroids`, and the rest in its metadata,
+        which the library would put in a random order."""
         k, dimensions = self.centroids.shape
-        metadata = {**self.fitted, "format": FORMAT, "k": str(k), "dimensions": str(dimensions)}
-        metadata |= {
+        metadata = {
+            **self.fitted,
+            "format": FORMAT,
+            "k": str(k),
+            "dimensions": str(dimensions),
             "name": str(self.config["name"]),
             "fingerprint": self.fingerprint,
             "dtype": self.dtype,
+            "config": json.dumps(self.config, ensure_ascii=False),
         }
-        metadata["config"] = json.dumps(self.config, ensure_ascii=False)
         data = self.centroids.numpy().astype("<f4").tobytes()
         centroids = {"dtype": "F32", "shape": [k, dimensions], "data_offsets": [0, len(data)]}
-        header = json.dumps(
-            {"__metadata__": metadata, "centroids": centroids}, sort_keys=True
-        ).encode()
+        document = {"__metadata__": metadata, "centroids": centroids}
+        header = json.dumps(document, sort_keys=True).encode()
         header += b" " * (-len(header) % 8)
         return struct.pack("<Q", len(header)) + header + data
 
 
 def read_codebook(path: str | Path) -> Codebook:
-    """Read the file that `featcache fit-kmeans` wrote; a ConfigError if there is none, or
-    it did not write it."""
+    """Read the file that `featcache fit-kmeans` wrote; raise ConfigError if it is no such
+    file."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -304,18 +287,14 @@ def read_codebook(path: str | Path) -> Codebook:
     try:
         # a pipe would wait for its writer
         if Path(path).exists() and not Path(path).is_file():
-            raise ConfigError(f"params.weights: {path}: not a file")
+            raise weights_error(path, "not a file")
         with safe_open(str(path), framework="pt") as file:
             fitted = dict(file.metadata() or {})
             if fitted.pop("format", None) != FORMAT:
-                raise ConfigError(
-                    f"params.weights: {path}: not a file written by `featcache fit-kmeans`"
-                )
+                raise weights_error(path, "not a file written by `featcache fit-kmeans`")
             centroids = file.get_tensor("centroids")
-        is_matrix = (
-            centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
-        )
-        if not (is_matrix and centroids.isfinite().all()):
+        is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2
+        if not (is_matrix and centroids.numel() and centroids.isfinite().all()):
             raise ValueError(
                 f"centroids are {centroids.dtype} {list(centroids.shape)}, not finite "
                 "float32 [k, D]"
@@ -323,25 +302,22 @@ def read_codebook(path: str | Path) -> Codebook:
         config = json.loads(fitted.pop("config"))
         return Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:
-        raise ConfigError(
-            f"params.weights: {path}: cannot be read: {error.strerror or error}"
-        ) from error
+        raise weights_error(path, f"cannot be read: {error.strerror or error}") from error
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}"
-        ) from error
+        what = f"an incomplete file of `featcache fit-kmeans`: {error}"
+        raise weights_error(path, what) from error
 
 
 class Nearest:
     """Finds each frame's nearest centroid, by squared Euclidean distance in float32; of
     equals, the lowest.
 
-    Frames are compared in blocks of one shape, so a frame's code does not depend on those
-    around it (see `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`,
-    after the centroids' mean was subtracted from both: far from zero, float32 has few
-    digits left for the differences. Centroids are float32 `[k, D]`."""
+    Frames are compared in blocks of one shape, so a frame's code does not depend on its
+    neighbours. Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was
+    subtracted from both: far from zero, float32 has few digits left for the differences.
+    Centroids are float32 `[k, D]`."""
 
-    def __init__(self, centroids: torch.Tensor, device: torch.device) -> None:
+    def __init__(self, centroids: Tensor, device: torch.device) -> None:
         exact = centroids.to(device, torch.float64)
         self._middle = exact.mean(0).float()
         exact = exact - self._middle
@@ -350,14 +326,13 @@ class Nearest:
         self._squares[: len(exact)] = exact.square().sum(1).float()
         self._rows = BLOCK_ROWS[device.type]
 
-    def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes, int64 `[N]`, and the squared distances, float32 `[N]`, of frames,
-        float `[N, D]`."""
+    def __call__(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes, int64 `[N]`, and the squared distances, float32 `[N]`, of
+        frames, float `[N, D]`."""
         codes, distances = [], []
         for frames in torch.split(features, self._rows):
-            block = torch.nn.functional.pad(
-                frames.float() - self._middle, (0, 0, 0, self._rows - len(frames))
-            )
+            centred = frames.float() - self._middle
+            block = torch.nn.functional.pad(centred, (0, 0, 0, self._rows - len(frames)))
             nearest = torch.addmm(self._squares, block, self._minus_2_centroids).min(1)
             codes.append(nearest.indices[: len(frames)])
             distances.append((nearest.values + block.square().sum(1))[: len(frames)])

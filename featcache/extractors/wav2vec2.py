@@ -3,21 +3,16 @@
 The three share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT";
 Chen et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection,
 a wide convolution that encodes positions, a transformer. What follows a row's last sample
-could change the row in four places, and is kept out of each:
+could change the row in four places:
 
-* the group norm over time after the first convolution of "base" models: its mean and
-  variance are taken over the row's own steps. (An attention mask does not help here:
-  naive padding changes every frame of the row.)
+* the group norm over time after the first convolution of "base" models: mean and
+  variance are taken over the row's own steps;
 * the projection, which maps padding to something else: this is set to zero again;
-* the positional convolution, which reaches half its width beyond the end: it finds zeros
-  there, as it does for a row alone;
+* the positional convolution, which reaches beyond the end: it finds zeros there;
 * attention: what follows the end has a weight of exactly zero.
 
-The models' own modules are called one by one, together with the rows' lengths. No module
-keeps anything of a call, so threads can share it, and nothing waits for a GPU. All rows
-get the attention mask, even without padding: kernels without a mask round differently,
-and a row's bits must not depend on whether its neighbours are shorter.
-"""
+Threads share the modules, which keep nothing of a call. All rows get the attention mask,
+even without padding: kernels without a mask round differently."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from featcache.extractors.hidden_states import Encoder
@@ -33,31 +28,32 @@ from featcache.extractors.ragged import Length, is_inside, own_padding, receptiv
 
 _VECTOR = 32
 """The most numbers that a CPU's vectorised functions take at a time. In all published
-models, the number of channels is a multiple of it, so nothing is left over elsewhere."""
+models, the number of channels is a multiple of it."""
 
 _BLOCK = 8
-"""The steps that one product of a `WideConvolution` computes: of 4, 8 and 16, it is the
-fastest on an H100."""
+"""The steps that one product of a `WideConvolution` computes; 4 and 16 are slower on an
+H100."""
 
 
 class Wav2Vec2(Encoder):
     """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, to be
-    run on rows (with the shapes of `RowExtractor`). In a WavLM, the attention is replaced
-    (see `WavLMAttention`)."""
+    run on rows (with the shapes of `RowExtractor`). It replaces a WavLM's attention."""
 
     def __init__(self, model: Any) -> None:
         if model.config.model_type == "wavlm":
             for layer in model.encoder.layers:
                 layer.attention = WavLMAttention(layer.attention, layer.attention.out_proj)
-        norm_is_last = model.config.do_stable_layer_norm
         self._set_modules(
-            model.feature_extractor, model.feature_projection, model.encoder, norm_is_last
+            model.feature_extractor,
+            model.feature_projection,
+            model.encoder,
+            norm_is_last=model.config.do_stable_layer_norm,
         )
 
     def _set_modules(
         self, feature_extractor: Any, projection: Any, transformer: Any, norm_is_last: bool
     ) -> None:
-        """Take a model's modules, in which those of torchaudio have the same names."""
+        """Take a model's modules; torchaudio's have the same names in them."""
         self._convolutions = list(feature_extractor.conv_layers)
         _, self.hop = receptive_field(layer.conv for layer in self._convolutions)
         self._projection = projection
@@ -71,15 +67,12 @@ class Wav2Vec2(Encoder):
     def num_frames(self, num_samples: Length) -> Length:
         return steps_after(num_samples, [layer.conv for layer in self._convolutions])
 
-    def hidden_states(
-        self, waveforms: torch.Tensor, num_samples: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
+    def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
         """Run the model on waveforms that are normalised as it wants them.
 
         Its output is the last layer's, through a final layer norm if the model has one
         ("stable layer norm")."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
-        # beside it may be the normed input
         hidden_RFD = first_of(self._projection(steps_RCF.transpose(1, 2)))
         inside_RF = is_inside(num_frames, hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
@@ -87,18 +80,22 @@ class Wav2Vec2(Encoder):
         if not self._norm_is_last:
             hidden_RFD = self._layer_norm(hidden_RFD)
         yield hidden_RFD
-        for hidden_RFD in self._transformed(hidden_RFD, attention_mask(hidden_RFD, inside_RF)):  # noqa: B020
+        mask = attention_mask(hidden_RFD, inside_RF)
+        for layer_RFD in self._transformed(hidden_RFD, mask):
+            hidden_RFD = layer_RFD
             yield hidden_RFD
-        yield self._layer_norm(hidden_RFD) if self._norm_is_last else hidden_RFD
+        if self._norm_is_last:
+            hidden_RFD = self._layer_norm(hidden_RFD)
+        yield hidden_RFD
 
-    def _convolved(
-        self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output of the convolutions, `[R, C, F]`, and the number of each row's own
-        frames, int64 `[R]`."""
-        steps_RCT, num_steps = waveforms_RP[:, None], num_samples
+    def _convolved(self, waveforms_RP: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the output of the convolutions, `[R, C, F]`, and the number of each
+        row's own frames, int64 `[R]`."""
+        steps_RCT = waveforms_RP[:, None]
+        num_steps = num_samples
         for layer in self._convolutions:
-            steps_RCT, num_steps = layer.conv(steps_RCT), steps_after(num_steps, [layer.conv])
+            steps_RCT = layer.conv(steps_RCT)
+            num_steps = steps_after(num_steps, [layer.conv])
             norm = getattr(layer, "layer_norm", None)
             if isinstance(norm, nn.GroupNorm):
                 steps_RCT = group_norm(norm, steps_RCT, num_steps)
@@ -108,21 +105,19 @@ class Wav2Vec2(Encoder):
             steps_RCT = _activation(layer)(steps_RCT)
         return steps_RCT, num_steps
 
-    def _positioned(self, hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
-        """What the positional convolution adds to `[R, F, D]`. `inside_RF` is true for
+    def _positioned(self, hidden_RFD: Tensor, inside_RF: Tensor) -> Tensor:
+        """Compute what the positional convolution adds to `[R, F, D]`. `inside_RF` is true for
         the rows' own frames."""
         channels_RDF = hidden_RFD.transpose(1, 2)
-        # it maps the zeros to something else
-        if getattr(self._positions, "batch_norm", None) is not None:
-            channels_RDF = self._positions.batch_norm(channels_RDF).masked_fill(
-                ~inside_RF[:, None], 0
-            )
+        batch_norm = getattr(self._positions, "batch_norm", None)
+        if batch_norm is not None:  # it maps the zeros to something else
+            channels_RDF = batch_norm(channels_RDF).masked_fill(~inside_RF[:, None], 0)
         # an even width adds a frame
         convolved_RDF = self._positions.conv(channels_RDF)[..., : hidden_RFD.shape[1]]
         return _activation(self._positions)(convolved_RDF).transpose(1, 2)
 
-    def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What each layer gives. `mask`, `[R, 1, 1, F]`, is added to the logarithms of
+    def _transformed(self, hidden_RFD: Tensor, mask: Tensor) -> Iterator[Tensor]:
+        """Yield each layer's output. `mask`, `[R, 1, 1, F]`, is added to the logarithms of
         attention weights."""
         options: dict[str, Any] = {}
         for layer in self.layers:
@@ -134,38 +129,34 @@ class Wav2Vec2(Encoder):
             yield hidden_RFD
 
 
-def _activation(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation of a module; torchaudio's have no attribute for it, since all have
-    the same."""
-    activation: Callable[[torch.Tensor], torch.Tensor] = getattr(
-        module, "activation", functional.gelu
-    )
+def _activation(module: Any) -> Callable[[Tensor], Tensor]:
+    """Return the activation of a module. torchaudio's modules have no attribute for it."""
+    activation: Callable[[Tensor], Tensor]
+    activation = getattr(module, "activation", functional.gelu)
     return activation
 
 
-def first_of(outputs: Any) -> torch.Tensor:
-    """The first of a module's outputs, which in some versions is the only one, and no
+def first_of(outputs: Any) -> Tensor:
+    """Return the first of a module's outputs; in some versions it is the only one, and no
     tuple."""
-    output: torch.Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    output: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
     return output
 
 
-def attention_mask(hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
-    """What is added to the logarithms of attention weights, `[R, 1, 1, F]`: minus
+def attention_mask(hidden_RFD: Tensor, inside_RF: Tensor) -> Tensor:
+    """Return what is added to the logarithms of attention weights, `[R, 1, 1, F]`: minus
     infinity where a row has no frame."""
-    return hidden_RFD.new_zeros(inside_RF.shape).masked_fill_(~inside_RF, -torch.inf)[
-        :, None, None, :
-    ]
+    mask_RF = hidden_RFD.new_zeros(inside_RF.shape).masked_fill_(~inside_RF, -torch.inf)
+    return mask_RF[:, None, None, :]
 
 
 class WideConvolution(nn.Module):
-    """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels:
-    on a GPU in place of `conv`, which has stride 1, a bias, and zeros around the row.
+    """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels.
+    On a GPU it replaces `conv`, which has stride 1, a bias, and zeros around the row.
 
     It is one product of matrices for each group: windows, each wide enough for `_BLOCK`
-    steps of the output, by the weights, which stand there once for each of these steps.
-    cuDNN's repeatable kernels take 2 to 3 × as long on an H100, and for batches of rows
-    below 4 s 50 to 95 ×, with tens of GiB of memory."""
+    steps of the output, by the weights, repeated for each of these steps. cuDNN's
+    repeatable kernels take 2 to 95 × as long on an H100, and tens of GiB of memory."""
 
     def __init__(self, conv: nn.Conv1d) -> None:
         super().__init__()
@@ -180,8 +171,8 @@ class WideConvolution(nn.Module):
             weight_GIWOB[:, :, step : step + steps, :, step] = weight_GOIK.permute(0, 2, 3, 1)
         self._weight = weight_GIWOB.flatten(3).flatten(1, 2)
 
-    def forward(self, x_RCT: torch.Tensor) -> torch.Tensor:
-        """The convolution, `[R, C', T']`."""
+    def forward(self, x_RCT: Tensor) -> Tensor:
+        """Compute the convolution, `[R, C', T']`."""
         rows, groups = len(x_RCT), len(self._weight)
         steps = x_RCT.shape[2] + 2 * self._padding - (self._width - _BLOCK)
         blocks = -(-steps // _BLOCK)
@@ -196,12 +187,10 @@ class WideConvolution(nn.Module):
 
 
 class WavLMAttention(nn.Module):
-    """WavLM's attention, with a gated bias for the distance of two frames, in place of
-    transformers' `WavLMAttention`, by the formulas of section 3.1 of the WavLM paper,
-    with the weights of the module that it replaces.
-
-    transformers' attention warns in every layer with a mask, and computes all attention
-    weights' mean to discard it."""
+    """WavLM's attention, with a gated bias for the distance of two frames, by the
+    formulas of section 3.1 of the WavLM paper. It replaces transformers'
+    `WavLMAttention`, and uses its weights: that warns in every layer with a mask, and
+    computes all attention weights' mean to discard it."""
 
     def __init__(self, attention: Any, out_projection: nn.Module) -> None:
         super().__init__()
@@ -210,79 +199,64 @@ class WavLMAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        **options: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        position_bias: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Any, ...]:
-        """The output `[R, F, D]`, None in place of the attention weights, and the bias
-        `[H, F, F]` for the next layers.
+        """Return the output `[R, F, D]`, None in place of the attention weights, and the bias
+        `[H, F, F]`, which is None in the first layer and passed to the next layers.
 
         The mask, `[R, 1, 1, F]`, is zero for a row's own frames and minus infinity for
-        others. The bias is None in the first layer, and otherwise what that layer
-        returned. What else transformers passes is not used."""
+        others."""
         query, key, value = map(self._heads, self._projected(hidden_states))
-        num_frames = hidden_states.shape[1]
-        bias = (
-            self._replaced.compute_bias(num_frames, num_frames)
-            if position_bias is None
-            else position_bias
-        )
+        bias = position_bias
+        if bias is None:
+            num_frames = hidden_states.shape[1]
+            bias = self._replaced.compute_bias(num_frames, num_frames)
         mask = (self._gates(hidden_states) * bias + attention_mask).to(query.dtype)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self._out_projection(attended.transpose(1, 2).flatten(2)), None, bias
 
-    def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values, each `[R, F, D]`."""
+    def _projected(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, each `[R, F, D]`."""
         old = self._replaced
         return old.q_proj(hidden_states), old.k_proj(hidden_states), old.v_proj(hidden_states)
 
-    def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        """`[R, F, D]` split into heads, `[R, H, F, D / H]`."""
-        rows, frames, _ = states.shape
-        return states.view(
-            rows, frames, self._replaced.num_heads, self._replaced.head_dim
-        ).transpose(1, 2)
+    def _heads(self, states: Tensor) -> Tensor:
+        """Split `[R, F, D]` into heads, `[R, H, F, D / H]`."""
+        shape = (*states.shape[:2], self._replaced.num_heads, self._replaced.head_dim)
+        return states.view(shape).transpose(1, 2)
 
-    def _gates(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The factors of the bias for each frame, `[R, H, F, 1]`."""
-        scores = (
-            self._replaced.gru_rel_pos_linear(self._heads(hidden_states))
-            .unflatten(-1, (2, 4))
-            .sum(-1)
-        )
-        # Torch computes what remains of a tensor after its last full vector, here the
-        # last frames of the last row, by another function. So enough frames are added to
-        # fill the last vector.
+    def _gates(self, hidden_states: Tensor) -> Tensor:
+        """Compute the factors of the bias for each frame, `[R, H, F, 1]`."""
+        scores = self._replaced.gru_rel_pos_linear(self._heads(hidden_states))
+        scores = scores.unflatten(-1, (2, 4)).sum(-1)
+        # Torch computes what remains of a tensor after its last full vector, here the last
+        # frames of the last row, by another function. So frames are added to fill the vector.
         frames = scores.shape[2]
         gates = functional.pad(scores, (0, 0, 0, -frames % _VECTOR)).sigmoid()[:, :, :frames]
         gate_a, gate_b = gates.chunk(2, dim=-1)
-        gated: torch.Tensor = gate_a * (gate_b * self._replaced.gru_rel_pos_const - 1) + 2
+        gated: Tensor = gate_a * (gate_b * self._replaced.gru_rel_pos_const - 1) + 2
         return gated
 
 
-def group_norm(
-    norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor
-) -> torch.Tensor:
-    """A group norm over time of `[R, C, T]`, with the statistics of each row's own steps,
-    `num_steps` `[R]`.
+def group_norm(norm: nn.GroupNorm, steps_RCT: Tensor, num_steps: Tensor) -> Tensor:
+    """Apply a group norm over time to `[R, C, T]`, with the statistics of each row's own
+    steps, `num_steps` `[R]`.
 
-    It is computed in float32, even under autocast. `steps_RCT` may be overwritten; what
-    follows a row's end is meaningless. `ragged.group_norm` is the same norm, and rounds
-    differently."""
+    It is computed in float32, even under autocast, and may overwrite `steps_RCT`.
+    `ragged.group_norm` is the same norm, and rounds differently."""
     steps_RCT = steps_RCT.float()
-    # four times as fast as the other way, and exactly the bits of the row alone
-    if steps_RCT.device.type == "cpu":
+    if steps_RCT.device.type == "cpu":  # four times as fast, with the bits of the row alone
         for row_CT, length in zip(steps_RCT, num_steps.tolist(), strict=True):
             row_CT[:, :length] = norm(row_CT[None, :, :length])
         return steps_RCT
     return group_norm_on_device(norm, steps_RCT, num_steps)
 
 
-def group_norm_on_device(
-    norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor
-) -> torch.Tensor:
-    """`group_norm` of float32 in a few kernels, without waiting for the lengths."""
+def group_norm_on_device(norm: nn.GroupNorm, steps_RCT: Tensor, num_steps: Tensor) -> Tensor:
+    """Compute `group_norm` of float32 in a few kernels, without waiting for the lengths."""
     rows, _, length = steps_RCT.shape
     grouped = steps_RCT.view(rows, norm.num_groups, -1, length)
     outside = ~is_inside(num_steps, length)[:, None, None]

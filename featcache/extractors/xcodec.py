@@ -2,10 +2,7 @@
 Codec for Audio Language Model"), as in transformers.
 
 Two encoders hear a clip: DAC's; and a HuBERT or a WavLM, whose hidden states, averaged
-over its layers, go through a few more convolutions. Their outputs for a frame are
-quantised together. `dac` keeps padding out of the first encoder; `wav2vec2` keeps it out
-of the second, which attends to the whole clip, and whose first norm is over all of its
-time."""
+over its layers, go through a few more convolutions. Their outputs are quantised together."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from itertools import islice
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
@@ -26,9 +24,8 @@ class Xcodec(CodecExtractor[BandwidthParams]):
     """X-Codec's codes: those of `XcodecModel.encode` for the clip alone, as its
     `DacFeatureExtractor` prepares it.
 
-    Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so
-    there is a frame for every hop that has begun: ceil(num_samples / 320), from one
-    sample on. Every frame sees the whole clip."""
+    Codes are `[T, Q]`. The clip is padded with zeros to whole hops, so there are
+    ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip."""
 
     Params = BandwidthParams
     revision = 1
@@ -55,26 +52,23 @@ class Xcodec(CodecExtractor[BandwidthParams]):
     def num_frames(self, num_samples: int) -> int:
         return super().num_frames(num_samples) * (self.granularity // self._hop)
 
-    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         waveforms, num_samples = dac.in_whole_hops(waveforms, num_samples, self.granularity)
         acoustic_RDF = dac.encode_rows(self._acoustic, waveforms, num_samples)
         semantic_RDF = self._encode_semantic(waveforms, num_samples)
-        latents_RFD: torch.Tensor = self._fc(torch.cat([acoustic_RDF, semantic_RDF], dim=1).mT)
+        latents_RFD: Tensor = self._fc(torch.cat([acoustic_RDF, semantic_RDF], dim=1).mT)
         return latents_RFD
 
-    def _encode_semantic(
-        self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor
-    ) -> torch.Tensor:
-        """The semantic encoder's output `[R, D, F]` for rows `[R, P]` that are zero after
-        their ends."""
+    def _encode_semantic(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute the semantic encoder's output `[R, D, F]` for rows `[R, P]` that are zero
+        after their ends."""
         pad = self._semantic_pad
-        waveforms_RP, num_samples = F.pad(waveforms_RP, (pad, pad)), num_samples + 2 * pad
+        waveforms_RP = F.pad(waveforms_RP, (pad, pad))
+        num_samples = num_samples + 2 * pad
         hidden_states = self._semantic.hidden_states(waveforms_RP, num_samples)
         in_and_out_of_layers = list(islice(hidden_states, len(self._semantic.layers) + 1))
-        x_RDF, lengths = (
-            torch.stack(in_and_out_of_layers).mean(0).mT,
-            self._semantic.num_frames(num_samples),
-        )
+        x_RDF = torch.stack(in_and_out_of_layers).mean(0).mT
+        lengths = self._semantic.num_frames(num_samples)
         x_RDF, lengths = ragged.zero_padded_conv1d(self._semantic_encoder.conv, x_RDF, lengths)
         for block in self._semantic_encoder.conv_blocks:
             for unit in block.res_units:
@@ -85,23 +79,18 @@ class Xcodec(CodecExtractor[BandwidthParams]):
 
     def _require_one_frame_per_hop(self) -> None:
         """Raise ConfigError unless both encoders give one frame for each hop of a clip of
-        whole hops.
+        whole hops, as in the published models.
 
-        If the acoustic encoder would give another number of frames than the semantic one,
-        `XcodecModel.encode` pads its input. With the strides of the published models this
-        never happens. What holds for clips of up to `hop` hops holds for all clips,
-        because a product of strides other than `hop` is off by one frame by then."""
+        Otherwise `XcodecModel.encode` pads the acoustic encoder's input. What holds for clips
+        of up to `hop` hops holds for all clips, because a product of strides other than `hop`
+        is off by one frame by then."""
         for hops in range(1, self._hop + 1):
             semantic = self._semantic.num_frames(hops * self._hop + 2 * self._semantic_pad)
             semantic = ragged.steps_after(semantic, ragged.convolutions(self._semantic_encoder))
             acoustic = ragged.steps_after(hops * self._hop, ragged.convolutions(self._acoustic))
             if not hops == semantic == acoustic or self.granularity % self._hop:
-                made = (
-                    f"of {hops} × {self._hop} samples, its encoders make {acoustic} and "
-                    f"{semantic} frames"
+                raise ConfigError(
+                    f"params.weights: {self.params.weights}: of {hops} × {self._hop} samples, its "
+                    f"encoders make {acoustic} and {semantic} frames; clips are padded to "
+                    f"multiples of {self.granularity}: featcache needs one frame of each hop"
                 )
-                padded = (
-                    f"clips are padded to multiples of {self.granularity}: featcache needs "
-                    "one frame of each hop"
-                )
-                raise ConfigError(f"params.weights: {self.params.weights}: {made}; {padded}")

@@ -264,7 +264,7 @@ WRONG = {
         "differ from those of one row alone, batched as padded",
     ),
     "LostTail": ("test_pieces_cover_a_clip", "end at"),
-    "NoSide": ("test_side_arrays", "extract_rows gives [], spec.side names ['counts']"),
+    "NoSide": ("test_tracks", "gives ['features'], the spec has ['counts', 'features']"),
 }
 """The check that each wrong extractor fails, and what the failure says."""
 
