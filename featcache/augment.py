@@ -1,16 +1,15 @@
 """Augmentation of features on their device: noise, SpecAugment, mixing; vectorised,
 without waiting for the device.
 
-    augment = featcache.augment.SpecAugment(seed=0) features = augment(features, lengths,
-    step=step)  # in training; in eval mode features are returned unchanged
+    augment = featcache.augment.SpecAugment(seed=0)
+    features = augment(features, lengths, step=step)  # in eval mode, they are not changed
 
-The random numbers depend only on the seed, the step and the shapes: not on torch's global
-generators, which are neither read nor changed, nor on anything else that ran. A resumed
-run draws the same numbers at each step. Give two augmentations of the same kind different
-seeds, and each rank of a distributed run too.
+The random numbers depend only on the seed, the step and the shapes; torch's global
+generators are neither read nor changed. Give two augmentations of the same kind different
+seeds, and each rank of a distributed run too. A CPU and a GPU draw different numbers.
 
-Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw
-different numbers."""
+Frames beyond an utterance's length, its padding, are not changed.
+"""
 
 from __future__ import annotations
 
@@ -31,41 +30,38 @@ _LARGE = 1 << 62
 
 
 class Draws:
-    """The random numbers of one call, drawn on the device in the order of the requests.
-    Two kinds of augmentation draw different numbers from the same seed."""
+    """The random numbers of one call, drawn on the device in the order of the requests;
+    other numbers for each kind of augmentation."""
 
     def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Numbers in [low, high), float32."""
+        """Draw numbers in [low, high), float32."""
         drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
         return drawn * (high - low) + low
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal numbers of a tensor's shape, float32, or float64 if the tensor
-        is."""
+        """Draw standard normal numbers of a tensor's shape, float64 if it is, else float32."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
 
     def up_to(self, most: Tensor) -> Tensor:
-        """For each integer in `most` a whole number from 0 to it, inclusive, int64. The
-        probabilities of any two numbers up to 10^6 differ by less than one part in
-        10^12."""
-        return torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device) % (
-            most + 1
-        )
+        """Draw a whole number from 0 to each integer in `most`, inclusive, int64. Up to 10^6,
+        probabilities differ by less than one part in 10^12."""
+        drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
+        return drawn % (most + 1)
 
     def beta(self, alpha: float, count: int) -> Tensor:
-        """Numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
+        """Draw numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
         both = torch.full((count, 2), alpha, device=self.device, dtype=torch.float32)
         # as torch.distributions.Beta does
         return torch._sample_dirichlet(both, generator=self.generator)[:, 0]
 
     def partners(self, count: int) -> Tensor:
-        """Another row for each row, every row being a partner once, int64 `[count]`; a
-        single row gets itself."""
+        """Draw another row for each row, each once, int64 `[count]`; a single row gets
+        itself."""
         order = self.uniform(count).argsort()
         return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
@@ -80,8 +76,7 @@ class Augmentation(nn.Module):
     do not fit, or if an argument of the class is out of range."""
 
     seed: int = 0
-    """The seed, a whole number, which together with the step and the shapes determines
-    all random numbers."""
+    """The seed, a whole number."""
     probability: float = 1.0
     """The probability, 0 to 1, that a row is augmented, independently for each row."""
 
@@ -91,35 +86,30 @@ class Augmentation(nn.Module):
         self.probability = require_number("probability", self.probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
-        """The random numbers of one call; an ArgumentError if `step` is not a whole
-        number."""
+        """Return the random numbers of one call; raise ArgumentError if `step` is not a
+        whole number."""
         if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
             raise ArgumentError("step is a tensor: give the step of the training, an int")
         return Draws(type(self).__name__, self.seed, require_int("step", step), device)
 
     def chosen(self, draws: Draws, rows: int) -> Tensor:
-        """Which rows are augmented, bool `[rows]`."""
+        """Choose the rows to augment, bool `[rows]`."""
         if self.probability == 1:
             return torch.ones(rows, dtype=torch.bool, device=draws.device)
         return draws.uniform(rows) < self.probability
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
-        settings = [
-            (name, value)
-            for name, value in vars(self).items()
-            if name[0] != "_" and name != "training"
-        ]
+        """Return what `print` shows."""
         return ", ".join(
             f"{name}={value!r}"
-            for name, value in settings
-            if isinstance(value, (int, float, str, tuple))
+            for name, value in vars(self).items()
+            if name[0] != "_" and name != "training" and isinstance(value, (int, float, str, tuple))
         )
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """Return a range (low, high) as it is, a number as the range from it to itself; an
-    ArgumentError for all else."""
+    """Return a range (low, high) as it is, a number as the range from it to itself; raise
+    ArgumentError for other values."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
@@ -130,19 +120,16 @@ def require_range(name: str, value: float | tuple[float, float]) -> tuple[float,
 class GaussianNoise(Augmentation):
     """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
 
-    Takes any float tensor with a batch dimension: features, or hidden activations, such
-    as those before the pooling of an x-vector network. Gradients pass through.
-
-    Either `std` or `snr_db` must be given, as a number, or as a range `(low, high)` from
-    which each row draws; both or neither is an ArgumentError."""
+    Takes any float tensor with a batch dimension. Gradients pass through. Either `std` or
+    `snr_db` must be given, as a number, or as a range `(low, high)` from which each row
+    draws; both or neither is an ArgumentError."""
 
     std: float | tuple[float, float] | None = None
-    """The standard deviation of the noise; with `(low, high)`, drawn from that range for
-    each row."""
+    """The standard deviation of the noise, or its range."""
     snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
-    """The signal-to-noise ratio in dB, exact by row: the mean square of its values over
-    that of its noise. May be a range, like `std`. It is of feature values: 20 dB on log
-    energies is not 20 dB on speech. Zero rows get no noise."""
+    """The signal-to-noise ratio in dB, exact by row, or its range: the mean square of a
+    row's values over that of its noise. 20 dB on log energies is not 20 dB on speech.
+    Zero rows get no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +143,7 @@ class GaussianNoise(Augmentation):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`:
-        a tensor of their shape and dtype. See `Augmentation` for the arguments."""
+        a tensor of their shape and dtype."""
         if not self.training:
             return features
         check_floats(features, "batch", "...")
@@ -167,13 +154,9 @@ class GaussianNoise(Augmentation):
         size = draws.uniform(len(features), low=limits[0], high=limits[1])
         noise = draws.normal(features)
         if self.std is None:
-            signal_power, noise_power = (
-                _power(values, is_frame) for values in (features.detach(), noise)
-            )
-            # Rows without a signal or without frames get no noise.
-            size = (
-                (signal_power / noise_power * 10 ** (-size / 10)).sqrt().nan_to_num(0.0, 0.0, 0.0)
-            )
+            ratio = _power(features.detach(), is_frame) / _power(noise, is_frame)
+            # rows without a signal or without frames get no noise
+            size = (ratio * 10 ** (-size / 10)).sqrt().nan_to_num(0.0, 0.0, 0.0)
         sizes = expand(size * self.chosen(draws, len(features)), features)
         if is_frame is not None:
             sizes = sizes * expand(is_frame, features)
@@ -181,15 +164,14 @@ class GaussianNoise(Augmentation):
 
 
 def _power(values: Tensor, is_frame: Tensor | None) -> Tensor:
-    """The sum of squares of each row's values, `[batch]`, without copying `values`."""
+    """Sum the squares of each row's values, `[batch]`, without copying `values`."""
     dtype = torch.promote_types(values.dtype, torch.float32)
-    frames = (
-        values.unsqueeze(-1).flatten(1)[:, None]
-        if is_frame is None
-        else values.unsqueeze(-1).flatten(2)
-    )
+    values = values.unsqueeze(-1)
+    frames = values.flatten(1)[:, None] if is_frame is None else values.flatten(2)
     norms: Tensor = torch.linalg.vector_norm(frames, dim=2, dtype=dtype)
-    return (norms if is_frame is None else norms.where(is_frame, 0)).square().sum(1)
+    if is_frame is not None:
+        norms = norms.where(is_frame, 0)
+    return norms.square().sum(1)
 
 
 _NEPERS = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.log(10) / 10}
@@ -203,20 +185,18 @@ class Mixed(NamedTuple):
     loss(output, labels[partner])`."""
 
     features: Tensor
-    """The mixed features, of the input's shape and dtype."""
+    """The mixed features."""
     partner: Tensor
     """The index of the row mixed into each row, int64 `[batch]`."""
     weight: Tensor
-    """The share of a row's own features, float32 `[batch]`; 1 for a row that was not
-    mixed."""
+    """The share of a row's own features, float32 `[batch]`; 1 for a row that was not mixed."""
 
 
 @dataclass(eq=False, repr=False)
 class Mixup(Augmentation):
-    """A weighted mean of each row and another row of the batch.
+    """A weighted mean of each row and another row of the batch, each a partner once.
 
-    From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412.
-    Each row partners once."""
+    From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412."""
 
     alpha: float = 0.2
     """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the
@@ -227,12 +207,13 @@ class Mixup(Augmentation):
         self.alpha = require_number("alpha", self.alpha, 0.01)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
-        """Mix a batch. See `Augmentation` for the arguments."""
+        """Mix a batch."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
-        partner, weight = draws.partners(len(features)), draws.beta(self.alpha, len(features))
+        partner = draws.partners(len(features))
+        weight = draws.beta(self.alpha, len(features))
         weight = weight.where(self.chosen(draws, len(features)), 1.0)
         both = expand(is_frame & is_frame[partner], features)
         mixed = torch.lerp(features[partner], features, expand(weight, features).to(features.dtype))
@@ -241,20 +222,18 @@ class Mixup(Augmentation):
 
 @dataclass(eq=False, repr=False)
 class MixEnergies(Augmentation):
-    """Mixes another row of the batch into each as background: adds the powers of features
+    """Adds the powers of another row of the batch to each, as background, in features
     that are logarithms.
 
-    For log mel energies: the result is that of the sum of both waveforms, apart from
-    phase. Every row is a partner once. `log` says of what the features are logarithms,
-    and `snr_db` how much louder a row is than its partner."""
+    For log mel energies, the result is that of the sum of both waveforms, apart from
+    phase. Every row is a partner once."""
 
     snr_db: float | tuple[float, float] = (10.0, 20.0)
-    """The ratio in dB of a row's mean power to its partner's, each over its own frames
-    and dimensions; with `(low, high)`, drawn from that range for each row."""
+    """The ratio in dB of a row's mean power to its partner's, or its range."""
     log: str = field(default="power", kw_only=True)
-    """What the features are: natural logarithms of "power", as in Kaldi's fbank, or of
+    """The kind of the features: natural logarithms of "power", as in Kaldi's fbank, or of
     "magnitude", as in the mels of vocoders; "power10", logarithms of power to base 10; or
-    "db"; anything else is an ArgumentError."""
+    "db"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -264,14 +243,15 @@ class MixEnergies(Augmentation):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight
-        is its share of the power. See `Augmentation` for the arguments."""
+        is its share of the power."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
         assert isinstance(self.snr_db, tuple)
-        snr = draws.uniform(len(features), low=self.snr_db[0], high=self.snr_db[1]) * _NEPERS["db"]
+        low, high = self.snr_db
+        snr = draws.uniform(len(features), low=low, high=high) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
         both = is_frame & is_frame[partner] & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]
@@ -279,9 +259,8 @@ class MixEnergies(Augmentation):
         gain = expand(levels - levels[partner] - snr, powers)
         mixed = torch.logaddexp(powers, powers[partner] + gain) / _NEPERS[self.log]
         weight = torch.sigmoid(snr).where(chosen, 1.0)
-        return Mixed(
-            mixed.to(features.dtype).where(expand(both, features), features), partner, weight
-        )
+        mixed = mixed.to(features.dtype).where(expand(both, features), features)
+        return Mixed(mixed, partner, weight)
 
 
 def _unmixed(features: Tensor) -> Mixed:
@@ -290,8 +269,8 @@ def _unmixed(features: Tensor) -> Mixed:
 
 
 def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
-    """The logarithm of the mean power of each row's frames, `[batch]`; 0 for a row
-    without frames."""
+    """Compute the logarithm of the mean power of each row's frames, `[batch]`; 0 without
+    frames."""
     total = powers.where(expand(is_frame, powers), -torch.inf).flatten(1).logsumexp(1)
     values = is_frame.sum(1) * math.prod(powers.shape[2:])
     return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)
@@ -304,26 +283,23 @@ class SpecAugment(Augmentation):
     Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for
     Automatic Speech Recognition", arXiv:1904.08779. The defaults are the paper's policy
     LD, except for time warping (80 frames in the paper) and `max_time_fraction` (1.0 in
-    the paper). As in the paper, the width and then the position of a mask are drawn
-    uniformly; masks may overlap. Widths and shifts are in frames and dimensions, and
-    masked values become `value`."""
+    the paper). The width and then the position of a mask are drawn uniformly; masks may
+    overlap. Widths and shifts are in frames and dimensions."""
 
     time_masks: int = 2
     """The number of time masks in each row."""
     time_width: int = 100
-    """The largest width of a time mask, in frames."""
+    """The largest width of a time mask."""
     max_time_fraction: float = 0.2
     """The largest share of a row's own frames that one time mask may cover."""
     freq_masks: int = 2
     """The number of frequency masks in each row."""
     freq_width: int = 27
-    """The largest width of a frequency mask, in dimensions."""
+    """The largest width of a frequency mask."""
     time_warp: int = 0
-    """The largest shift by time warping, in frames, as described for `warp_time`. 0 turns
-    it off."""
+    """The largest shift by time warping (see `warp_time`). 0 turns it off."""
     value: float | Literal["mean"] = 0.0
-    """What replaces masked values; "mean" is the mean of the row's own values, for
-    features whose mean is not 0."""
+    """The value of masked bands; "mean" is the mean of the row's own values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -335,7 +311,7 @@ class SpecAugment(Augmentation):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time
-        masks stay within `lengths`. See `Augmentation` for the arguments."""
+        masks stay within `lengths`."""
         if not self.training:
             return features
         check_floats(features, "batch", "frames", "dims")
@@ -349,16 +325,15 @@ class SpecAugment(Augmentation):
         longest = (lengths.float() * self.max_time_fraction).long().clamp(max=self.time_width)
         in_time = _stretches(draws, self.time_masks, lengths, longest, features.shape[1])
         bins = torch.full_like(lengths, features.shape[2])
-        in_freq = _stretches(
-            draws, self.freq_masks, bins, bins.clamp(max=self.freq_width), features.shape[2]
-        )
-        # all masks in one comparison: a frame of level 0 is not masked, one of 1 in
-        # masked dimensions, one of 2 in all
+        widest = bins.clamp(max=self.freq_width)
+        in_freq = _stretches(draws, self.freq_masks, bins, widest, features.shape[2])
+        # all masks in one comparison: a frame of level 0 is not masked, of level 1 in masked
+        # dimensions, of level 2 in all
         level = (is_frame.to(torch.int8) + (is_frame & in_time)) * chosen[:, None]
         return torch.where((~in_freq).to(torch.int8)[:, None] < level[:, :, None], fill, features)
 
     def _fill(self, features: Tensor, is_frame: Tensor) -> Tensor:
-        """What replaces masked values, `[]` or `[batch, 1, 1]`."""
+        """Return the value for masked bands, `[]` or `[batch, 1, 1]`."""
         if not isinstance(self.value, str):
             return torch.full((), self.value, dtype=features.dtype, device=features.device)
         total = features.where(expand(is_frame, features), 0).sum((1, 2), dtype=torch.float32)
@@ -367,12 +342,14 @@ class SpecAugment(Augmentation):
 
 
 def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size: int) -> Tensor:
-    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`:
-    bool `[batch, size]`."""
+    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`: bool
+    `[batch, size]`."""
     widths = draws.up_to(longest[:, None].expand(-1, count))
     starts = draws.up_to(lengths[:, None] - widths)
-    at = torch.arange(size, device=lengths.device)
-    return ((at >= starts[..., None]) & (at < (starts + widths)[..., None])).any(1)
+    ends = starts + widths
+    positions = torch.arange(size, device=lengths.device)
+    inside = (positions >= starts[..., None]) & (positions < ends[..., None])
+    return inside.any(1)
 
 
 def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> Tensor:
@@ -380,23 +357,22 @@ def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> T
     sides of it accordingly.
 
     As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames
-    that are further than `window` from both ends, and its shift uniformly from -window to
-    window; values between frames are interpolated linearly. First and last frames stay in
-    place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
-    is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`."""
+    further than `window` from both ends, and its shift uniformly from -window to window;
+    values are interpolated linearly. Rows of up to 2 * window + 2 frames have no such point
+    and are not changed, nor is padding. Features are `[batch, frames, ...]`, lengths int64
+    `[batch]`."""
     lengths = lengths[:, None]
     room = lengths - 2 * window - 2
     point = (draws.up_to(room.clamp(min=1) - 1) + window + 1).float()
     moved = point + draws.up_to(torch.full_like(lengths, 2 * window)) - window
     last = (lengths - 1).float()
-    at = torch.arange(features.shape[1], device=features.device, dtype=torch.float32).expand(
-        len(lengths), -1
-    )
-    before = at * (point / moved)
-    after = last - (last - at) * ((last - point) / (last - moved))
-    source = torch.where(at < moved, before, after)
-    stays = (room < 1) | (at > last)
-    source = torch.where(stays, at, source).clamp(min=0)
+    positions = torch.arange(features.shape[1], device=features.device, dtype=torch.float32)
+    positions = positions.expand(len(lengths), -1)
+    before = positions * (point / moved)
+    after = last - (last - positions) * ((last - point) / (last - moved))
+    source = torch.where(positions < moved, before, after)
+    stays = (room < 1) | (positions > last)
+    source = torch.where(stays, positions, source).clamp(min=0)
     left = source.floor().clamp(max=max(features.shape[1] - 1, 0))
     right = torch.minimum(left + 1, last).clamp(min=0)
     rows = torch.arange(len(lengths), device=features.device)[:, None]

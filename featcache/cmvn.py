@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, StoreError, listing, naming
-from featcache.masks import check_floats, described, expand, frame_mask
+from featcache.masks import check_floats, described, expand, frame_mask, is_whole
 from featcache.stats import Stats
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Cmvn", "normalize_utterances"]
 
 _CONSTANT = 1e-6
-"""A dimension whose standard deviation is at most this part of its mean counts as
-constant: it varies by rounding."""
+"""The largest share of a mean that a standard deviation may be by rounding alone: such a
+dimension counts as constant."""
 
 
 Groups = Sequence[str] | Tensor
@@ -50,18 +50,18 @@ class Cmvn(nn.Module):
     """Normalisation by the statistics of a version: subtracts each dimension's mean,
     divides by its standard deviation.
 
-    The statistics are float32 buffers. They are in `state_dict`, with the names of the
-    groups, so a trained model does not need their file: a `Cmvn(torch.zeros(80),
-    torch.ones(80))` accepts any such state. They stay float32 when the model is cast to
-    half precision. A dimension that does not vary is centred but not scaled.
+    The statistics are float32 buffers in `state_dict`, with the names of the groups, so a
+    trained model does not need their file: a `Cmvn(torch.zeros(80), torch.ones(80))`
+    accepts any such state. They stay float32 in a model of half precision. A dimension
+    that does not vary is centred but not scaled.
 
     Args:
         mean: The means over all frames, `[*item_shape]`.
         std: The standard deviations over all frames, `[*item_shape]`.
-        norm_means: Whether to subtract means (Kaldi's name).
-        norm_vars: Whether to divide by standard deviations (Kaldi's name).
-        unknown: What to do with rows of unknown groups: "error" raises an error, "global"
-            uses the statistics of all frames.
+        norm_means: True to subtract means (Kaldi's name).
+        norm_vars: True to divide by standard deviations (Kaldi's name).
+        unknown: For rows of unknown groups, "error" raises an error, "global" uses the
+            statistics of all frames.
         dtype: The dtype of the result; by default float32, or float64 for float64 features.
 
     Keyword Args:
@@ -80,10 +80,10 @@ class Cmvn(nn.Module):
     group_numbers: Tensor
     """The groups' numbers, int64 `[groups]`, ascending."""
     group_names: Tensor
-    """The groups' names in the order of their numbers, uint8: UTF-8, a zero byte after
-    each name."""
+    """The groups' names in the order of their numbers, uint8: UTF-8, each ended by a zero
+    byte."""
     _number_of: dict[str, int]
-    """The number of each group by its name; reading `group_numbers` would wait for a GPU."""
+    """The numbers of groups by name; reading `group_numbers` would wait for a GPU."""
 
     @naming({"groups": (), "group_mean": None, "group_std": None})
     def __init__(
@@ -102,12 +102,10 @@ class Cmvn(nn.Module):
             raise ArgumentError(f"unknown is {unknown!r}: it must be 'error' or 'global'")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ArgumentError(f"dtype is {dtype!r}: give a float dtype, such as torch.float16")
-        self.norm_means, self.norm_vars, self.unknown, self.dtype = (
-            norm_means,
-            norm_vars,
-            unknown,
-            dtype,
-        )
+        self.norm_means = norm_means
+        self.norm_vars = norm_vars
+        self.unknown = unknown
+        self.dtype = dtype
         self._set_statistics(mean, std, **groups)
 
     def _set_statistics(
@@ -122,21 +120,22 @@ class Cmvn(nn.Module):
             raise ArgumentError("groups: two groups have the same name")
         numbers = _group_numbers(groups)
         order = np.argsort(numbers, kind="stable")
-        means, stds = _stacked(mean, group_mean, order), _stacked(std, group_std, order)
+        means = _stacked(mean, group_mean, order)
+        stds = _stacked(std, group_std, order)
         if means.shape != stds.shape or not (
             means.isfinite().all() and stds.isfinite().all() and (stds >= 0).all()
         ):
-            both = f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}"
             raise ArgumentError(
-                f"{both}: they must be finite and of the same shape, and std must not be negative"
+                f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}: they must be "
+                "finite and of the same shape, and std must not be negative"
             )
-        names = "".join(f"{groups[at]}\0" for at in order).encode()
+        stds = torch.where(stds <= _CONSTANT * means.abs(), 1.0, stds)
+        names = "".join(f"{groups[position]}\0" for position in order).encode()
+        name_bytes = torch.tensor(list(names), dtype=torch.uint8, device="cpu")
         self.register_buffer("mean", means.float())
-        self.register_buffer("std", torch.where(stds <= _CONSTANT * means.abs(), 1.0, stds).float())
+        self.register_buffer("std", stds.float())
         self.register_buffer("group_numbers", torch.from_numpy(numbers[order]))
-        self.register_buffer(
-            "group_names", torch.tensor(list(names), dtype=torch.uint8, device="cpu")
-        )
+        self.register_buffer("group_names", name_bytes)
         self._number_of = _numbers_by_name(self.group_names)
 
     @classmethod
@@ -145,7 +144,7 @@ class Cmvn(nn.Module):
 
         Args:
             path: The file.
-            cache: A cache; statistics of any other version than its own are refused.
+            cache: A cache; statistics of another version are refused.
             options: `norm_means`, `norm_vars`, `unknown` and `dtype`, as for the class.
 
         Raises:
@@ -153,49 +152,47 @@ class Cmvn(nn.Module):
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:
-            remedy = f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
+            folder = cache.version.path
             raise StoreError(
-                f"{path}: is of {stats.version}, but the cache is "
-                f"{cache.version.path.name}: {remedy}"
+                f"{path}: is of {stats.version}, but the cache is {folder.name}: `featcache "
+                f"stats {quote(str(folder))} -o FILE` computes its own"
             )
-        groups: GroupStatistics = {}
         if stats.by is not None:
-            group_std = np.sqrt(stats.group_variance)
-            groups = {
+            options |= {
                 "groups": stats.groups,
                 "group_mean": stats.group_mean,
-                "group_std": group_std,
+                "group_std": np.sqrt(stats.group_variance),
             }
-        return cls(stats.mean, stats.std, **groups, **options)
+        return cls(stats.mean, stats.std, **options)
 
     @property
     def groups(self) -> list[str]:
-        """The names of the groups with their own statistics."""
+        """The names of the groups."""
         return list(self._number_of)
 
     def find(self, names: Sequence[str]) -> Tensor:
-        """The numbers of groups, which can be moved to the device ahead of time and
-        passed as `groups`.
+        """Return the numbers of groups, which can be moved to the device ahead of time
+        and passed as `groups`.
 
         Returns:
-            int64 `[names]`, on the CPU. If the names of all groups are whole numbers,
-            these are the numbers, as in the batches of a `FeatureDataset`; otherwise
-            groups are numbered from 0. An unknown name is -1.
+            int64 `[names]`, on the CPU. If the names of all groups are whole numbers, these are the
+            numbers, as in the batches of a `FeatureDataset`; otherwise groups are numbered from 0.
+            An unknown name is -1.
 
         Raises:
-            ArgumentError: A name is unknown, and `unknown` is "error"; up to ten are listed.
+            ArgumentError: A name is unknown, and `unknown` is "error".
         """
         if isinstance(names, str):
             raise ArgumentError(f"names is one name, {names!r}: give a list, one name for each row")
-        if self.unknown == "error" and (
-            strange := sorted({name for name in names if name not in self._number_of})
-        ):
+        unknown = {name for name in names if name not in self._number_of}
+        if unknown and self.unknown == "error":
             known = listing(map(repr, self.groups)) or "no groups"
-            what = f"no statistics for {listing(map(repr, strange))}: there are some for {known}"
-            raise ArgumentError(f"{what}; unknown='global' uses those of all frames instead")
-        return torch.tensor(
-            [self._number_of.get(name, -1) for name in names], dtype=torch.int64, device="cpu"
-        )
+            raise ArgumentError(
+                f"no statistics for {listing(map(repr, sorted(unknown)))}: there are some for "
+                f"{known}; unknown='global' uses those of all frames instead"
+            )
+        numbers = [self._number_of.get(name, -1) for name in names]
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def forward(
         self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None
@@ -205,50 +202,46 @@ class Cmvn(nn.Module):
         Args:
             features: Floats `[batch, frames, *item_shape]`.
             lengths: The lengths in frames, integers `[batch]`; frames beyond them are not
-                changed. Without it, all frames are normalised.
-            groups: The group of each row: names, or integers `[batch]` as returned by
-                `find`, on the features' device. Without it, the statistics of all frames
-                are used. On a GPU, unknown numbers cannot be reported without waiting: if
-                `unknown` is "error", rows of unknown groups become NaN.
+                changed. By default, all frames are normalised.
+            groups: The group of each row: names, or integers `[batch]` as returned by `find`,
+                on the features' device. By default, the statistics of all frames are used. On
+                a GPU, rows of unknown groups become NaN if `unknown` is "error", since
+                reporting them would wait.
 
         Returns:
             The normalised features, `[batch, frames, *item_shape]`.
 
         Raises:
-            ArgumentError: Shapes or dtypes do not fit, or a group is unknown and
-                `unknown` is "error".
+            ArgumentError: Shapes or dtypes do not fit, or a group is unknown and `unknown` is
+                "error".
         """
         mean, std = self._statistics(features, groups)
-        normalised = (
-            features - mean
-            if self.norm_means
-            else features.to(torch.promote_types(features.dtype, std.dtype))
-        )
-        return _finish(
-            normalised / std if self.norm_vars else normalised, features, lengths, self.dtype
-        )
+        normalised = features.to(torch.promote_types(features.dtype, std.dtype))
+        if self.norm_means:
+            normalised = normalised - mean
+        if self.norm_vars:
+            normalised = normalised / std
+        return _finish(normalised, features, lengths, self.dtype)
 
     def unnormalize(
         self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None
     ) -> Tensor:
-        """The inverse of `forward`, with the same arguments."""
+        """Invert `forward`. Takes the same arguments."""
         mean, std = self._statistics(features, groups)
-        restored = (
-            features * std
-            if self.norm_vars
-            else features.to(torch.promote_types(features.dtype, std.dtype))
-        )
-        return _finish(
-            restored + mean if self.norm_means else restored, features, lengths, self.dtype
-        )
+        restored = features.to(torch.promote_types(features.dtype, std.dtype))
+        if self.norm_vars:
+            restored = restored * std
+        if self.norm_means:
+            restored = restored + mean
+        return _finish(restored, features, lengths, self.dtype)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return what `print` shows."""
         return f"{list(self.mean.shape[1:])}, {len(self._number_of)} groups"
 
     def _statistics(self, features: Tensor, groups: Groups | None) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, `[1, *item_shape]`; with groups, of each row,
-        `[batch, 1, *item_shape]`."""
+        """Return mean and standard deviation, `[1, *item_shape]`; with groups, of each
+        row, `[batch, 1, *item_shape]`."""
         check_floats(features, "batch", "frames", *self.mean.shape[1:])
         if groups is None:
             # a tensor without dimensions would not promote half precision
@@ -259,11 +252,7 @@ class Cmvn(nn.Module):
             if features.device.type == "cuda":
                 numbers = numbers.pin_memory()
             numbers = numbers.to(features.device, non_blocking=True)
-        if (
-            numbers.shape != features.shape[:1]
-            or numbers.dtype.is_floating_point
-            or numbers.dtype == torch.bool
-        ):
+        if not is_whole(numbers) or numbers.shape != features.shape[:1]:
             raise ArgumentError(
                 f"groups is {described(numbers)}: give {len(features)} names or integers, "
                 "one per row"
@@ -272,21 +261,22 @@ class Cmvn(nn.Module):
         if not len(known):
             rows = torch.zeros_like(numbers)
         else:
-            at = torch.searchsorted(known, numbers).clamp_(max=len(known) - 1)
-            rows = torch.where(known[at] == numbers, at + 1, 0)
-        mean, std = self.mean[rows][:, None], self.std[rows][:, None]
+            position = torch.searchsorted(known, numbers).clamp_(max=len(known) - 1)
+            rows = torch.where(known[position] == numbers, position + 1, 0)
+        mean = self.mean[rows][:, None]
+        std = self.std[rows][:, None]
         if self.unknown == "error":
-            strange = rows == 0
-            if strange.device.type == "cpu" and strange.any():
-                names = map(str, sorted(set(numbers[strange].tolist())))
+            is_unknown = rows == 0
+            if is_unknown.device.type == "cpu" and is_unknown.any():
+                names = map(str, sorted(set(numbers[is_unknown].tolist())))
                 raise ArgumentError(f"no statistics for groups {listing(names)}")
-            strange = strange.view(-1, *[1] * (mean.ndim - 1))
-            mean, std = mean.masked_fill(strange, torch.nan), std.masked_fill(strange, torch.nan)
+            is_unknown = expand(is_unknown, mean)
+            mean = mean.masked_fill(is_unknown, torch.nan)
+            std = std.masked_fill(is_unknown, torch.nan)
         return mean, std
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Accept whatever groups the state has: their number may differ from that of this
-        module."""
+        """Accept any number of groups in the state."""
         for name, buffer in self._buffers.items():
             loaded = state_dict.get(prefix + name)
             if buffer is not None and loaded is not None and loaded.shape[1:] == buffer.shape[1:]:
@@ -314,21 +304,19 @@ def normalize_utterances(
 ) -> Tensor:
     """Normalise each utterance by the mean and the standard deviation of its own frames.
 
-    The result is bit-identical to that of the utterance alone, whatever the padding, and
-    the same on any device: sums are exact (see `_exact_sum`). A dimension that does not
-    vary within an utterance is centred but not scaled.
+    The result has the same bits whatever the padding and the device: sums are exact. A
+    dimension that does not vary within an utterance is centred but not scaled.
 
     Args:
         features: Floats `[batch, frames, *item_shape]`.
-        lengths: The lengths in frames, integers `[batch]`; frames beyond them do not
-            count and are not changed. Without it, all frames count.
-        norm_means: Whether to subtract means.
-        norm_vars: Whether to divide by standard deviations.
-        dtype: The dtype of the result; by default float32, or float64 for float64
-            features. Computed in float64.
+        lengths: The lengths in frames, integers `[batch]`; frames beyond them do not count and
+            are not changed. By default, all frames count.
+        norm_means: True to subtract means.
+        norm_vars: True to divide by standard deviations.
+        dtype: The dtype of the result; by default float32, or float64 for float64 features.
 
     Returns:
-        The normalised features, `[batch, frames, *item_shape]`.
+        The normalised features, `[batch, frames, *item_shape]`, computed in float64.
 
     Raises:
         ArgumentError: Shapes or dtypes do not fit.
@@ -347,7 +335,7 @@ def normalize_utterances(
 
 
 def _stacked(of_all: Any, of_groups: Any, order: Any) -> Tensor:
-    """The statistics of all frames, then those of the groups in this order, float64 `[1 +
+    """Stack the statistics of all frames and of the groups in this order, float64 `[1 +
     groups, *item_shape]`."""
     table: Tensor = torch.as_tensor(of_all, dtype=torch.float64, device="cpu").detach()[None]
     if (of_groups is None) != (not len(order)):
@@ -356,36 +344,35 @@ def _stacked(of_all: Any, of_groups: Any, order: Any) -> Tensor:
         return table
     groups = torch.as_tensor(of_groups, dtype=torch.float64, device="cpu").detach()
     if groups.shape != (len(order), *table.shape[1:]):
-        what = f"statistics of {len(order)} groups are {list(groups.shape)}"
-        raise ArgumentError(f"{what}: there must be {list(table.shape[1:])} of each")
+        raise ArgumentError(
+            f"statistics of {len(order)} groups are {list(groups.shape)}: there must be "
+            f"{list(table.shape[1:])} of each"
+        )
     return torch.cat([table, groups[torch.from_numpy(order)]])
 
 
 def _group_numbers(groups: Sequence[str]) -> NDArray[np.int64]:
-    """The groups' numbers, int64 `[groups]`: their names if all are whole numbers, and
-    otherwise 0, 1, 2 …"""
-    are_numbers = all(
-        name.isascii() and name.isdigit() and str(int(name)) == name for name in groups
-    )
-    # so that they fit into int64
-    are_numbers = are_numbers and all(len(name) < 19 for name in groups)
-    return np.array([int(name) for name in groups] if are_numbers else range(len(groups)), np.int64)
+    """Return the groups' numbers, int64 `[groups]`: their names if all are whole numbers
+    that fit, otherwise 0, 1, 2 …"""
+    if all(name.isascii() and name.isdigit() and len(name) < 19 for name in groups):
+        numbers = [int(name) for name in groups]
+        if [*map(str, numbers)] == [*groups]:
+            return np.array(numbers, np.int64)
+    return np.arange(len(groups), dtype=np.int64)
 
 
 def _numbers_by_name(names: Tensor) -> dict[str, int]:
-    """The number of each group by its name, from the buffer `group_names`."""
     groups = bytes(names.tolist()).decode().split("\0")[:-1]
     return dict(zip(groups, _group_numbers(groups).tolist(), strict=True))
 
 
 def _exact_sum(values: Tensor, counts: Tensor) -> Tensor:
-    """The sums over frames, float64 `[batch, 1, ...]`, with the same bits however a
-    device orders them, and with any padding, which is zeros in `values`, float64 `[batch,
-    frames, ...]`; `counts` has the number of other frames.
+    """Sum `values` over frames, float64 `[batch, 1, ...]`, with the same bits in any
+    order and with any padding by zeros. `values` are float64 `[batch, frames, ...]`, and
+    `counts` has the number of frames without padding.
 
     Values are rounded to multiples of a power of two: 2^-52 of the largest size that the
-    sum can have. That is small enough to lose nothing that matters, and large enough for
-    float64 to hold all partial sums exactly."""
+    sum can have. So float64 holds all partial sums exactly."""
     if not values.shape[1]:
         return values.sum(1, keepdim=True)
     largest = values.abs().amax(1, keepdim=True)
@@ -398,9 +385,7 @@ def _exact_sum(values: Tensor, counts: Tensor) -> Tensor:
 def _finish(
     normalised: Tensor, features: Tensor, lengths: Tensor | None, dtype: torch.dtype | None
 ) -> Tensor:
-    """Put the padding back as it was, and convert to `dtype` if it is given."""
     if lengths is not None:
-        normalised = torch.where(
-            expand(frame_mask(features, lengths), features), normalised, features
-        )
+        is_frame = expand(frame_mask(features, lengths), features)
+        normalised = torch.where(is_frame, normalised, features)
     return normalised if dtype is None else normalised.to(dtype)

@@ -1,5 +1,4 @@
-"""The device of extraction: threads, precision, and the transfer of waveforms and
-features."""
+"""The device of extraction: threads, precision, and transfers of waveforms and features."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from featcache.errors import MOST_THREADS, ConfigError, require_int
 
@@ -25,22 +25,20 @@ Waveforms = Sequence[NDArray[np.float32]]
 """The samples of several clips, each `[num_samples]`."""
 
 MAX_CPU_THREADS = 8
-"""The most threads that are used by default on a CPU: login nodes are shared, and with
-more the disk is the limit."""
+"""The most threads used by default on a CPU: login nodes are shared, and disks have limits."""
 
 BATCH_SECONDS = {"cpu": 120.0, "cuda": 320.0}
-"""Seconds of audio that a worker decodes before it extracts: enough to fill blocks and
-kernels, and little enough to be shared evenly among workers."""
+"""Seconds of audio that a worker decodes before it extracts: enough to fill kernels, and
+little enough to be shared evenly among workers."""
 
 _CUDA_SLOTS = 2
 """The number of batches on a GPU at once: one is computed while another is copied."""
 
 _LEAST_PINNED = 1 << 20
-"""Bytes of page-locked memory that are taken at least, since taking it is slow."""
+"""The least page-locked memory to allocate, in bytes, since that is slow."""
 
 _SLACK = 1.25
-"""How much more page-locked memory is taken than a batch needs, since batches differ in
-length."""
+"""The factor by which more page-locked memory is allocated than a batch needs."""
 
 _ALIGNED = 16
 """The number of samples in 64 bytes, to which torch aligns its own tensors."""
@@ -53,8 +51,8 @@ _VIRTUAL_MEMORY = 102
 
 
 def parse_device(name: str | torch.device) -> torch.device:
-    """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another
-    that torch knows. A ValueError says why there is none, without the name."""
+    """Return a torch device of this machine by its name. Raises a ValueError that does
+    not repeat the name."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
@@ -69,8 +67,8 @@ def parse_device(name: str | torch.device) -> torch.device:
 
 
 def extraction_device(name: str) -> torch.device:
-    """A device of this machine that extractors run on, by its name. Raises ConfigError if
-    there is none."""
+    """Return a device of this machine that extractors run on, by its name. Raises
+    ConfigError if there is none."""
     try:
         device = parse_device(name)
     except ValueError as error:
@@ -81,12 +79,10 @@ def extraction_device(name: str) -> torch.device:
 
 
 def on_this_device(device: torch.device) -> torch.device:
-    """A device with its number: `cuda` is the current one of the thread that asks, and in
-    another thread, the first."""
+    """Return a device with its number: `cuda` is the current one of the calling thread."""
     if str(device) != "cuda":
         return device
-    # A process that has not touched CUDA has chosen none; asking would take memory of the
-    # first.
+    # Without CUDA's context no device was chosen, and asking would take memory of the first.
     chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     return torch.device("cuda", chosen)
 
@@ -95,11 +91,12 @@ class PinnedMemory:
     """Page-locked memory, and an event after the last copy from it."""
 
     def __init__(self) -> None:
-        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits does not spin
+        # waiting for a blocking event does not spin
+        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """So many bytes, uint8, that nothing is being copied from any more."""
+    def take(self, num_bytes: int) -> Tensor:
+        """Return so many bytes, uint8, from which nothing is being copied any more."""
         self.copied.synchronize()
         if len(self._memory) < num_bytes:
             size = int(max(num_bytes, _LEAST_PINNED) * _SLACK)
@@ -109,7 +106,7 @@ class PinnedMemory:
 
 @dataclass
 class _Slot:
-    """What one batch at a time uses on the device."""
+    """The stream and staging buffers of one batch at a time."""
 
     stream: torch.cuda.Stream | None = None
     """The stream on a GPU; made when the slot is first taken."""
@@ -120,14 +117,11 @@ class _Slot:
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
-    `configure_torch` must be called before extractors are built.
-
     On the CPU each worker computes by itself, with torch's own threads set to one. On a
-    GPU at most `_CUDA_SLOTS` workers hold device memory at once. Each of them holds a
-    slot, which has a stream and pinned staging buffers, so that copies and kernels of
-    different batches overlap. Streams belong to slots and not to workers because torch
-    keeps memory that was freed on a stream for that stream: with a stream for each
-    worker, all would divide the GPU's memory.
+    GPU at most `_CUDA_SLOTS` workers hold device memory at once. Each holds a slot, with
+    a stream and pinned staging buffers, so that copies and kernels of different batches
+    overlap. Torch keeps memory that was freed on a stream for that stream: with a stream
+    for each worker, all would divide the GPU's memory.
 
     Args:
         name: The device's name: `cpu`, `cuda`, `cuda:1`. None means cuda if there is one.
@@ -136,31 +130,35 @@ class Device:
 
     Attributes:
         batch_seconds: About how many seconds of audio a worker extracts at once.
-        workers: The number of worker threads to run. On a GPU it is larger than `threads`
-            by the number of workers that wait for the GPU instead of decoding.
+        workers: The number of worker threads, with those that wait for a GPU.
         slots: The number of workers that may be on the device at once.
-        row_workers: The number of workers that compute all padded rows, and do nothing
-            else; 0 if every worker does everything. On a GPU these are few, since cuDNN's
-            plans and cuBLAS's workspaces belong to threads: each thread makes a plan for
-            each convolution and padded length, and takes 32 MiB for each stream.
+        row_workers: The number of workers that only compute padded rows; 0 if every worker
+            does everything. On a GPU these are few, since each thread makes its own cuDNN
+            plans, and takes 32 MiB for cuBLAS on each stream.
 
     Raises:
         ConfigError: There is no such device.
-        ArgumentError: That is no number of threads.
+        ArgumentError: `threads` is not a number of threads.
     """
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
-        self._name = name or ("cuda" if _has_gpu_driver() and torch.cuda.is_available() else "cpu")
-        self.is_cuda = self._name != "cpu" and self.torch_device.type == "cuda"
-        self.batch_seconds = BATCH_SECONDS["cuda" if self.is_cuda else "cpu"]
+        if not name:
+            name = "cuda" if _has_gpu_driver() and torch.cuda.is_available() else "cpu"
+        self._name = name
+        self.is_cuda = name != "cpu" and self.torch_device.type == "cuda"
         if threads is not None:
             threads = require_int("threads", threads, 1, MOST_THREADS)
-        # that this process may use, which may be fewer than the machine has
-        cores = len(os.sched_getaffinity(0))
-        self.threads = threads or (cores if self.is_cuda else min(cores, MAX_CPU_THREADS))
-        self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
-        self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
-        self.row_workers = _CUDA_SLOTS if self.is_cuda else 0
+        available_cores = len(os.sched_getaffinity(0))
+        if self.is_cuda:
+            self.batch_seconds = BATCH_SECONDS["cuda"]
+            self.threads = threads or available_cores
+            self.workers = self.threads + _CUDA_SLOTS
+            self.slots = self.row_workers = _CUDA_SLOTS
+        else:
+            self.batch_seconds = BATCH_SECONDS["cpu"]
+            self.threads = threads or min(available_cores, MAX_CPU_THREADS)
+            self.workers = self.slots = self.threads
+            self.row_workers = 0
         self._free: LifoQueue[_Slot] = LifoQueue()
         for _ in range(self.slots):
             self._free.put(_Slot())
@@ -169,13 +167,11 @@ class Device:
 
     @cached_property
     def torch_device(self) -> torch.device:
-        """The device for torch, with its number if it is a GPU. To know that it is the
-        CPU needs no torch."""
+        """The torch device, with its number if it is a GPU."""
         return on_this_device(extraction_device(self._name))
 
     def configure_torch(self) -> None:
-        """Make torch in this process ready for extraction: one thread of its own, TF32
-        off, repeatable kernels."""
+        """Make torch in this process ready for extraction, before extractors are built."""
         torch.set_num_threads(1)
         # fp32 means fp32, on a CPU too, where "medium" would let oneDNN round to bfloat16.
         torch.set_float32_matmul_precision("highest")
@@ -183,13 +179,11 @@ class Device:
         for part in _with_switch(torch.backends.mkldnn, "matmul", "conv", "rnn"):
             part.fp32_precision = "ieee"
         if self.is_cuda:
-            # Otherwise cuDNN may choose kernels by trial, and cuBLAS its workspace by
-            # what else runs.
+            # otherwise cuDNN chooses kernels by trial, and cuBLAS a workspace by what else runs
             torch.backends.cudnn.benchmark = False
             torch.backends.cudnn.deterministic = True
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            # Otherwise torch keeps freed memory for each shape by itself: 32 GiB for
-            # EnCodec, and not 14.
+            # otherwise torch keeps freed memory for each shape: 32 GiB for EnCodec, not 14
             if "PYTORCH_ALLOC_CONF" not in os.environ and _has_virtual_memory():
                 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         else:
@@ -201,21 +195,20 @@ class Device:
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
 
     def use_nearby_cores(self) -> None:
-        """Keep this thread, and those that it starts, on the cores that are next to the
-        GPU, if that is known."""
-        if self.is_cuda:
-            found: Any = torch.cuda.get_device_properties(self.torch_device)
-            if not hasattr(found, "pci_domain_id"):  # an older torch
-                return
-            address = (
-                f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-            )
-            if cores := cores_near(address) & os.sched_getaffinity(0):
-                os.sched_setaffinity(0, cores)
+        """Keep this thread, and those that it starts, on the cores next to the GPU, if they
+        are known."""
+        if not self.is_cuda:
+            return
+        gpu: Any = torch.cuda.get_device_properties(self.torch_device)
+        if not hasattr(gpu, "pci_domain_id"):  # an older torch
+            return
+        address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        cores = cores_near(address) & os.sched_getaffinity(0)
+        if cores:
+            os.sched_setaffinity(0, cores)
 
     def is_lost(self) -> bool:
-        """Whether this process can no longer use the device: some CUDA errors stay until
-        the process ends."""
+        """Tell whether this process can no longer use the device, as after some CUDA errors."""
         with suppress(RuntimeError):
             if self.is_cuda:
                 torch.cuda.synchronize(self.torch_device)
@@ -237,8 +230,7 @@ class Device:
                     return
                 if slot.stream is None:
                     slot.stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-                # Extractors are built on the default stream, and other streams do not
-                # wait for it by themselves.
+                # extractors are built on the default stream
                 slot.stream.wait_stream(torch.cuda.default_stream(self.torch_device))
                 with torch.cuda.device(self.torch_device), torch.cuda.stream(slot.stream):
                     yield
@@ -246,55 +238,54 @@ class Device:
             for slot in reversed(held):
                 self._free.put(slot)
 
-    def upload(self, waveforms: Waveforms, align: bool = True) -> list[torch.Tensor]:
-        """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one
-        copy from pinned memory.
+    def upload(self, waveforms: Waveforms, align: bool = True) -> list[Tensor]:
+        """Move waveforms to float32 tensors `[num_samples]` on the device; to a GPU, by
+        one copy from pinned memory.
 
         Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum
-        that begins elsewhere rounds in another way. On a CPU, a waveform that begins
-        elsewhere is copied, unless `align` is False."""
+        that begins elsewhere rounds in another way. With `align` False, a CPU copies
+        nothing."""
         if not self.is_cuda:
             tensors = [torch.from_numpy(waveform) for waveform in waveforms]
-            return [
-                tensor.clone() if align and tensor.data_ptr() % (4 * _ALIGNED) else tensor
-                for tensor in tensors
-            ]
-        starts = np.cumsum(
-            [0, *(-(-len(waveform) // _ALIGNED) * _ALIGNED for waveform in waveforms)]
-        ).tolist()
-        staging = self._pinned("up", starts[-1], torch.float32)
+            if align:
+                tensors = [
+                    tensor.clone() if tensor.data_ptr() % (4 * _ALIGNED) else tensor
+                    for tensor in tensors
+                ]
+            return tensors
+        slices = []
+        end = 0
+        for waveform in waveforms:
+            slices.append(slice(end, end + len(waveform)))
+            end += -(-len(waveform) // _ALIGNED) * _ALIGNED
+        staging = self._pinned("up", end, torch.float32)
         filled = staging.numpy()
-        for start, waveform in zip(starts, waveforms, strict=False):
-            filled[start : start + len(waveform)] = waveform
+        for place, waveform in zip(slices, waveforms, strict=True):
+            filled[place] = waveform
         samples = self._sent(staging)
-        return [
-            samples[start : start + len(waveform)]
-            for start, waveform in zip(starts, waveforms, strict=False)
-        ]
+        return [samples[place] for place in slices]
 
     def upload_rows(
         self, waveforms: Waveforms, rows: int, padded_length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, padded with
-        zeros and filled up with copies of the first, and their lengths, int64
+    ) -> tuple[Tensor, Tensor]:
+        """Move waveforms `[n]` to float32 `[rows, padded_length]` on the device, padded with
+        zeros and filled up with copies of the first. Return them and their lengths, int64
         `[rows]`."""
         filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
         if self.is_cuda:
-            staging = self._pinned("up", rows * padded_length, torch.float32).view(
-                rows, padded_length
-            )
+            staging = self._pinned("up", rows * padded_length, torch.float32)
+            staging = staging.view(rows, padded_length)
         else:
             staging = torch.empty(rows, padded_length)
         for row, waveform in zip(staging.numpy(), filled_up, strict=True):
             row[: len(waveform)] = waveform
             row[len(waveform) :] = 0
         padded = self._sent(staging) if self.is_cuda else staging
-        return padded, torch.tensor(
-            [len(waveform) for waveform in filled_up], device=self.torch_device
-        )
+        lengths = [len(waveform) for waveform in filled_up]
+        return padded, torch.tensor(lengths, device=self.torch_device)
 
-    def download(self, features: torch.Tensor) -> NDArray[np.generic]:
-        """A contiguous tensor as a numpy array; on a GPU it is a copy, made after all
+    def download(self, features: Tensor) -> NDArray[np.generic]:
+        """Return a contiguous tensor as a numpy array; from a GPU a copy, made after all
         work of the slot's stream."""
         if not self.is_cuda:
             return features.numpy()
@@ -303,54 +294,53 @@ class Device:
         self._own.slot.stream.synchronize()
         return staging.numpy().reshape(features.shape).copy()
 
-    def _pinned(self, use: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Room for `size` elements in the slot's page-locked memory for `use`."""
+    def _pinned(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
+        """Return `size` elements of the slot's page-locked memory for `use`."""
         pinned: PinnedMemory = self._own.slot.pinned[use]
         return pinned.take(size * dtype.itemsize).view(dtype)
 
-    def _sent(self, staging: torch.Tensor) -> torch.Tensor:
-        """What lies in the slot's memory for `up`, on its way to the GPU."""
+    def _sent(self, staging: Tensor) -> Tensor:
+        """Send the contents of the slot's memory for `up` to the GPU."""
         sent = staging.to(self.torch_device, non_blocking=True)
         self._own.slot.pinned["up"].copied.record(self._own.slot.stream)
         return sent
 
 
 def _has_gpu_driver() -> bool:
-    """Whether there is a driver of NVIDIA's or AMD's, without which torch sees no GPU,
-    and need not be asked."""
+    """Tell whether there is a driver of NVIDIA's or AMD's, without which torch sees no GPU."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        # the latter in Windows' Linux
-        return Path("/dev/kfd").exists() or Path("/dev/dxg").exists()
+        return Path("/dev/kfd").exists() or Path("/dev/dxg").exists()  # AMD; Windows' Linux
     return True
 
 
 def _has_virtual_memory() -> bool:
-    """Whether NVIDIA's driver maps a GPU's memory piece by piece: that of some virtual
-    GPUs does not, and in Windows' Linux, some fail at it
-    (https://github.com/pytorch/pytorch/issues/192330)."""
-    found = ctypes.c_int(0)
+    """Tell whether NVIDIA's driver maps a GPU's memory piece by piece. In Windows' Linux,
+    some fail at it (https://github.com/pytorch/pytorch/issues/192330)."""
+    is_supported = ctypes.c_int(0)
     with suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
-        driver.cuDeviceGetAttribute(ctypes.byref(found), _VIRTUAL_MEMORY, 0)
-    return bool(found.value) and not Path("/dev/dxg").exists()
+        driver.cuDeviceGetAttribute(ctypes.byref(is_supported), _VIRTUAL_MEMORY, 0)
+    return bool(is_supported.value) and not Path("/dev/dxg").exists()
 
 
 def cores_near(pci_address: str, system: Path = Path("/sys")) -> set[int]:
-    """The cores of the NUMA node that a PCI device is attached to, by `/sys`: all of them
-    if none is nearer; empty if that is not known. The address is domain, bus, device and
-    function, as `0000:3b:00.0`."""
+    """Return the cores of the NUMA node of a PCI device, such as `0000:3b:00.0`, by
+    `/sys`: all cores if none is nearer; none if that is not known."""
+    cores: set[int] = set()
     with suppress(OSError, ValueError):
         listed = (system / "bus/pci/devices" / pci_address / "local_cpulist").read_text().strip()
-        ranges = [[int(end) for end in part.split("-")] for part in listed.split(",") if part]
-        return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
+        for part in filter(None, listed.split(",")):
+            first, _, last = part.partition("-")
+            cores |= {*range(int(first), int(last or first) + 1)}
+        return cores
     return set()
 
 
 class Tf32(NamedTuple):
-    """What a GPU may round to ten bits before it multiplies."""
+    """The operations in which a GPU may round to ten bits before it multiplies."""
 
     products: bool
     """The factors of matrix products."""
@@ -361,19 +351,20 @@ class Tf32(NamedTuple):
 
 
 def get_tf32() -> Tf32:
-    """The switches of this process."""
-    if parts := _tf32_parts():
+    """Return the switches of this process."""
+    parts = _tf32_parts()
+    if parts:
         return Tf32(*(part.fp32_precision == "tf32" for part in parts))
     in_cudnn = torch.backends.cudnn.allow_tf32
     return Tf32(torch.backends.cuda.matmul.allow_tf32, in_cudnn, in_cudnn)
 
 
 def set_tf32(allowed: Tf32) -> None:
-    """Set the switches of this process. Before torch 2.9, convolutions and LSTMs have one.
+    """Set the switches of this process.
 
-    The old ones come first, because torch refuses to read them once they disagree with
-    the new ones. Alone they would not do: False leaves convolutions and LSTMs to
-    `torch.backends.fp32_precision`, which may say TF32."""
+    The old switches, the only ones before torch 2.9, come first, because torch refuses to
+    read them once they disagree with the new ones. Alone, False would leave convolutions
+    and LSTMs to `torch.backends.fp32_precision`."""
     torch.backends.cuda.matmul.allow_tf32 = allowed.products
     torch.backends.cudnn.allow_tf32 = allowed.convolutions
     for part, is_allowed in zip(_tf32_parts(), allowed, strict=False):
@@ -381,27 +372,24 @@ def set_tf32(allowed: Tf32) -> None:
 
 
 def _tf32_parts() -> list[Any]:
-    """What has switches of its own, in the order of `Tf32`."""
     return [
         *_with_switch(torch.backends.cuda, "matmul"),
         *_with_switch(torch.backends.cudnn, "conv", "rnn"),
     ]
 
 
-def _with_switch(backend: Any, *parts: str) -> list[Any]:
-    """Those parts of a backend that have a switch of their own; none before torch 2.9."""
-    found = (getattr(backend, part, None) for part in parts)
-    return [part for part in found if hasattr(part, "fp32_precision")]
+def _with_switch(backend: Any, *names: str) -> list[Any]:
+    """List those parts of a backend that have a switch; none before torch 2.9."""
+    parts = [getattr(backend, name, None) for name in names]
+    return [part for part in parts if hasattr(part, "fp32_precision")]
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep freed memory and reuse it; other allocators are left as
-    they are.
-
-    Otherwise malloc returns large blocks to the kernel at once, and every intermediate
-    result of a model causes page faults again: EnCodec on rows of 8 s spent half its time
-    on them."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+    """Let glibc's malloc keep freed memory and reuse it. Otherwise it returns large
+    blocks to the kernel, and every intermediate result of a model causes page faults
+    again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-        mallopt(_M_ARENA_MAX, 1)  # the arena of a thread could not hold blocks above 64 MB
+        mallopt(_M_ARENA_MAX, 1)  # a thread's own arena could not hold blocks above 64 MB

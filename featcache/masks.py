@@ -11,18 +11,18 @@ without a loop.
 `torch.nn.TransformerEncoder` and SpeechBrain, True means masked:
 `for_multihead_attention` inverts a mask for them.
 
-Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020,
-arXiv:2012.05481): frames are cut into chunks of `chunk_size`, the last may be shorter,
-and a frame attends to its whole chunk and `num_left_chunks` before it.
+Chunks are those of WeNet's U2 (Zhang et al. 2020, arXiv:2012.05481): frames are cut into
+chunks of `chunk_size`, the last may be shorter, and a frame attends to its whole chunk
+and `num_left_chunks` before it.
 
 The last causal and chunked masks are cached and **shared**: calls with the same arguments
-return the same tensor. So never change such a mask in place, which would change it for
-later calls; `clone()` it first.
+return the same tensor. Never change such a mask in place; `clone()` it first.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,12 +32,12 @@ from featcache.errors import ArgumentError
 __all__ = ["attention_mask", "causal_mask", "chunk_mask", "for_multihead_attention", "padding_mask"]
 
 _NUM_SHARED, _MOST_SHARED_FRAMES = 4, 4096
-"""How many masks are shared, on all devices together, and how long these may be: 64 MiB
-in all."""
+"""The number of masks that are shared, on all devices together, and their greatest
+length: 64 MiB in all."""
 
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
-    """True for the frames of a padded batch, False for padding.
+    """Mark the frames of a padded batch True, padding False.
 
     Args:
         lengths: The lengths in frames, integers `[batch]`.
@@ -51,10 +51,7 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
     Raises:
         ArgumentError: `lengths` is not an integer tensor with one length per row.
     """
-    is_whole = isinstance(lengths, Tensor) and not (
-        lengths.is_floating_point() or lengths.dtype == torch.bool
-    )
-    if not is_whole or lengths.ndim != 1:
+    if not is_whole(lengths) or lengths.ndim != 1:
         raise ArgumentError(
             f"lengths is {described(lengths)}: give a tensor of integers [batch], in frames"
         )
@@ -65,7 +62,7 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
 
 
 def causal_mask(num_frames: int, *, device: torch.device | str | None = None) -> Tensor:
-    """Each frame may attend to itself and to those before it: chunks of one frame.
+    """Let each frame attend to itself and to those before it: chunks of one frame.
 
     Returns:
         A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys.
@@ -83,20 +80,20 @@ def chunk_mask(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Each frame may attend to its whole chunk, and to the chunks before it.
+    """Let each frame attend to its whole chunk, and to the chunks before it.
 
     Args:
         num_frames: The number of queries, and of keys.
         chunk_size: The number of frames per chunk. With `num_frames` or more, all frames
             attend to all.
-        num_left_chunks: The number of chunks before a frame's own that it may attend to;
-            0 for none, None for all. (WeNet's `num_left_chunks`, with -1 for all;
-            SpeechBrain's `left_context_size`.)
+        num_left_chunks: The number of chunks before its own that a frame may attend to; None
+            for all. (WeNet's `num_left_chunks`, with -1 for all; SpeechBrain's
+            `left_context_size`.)
         device: The device of the mask; by default torch's default device.
 
     Returns:
-        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by
-        keys, contiguous.
+        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys,
+        contiguous.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -111,36 +108,33 @@ def chunk_mask(
     num_left_chunks = min(num_left_chunks, others)
     # "cuda" becomes "cuda:0", and None the default device
     device = torch.empty(0, device=device).device
-    # What is compiled, or captured in a CUDA graph, is recorded: its tensors have no
-    # values yet.
+    # tensors that are compiled, or captured in a CUDA graph, have no values yet
     is_recorded = torch.compiler.is_compiling() or (
         device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     )
     if is_recorded or num_frames > _MOST_SHARED_FRAMES:
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-    # Shared within a stream only: another stream might read a mask before it is written.
+    # another stream might read a mask before it is written
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return _shared_mask(num_frames, chunk_size, num_left_chunks, device, stream)
 
 
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
-    """Which frame of each row may attend to which, for `scaled_dot_product_attention`.
+    """Combine masks for `scaled_dot_product_attention`.
 
     No frame is left without a key: its softmax would be 0 / 0, and NaN would spread from
     layer to layer to all frames. So padding frames may also attend to themselves and,
-    without `frames`, a row of length 0 may attend to all of its padding. What real frames
-    attend to does not change.
+    without `frames`, a row of length 0 to all of its padding. What real frames attend to
+    does not change.
 
     Args:
         padding: The padding mask, bool `[batch, frames]`, from `padding_mask`.
-        frames: Which frames may attend to which in every row, bool `[frames, frames]`,
-            queries by keys, for example from `chunk_mask`. Without it, every frame of a
-            row may attend to every other.
+        frames: The frames that may attend to each other in every row, bool `[frames, frames]`,
+            queries by keys, for example from `chunk_mask`; by default all.
 
     Returns:
-        A new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries
-            by keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all
-            queries.
+        A new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries by
+            keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all queries.
 
     Raises:
         ArgumentError: The masks have other shapes, or are not bool.
@@ -157,20 +151,19 @@ def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
 
 
 def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tensor:
-    """The inverse mask, True where masked, for `torch.nn.MultiheadAttention` and other
-    modules with that convention.
+    """Invert a mask, for `torch.nn.MultiheadAttention` and other modules to which True
+    means masked.
 
     Args:
-        mask: The mask, bool, True for what may be attended to: `[batch, frames]`,
-            `[frames, frames]`, or the result of `attention_mask`.
+        mask: The mask, bool: `[batch, frames]`, `[frames, frames]`, or the result of
+            `attention_mask`.
         num_heads: The layer's number of heads, for a mask from `attention_mask`.
 
     Returns:
         A new bool tensor. For a mask of two dimensions it has the same shape, for
-        `key_padding_mask` or `attn_mask`. For a mask from `attention_mask` it is `[batch
-        * num_heads, frames, frames]`, for `attn_mask`: larger, but with a key for every
-        frame. If a padding mask and a chunk mask are passed separately, padding frames
-        may have no key, and the layer returns NaN for them, which the next layer spreads.
+        `key_padding_mask` or `attn_mask`. For a mask from `attention_mask` it is `[batch *
+        num_heads, frames, frames]`, for `attn_mask`, with a key for every frame. If two masks
+        are passed separately, padding frames may have no key, and become NaN.
 
     Raises:
         ArgumentError: The mask has another shape or dtype, or `num_heads` is missing.
@@ -179,23 +172,25 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
         _check_mask("mask", mask)
         return ~mask
     if mask.ndim != 4 or mask.dtype != torch.bool or num_heads is None:
-        what = f"mask is {described(mask)}, num_heads {num_heads}"
         raise ArgumentError(
-            f"{what}: give a bool mask of two dimensions, or one from attention_mask, and num_heads"
+            f"mask is {described(mask)}, num_heads {num_heads}: give a bool mask of two "
+            "dimensions, or one from attention_mask, and num_heads"
         )
     batch, _, _, num_frames = mask.shape
     return (~mask).expand(batch, num_heads, num_frames, num_frames).flatten(0, 1)
 
 
 def check_floats(features: Tensor, *shape: str | int) -> None:
-    """Refuse what is no tensor of floats of this shape: a name is any size, "..." at the
-    end any more of them."""
+    """Raise ArgumentError unless `features` are floats of this shape. A name is any size;
+    "..." at the end stands for any more dimensions."""
     if not isinstance(features, Tensor):
         raise ArgumentError(f"features is {described(features)}: give a tensor")
-    sizes = [*shape[:-1], *features.shape[len(shape) - 1 :]] if shape[-1] == "..." else shape
-    pairs = zip(sizes, features.shape, strict=False)
+    sizes = [*shape]
+    if shape[-1] == "...":
+        sizes[-1:] = features.shape[len(shape) - 1 :]
     fits = len(sizes) == features.ndim and all(
-        isinstance(size, str) or size == found for size, found in pairs
+        isinstance(size, str) or size == actual
+        for size, actual in zip(sizes, features.shape, strict=True)
     )
     if not (features.is_floating_point() and fits):
         raise ArgumentError(
@@ -204,34 +199,37 @@ def check_floats(features: Tensor, *shape: str | int) -> None:
 
 
 def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """What are frames of features, floats `[batch, frames, ...]`, not padding (none
-    without lengths): bool `[batch, frames]`. An ArgumentError refuses others, and lengths
-    not one per row, on the features' device."""
+    """Mark the frames of features, floats `[batch, frames, ...]`, that are not padding:
+    bool `[batch, frames]`; all without lengths. Raises ArgumentError unless there is one
+    length per row, on the features' device."""
     check_floats(features, "batch", "frames", "...")
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     is_frame = padding_mask(lengths, features.shape[1])
     if lengths.shape != features.shape[:1] or lengths.device != features.device:
-        what = (
-            f"lengths is {list(lengths.shape)} on {lengths.device}, for {len(features)} "
-            f"rows on {features.device}"
+        raise ArgumentError(
+            f"lengths is {list(lengths.shape)} on {lengths.device}, for {len(features)} rows on "
+            f"{features.device}: give one length for each row, on the features' device"
         )
-        raise ArgumentError(f"{what}: give one length for each row, on the features' device")
     return is_frame
 
 
-def described(value: object) -> str:
-    """A tensor by its dtype and its shape, and anything else by its type, for a message."""
-    return (
-        f"{value.dtype} {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else f"a {type(value).__name__}"
+def is_whole(value: object) -> TypeGuard[Tensor]:
+    """Tell whether a value is a tensor of integers."""
+    return isinstance(value, Tensor) and not (
+        value.is_floating_point() or value.dtype == torch.bool
     )
 
 
+def described(value: object) -> str:
+    """Describe a tensor by its dtype and shape, other values by their type."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
 def expand(values: Tensor, like: Tensor) -> Tensor:
-    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of
-    another tensor."""
+    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of `like`."""
     return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
 
 

@@ -1,15 +1,14 @@
 """Floats as uint8: each item has a scale and an offset for each of its dimensions.
 
-Of the values x that one dimension has in one item, all in float32:
+For the values x of one dimension in one item, all in float32:
 
     offset = min(x)      scale = (max(x) - min(x)) / 255      level = round((x - offset) / scale)
 
-What is read is `offset + scale * level`. Apart from rounding in float32, it is off by at
-most half a scale, which is 1/510 of the dimension's range in that item. Rounding is to
-even. A constant dimension has scale 0, and is exact.
+`offset + scale * level` is off by at most half a scale, apart from rounding in float32.
+Rounding is to even. A constant dimension has scale 0, and is exact.
 
 Every step is a comparison or one operation of IEEE 754, so all devices give the same
-bytes for the same features, and the same values for the same bytes.
+bytes and values.
 """
 
 from __future__ import annotations
@@ -20,22 +19,24 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from featcache.errors import ArgumentError, ExtractorError
+from featcache.masks import described, expand, is_whole
 from featcache.spec import QUANTIZATION, FeatureSpec, Track
 
 LEVELS = 256
 
 
 def is_quantized(made: str, stored: str) -> bool:
-    """Whether features of the dtype `made` are quantised when they are stored as
+    """Tell whether features of the dtype `made` are quantised when they are stored as
     `stored`; codes never are."""
     return stored == "uint8" and np.dtype(made).kind == "f"
 
 
 def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
-    """The spec of a version that stores an extractor's features as `dtype`; an
-    ExtractorError if one of its side arrays has the name that quantisation needs."""
+    """Return the spec of a version that stores an extractor's features as `dtype`; raise
+    ExtractorError if a side array has the name that quantisation needs."""
     if any(side.name == QUANTIZATION for side in spec.side):
         raise ExtractorError(
             f"side array {QUANTIZATION}: the name is reserved for quantised features"
@@ -48,11 +49,9 @@ def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
     return replace(spec, dtype="float32", side=(*spec.side, parameters))
 
 
-def quantize(
-    features: torch.Tensor, num_frames: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise some items on the device where they are, each by itself: float `[frames,
-    *item_shape]`, one after the other, each of so many frames, at least 1.
+def quantize(features: Tensor, num_frames: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Quantise items on their device, each by itself: float `[frames, *item_shape]`, one
+    after the other, each of so many frames, at least 1.
 
     Returns the levels, uint8 `[frames, *item_shape]`; the parameters, float32 `[items, 2,
     *item_shape]`: scale, offset. If an item holds NaN or infinity, or its range exceeds
@@ -73,33 +72,29 @@ def quantize(
     scale = torch.where(is_finite, scale, torch.inf)
     divisor = torch.where(scale == 0, 1.0, scale)
     levels = torch.empty_like(flat)
-    for i, (item, level) in enumerate(
-        zip(items, torch.split(levels, list(num_frames)), strict=True)
-    ):
-        torch.sub(item, offset[i], out=level).div_(divisor[i])
+    for i, level in enumerate(torch.split(levels, list(num_frames))):
+        torch.sub(items[i], offset[i], out=level).div_(divisor[i])
     levels.round_().clamp_(0, LEVELS - 1)
-    parameters = torch.stack([scale, offset], 1)
-    return levels.to(torch.uint8).view(features.shape), parameters.view(
-        len(items), 2, *features.shape[1:]
-    )
+    parameters = torch.stack([scale, offset], 1).view(len(items), 2, *features.shape[1:])
+    return levels.to(torch.uint8).view(features.shape), parameters
 
 
 def dequantize(
-    levels: torch.Tensor,
-    parameters: torch.Tensor,
+    levels: Tensor,
+    parameters: Tensor,
     dtype: torch.dtype | None = None,
     *,
-    lengths: torch.Tensor | None = None,
+    lengths: Tensor | None = None,
     padding_value: float = 0,
-) -> torch.Tensor:
-    """The values of a padded batch of levels, computed on its device.
+) -> Tensor:
+    """Compute the values of a padded batch of levels, on its device.
 
     Args:
         levels: The stored levels, uint8 `[batch, frames, *item_shape]`.
         parameters: The scale and offset of each utterance, float32 `[batch, 2, *item_shape]`.
         dtype: The dtype of the result, by default float32, in which values are computed.
-        lengths: The length of each utterance in frames, integers `[batch]`; frames beyond
-            it become `padding_value`. None if there is no padding.
+        lengths: The length of each utterance in frames, integers `[batch]`; None if there is
+            no padding.
         padding_value: The value of frames beyond the lengths.
 
     Returns:
@@ -113,19 +108,19 @@ def dequantize(
     values = (levels * parameters[:, 0, None]).add_(parameters[:, 1, None])
     if lengths is not None:
         beyond = torch.arange(levels.shape[1], device=lengths.device) >= lengths[:, None]
-        values.masked_fill_(beyond.view(*beyond.shape, *[1] * (levels.ndim - 2)), padding_value)
+        values.masked_fill_(expand(beyond, values), padding_value)
     return values.to(dtype)
 
 
 def _check_batch(levels: object, parameters: object, dtype: object, lengths: object) -> None:
-    if not isinstance(levels, torch.Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
+    if not isinstance(levels, Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
         raise ArgumentError(
             f"levels is {_described(levels)}: give uint8 [batch, frames, ...], from batch(raw=True)"
         )
     batch, _, *item_shape = levels.shape
     expected = torch.float32, (batch, 2, *item_shape), levels.device
     if (
-        not isinstance(parameters, torch.Tensor)
+        not isinstance(parameters, Tensor)
         or (parameters.dtype, parameters.shape, parameters.device) != expected
     ):
         fitting = f"float32 {[batch, 2, *item_shape]} on {levels.device}, from quantization"
@@ -133,9 +128,7 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ArgumentError(f"dtype is {dtype}: give a float dtype, such as torch.float16")
     if lengths is not None and not (
-        isinstance(lengths, torch.Tensor)
-        and (lengths.shape, lengths.device) == ((batch,), levels.device)
-        and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+        is_whole(lengths) and (lengths.shape, lengths.device) == ((batch,), levels.device)
     ):
         raise ArgumentError(
             f"lengths is {_described(lengths)}: give integers [{batch}] on {levels.device}"
@@ -143,6 +136,5 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
 
 
 def _described(value: object) -> str:
-    if not isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__}"
-    return f"{value.dtype} {list(value.shape)} on {value.device}"
+    where = f" on {value.device}" if isinstance(value, Tensor) else ""
+    return described(value) + where

@@ -1,6 +1,5 @@
-"""A model's folder: its JSON, its tensors, which are never unpickled, and the hash of
-what decides values; and the model that transformers builds from it, complete, without
-messages, and with weight norm folded."""
+"""A model's folder: its JSON, its tensors, which are never unpickled, the hash of what
+decides values, and the model that transformers builds from it."""
 
 from __future__ import annotations
 
@@ -21,24 +20,24 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize, remove_weight_norm
 
 from featcache.errors import ConfigError, MissingDependencyError, first_line, listing
 from featcache.trust import remote_code_is_allowed
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-"""The suffixes of files that hold weights."""
+"""The suffixes of files of weights."""
 
 _STANDARD_NAMES = ("model.safetensors", "pytorch_model.bin")
 """The names that transformers gives to a model's weights. If they are in several files,
 an index has this name."""
 
 _ONE_OF_SEVERAL = re.compile(r"-\d+-of-(?!0*1\.)\d+\.")
-"""What the names of files have in them if weights are in several."""
+"""The part of a file's name that shows that weights are in several files."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
-"""The files that may say how a model wants its waveforms prepared."""
+"""The files that may say how a model's waveforms are prepared."""
 
 _IRRELEVANT_KEYS = {
     "_name_or_path",
@@ -48,9 +47,8 @@ _IRRELEVANT_KEYS = {
     "dtype",
     "torch_dtype",
 }
-"""Keys of a model's JSON files that say who wrote it, and decide no values. The dtype is
-one of them: models always run from float32, and the dtype of the stored tensors is hashed
-with the tensors."""
+"""Keys of a model's JSON files that decide no values. Models run from float32 whatever
+the dtype here; the stored tensors' dtype is hashed with the tensors."""
 
 _WEIGHT_NORM = {
     ".weight_g": ".parametrizations.weight.original0",
@@ -59,18 +57,16 @@ _WEIGHT_NORM = {
 """The names of weight norm's magnitude and direction before torch 2.0, and since then."""
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
-"""Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may
-lack."""
+"""Parameters that a model in eval mode never uses. Fine-tuned checkpoints may lack them."""
 
 _MOST_JSON_BYTES = 32 << 20
-"""The size of a model's JSON file; the largest lists the tensors of a model, in some MB."""
+"""The largest size of a model's JSON file; an index of tensors has some MB."""
 
 _loading = threading.Lock()
-"""Held while transformers is silenced, which affects the whole process."""
+"""A lock, held while transformers is silenced, which affects the whole process."""
 
 _digests: dict[tuple[object, ...], str] = {}
-"""The digests computed so far, by the path, size, time and inode of all files that they
-cover."""
+"""The digests computed so far, by the path, size, time and inode of the files."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,9 @@ class Located:
     """Weights on this machine."""
 
     folder: Path
-    """The folder with config.json and the model's other files."""
+    """The folder with config.json."""
     file: Path | None = None
-    """The file of weights, if the user named one; None if the user named a folder or a
-    model on a hub."""
+    """The file of weights, if the user named one."""
 
     @property
     def path(self) -> Path:
@@ -90,7 +85,7 @@ class Located:
 
 
 def weights_error(path: Path | str, what: str) -> ConfigError:
-    """The error to raise for weights at `path`."""
+    """Make the error about weights at `path`."""
     return ConfigError(f"params.weights: {path}: {what}")
 
 
@@ -98,8 +93,8 @@ def weights_error(path: Path | str, what: str) -> ConfigError:
 
 
 def read_json(located: Located, name: str) -> dict[str, Any]:
-    """One of the folder's JSON files; {} if it does not exist. Raises ConfigError if it
-    is no mapping in JSON."""
+    """Read one of the folder's JSON files; {} if it does not exist. Raises ConfigError if
+    it is no mapping in JSON."""
     path = located.folder / name
     if not path.exists():
         return {}
@@ -109,7 +104,7 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise ValueError(f"more than {_MOST_JSON_BYTES:,} bytes")
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # the last of lists in lists in lists …
+    except (OSError, ValueError, RecursionError) as error:
         raise weights_error(path, f"cannot be read: {error}") from error
     if not isinstance(loaded, dict):
         raise weights_error(path, "expected a mapping")
@@ -117,110 +112,106 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
 
 
 def read_preprocessing(located: Located) -> dict[str, Any]:
-    """How the model wants its waveforms prepared; {} if the folder does not say.
-    preprocessor_config.json says it. transformers 5 writes processor_config.json instead
-    if the model is saved with a tokenizer; then the settings are in its part
-    `feature_extractor`."""
-    found = read_json(located, PREPROCESSING[0]) or read_json(located, PREPROCESSING[1]).get(
-        "feature_extractor"
-    )
-    return found if isinstance(found, dict) else {}
+    """Read how waveforms are prepared for the model; {} if the folder does not say. If a
+    model was saved with a tokenizer, transformers 5 writes the settings to the part
+    `feature_extractor` of processor_config.json."""
+    settings: Any = read_json(located, "preprocessor_config.json")
+    if not settings:
+        settings = read_json(located, "processor_config.json").get("feature_extractor")
+    return settings if isinstance(settings, dict) else {}
 
 
 # Which files are the weights
 
 
 def weight_candidates(folder: Path) -> list[Path]:
-    """The folder's files that may hold weights, by their suffix."""
+    """List a folder's files that may hold weights, by their suffix."""
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
 
 
 def folder_with_weights(folder: Path) -> Path | None:
-    """The folder itself if it holds weights; else the only folder in it that does; None
-    if there is no such folder."""
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    folders = [path for path in (folder, *inside) if path.is_dir() and weight_candidates(path)]
-    return folders[0] if folders and (folders[0] == folder or len(folders) == 1) else None
+    """Return the folder itself if it holds weights, or the only folder in it that does;
+    else None."""
+    if not folder.is_dir():
+        return None
+    if weight_candidates(folder):
+        return folder
+    inside = [path for path in folder.iterdir() if path.is_dir() and weight_candidates(path)]
+    return inside[0] if len(inside) == 1 else None
 
 
 def weight_files(located: Located) -> list[Path]:
-    """The files with the tensors: the file that the user named, or the files that
-    transformers would load. Raises ConfigError if there is none, one is missing, or there
-    are several and none has a standard name."""
+    """Return the file that the user named, or the files that transformers would load.
+    Raises ConfigError if there is none, one is missing, or there are several and none has
+    a standard name."""
     if located.file:
         return [located.file]
     folder = located.folder
-    if listed := _standard_files(located):
-        if missing := [file.name for file in listed if not file.is_file()]:
-            raise weights_error(folder, f"lacks {listing(missing)}, which its index lists")
-        return listed
-    found = weight_candidates(folder)
-    if len(found) != 1:
-        several = (
-            f"it holds several files of weights; name one: {listing(path.name for path in found)}"
-        )
-        raise weights_error(folder, several if found else "the folder holds no weights")
-    return found
+    standard = _standard_files(located)
+    missing = [file.name for file in standard if not file.is_file()]
+    if missing:
+        raise weights_error(folder, f"lacks {listing(missing)}, which its index lists")
+    files = standard or weight_candidates(folder)
+    if not files:
+        raise weights_error(folder, "the folder holds no weights")
+    if len(files) > 1 and not standard:
+        names = listing(path.name for path in files)
+        raise weights_error(folder, f"it holds several files of weights; name one: {names}")
+    return files
 
 
 def has_all_weights(folder: Path) -> bool:
-    """Whether a folder with weights has all of them: if they are in several files, the
-    index and what it lists."""
-    if files := _standard_files(Located(folder)):
-        return all(file.is_file() for file in files)
+    """Tell whether a folder with weights has all of them: if they are in several files, the
+    index and the files that it lists."""
+    standard = _standard_files(Located(folder))
+    if standard:
+        return all(file.is_file() for file in standard)
     return not any(_ONE_OF_SEVERAL.search(file.name) for file in weight_candidates(folder))
 
 
 def _standard_files(located: Located) -> list[Path]:
-    """The file of the first standard name that there is, or those that its index lists;
-    [] if there is neither."""
+    """Return the file with the first standard name, or the files that its index lists; []
+    without both."""
     for name in _STANDARD_NAMES:
         if (located.folder / name).is_file():
             return [located.folder / name]
         index = read_json(located, f"{name}.index.json").get("weight_map")
         if isinstance(index, dict) and index:
-            return [
-                located.folder / file for file in sorted({str(file) for file in index.values()})
-            ]
+            return [located.folder / file for file in sorted(set(map(str, index.values())))]
     return []
 
 
 # Tensors, and the hash of what decides values
 
 
-def state_dict(located: Located) -> dict[str, torch.Tensor]:
-    """The tensors by name, on the CPU, in their stored dtypes. They may be views of the
-    file: do not write to them. Raises ConfigError if there are none, or a file is
-    missing, damaged, or holds other things than tensors."""
-    tensors: dict[str, torch.Tensor] = {}
+def state_dict(located: Located) -> dict[str, Tensor]:
+    """Read the tensors by name, on the CPU, in their stored dtypes, maybe as views of the
+    file: do not write to them. Raises ConfigError if a file is missing, damaged, or holds
+    other things than tensors."""
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(located):
+        read = _read_safetensors if file.suffix == ".safetensors" else _read_torch
         try:
-            tensors |= (
-                _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
-            )
+            tensors |= read(file)
         except OSError as error:
             raise weights_error(file, f"cannot be read: {error.strerror or error}") from error
     return tensors
 
 
 def digest(located: Located) -> str:
-    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how
-    waveforms are prepared. Raises ConfigError as `state_dict` and `read_json` do.
+    """Return the SHA-256, in hex, of what decides values: the tensors by name,
+    config.json, how waveforms are prepared, and the folder's Python code if config.json
+    names some. Raises ConfigError as `state_dict` and `read_json` do.
 
-    All copies have the same digest, wherever they are, in one file or several, as
-    safetensors or saved by torch. If config.json names Python code in the folder, the
-    code is hashed too. There is one exception: a tensor that a model uses twice is saved
-    twice by torch and once as safetensors, so these two files have different digests."""
+    All copies have the same digest, in one file or several, as safetensors or saved by
+    torch, except if a model uses a tensor twice, which torch saves twice."""
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
-    code = (
-        sorted(located.folder.rglob("*.py"))
-        if "auto_map" in read_json(located, "config.json")
-        else []
-    )
+    config = read_json(located, "config.json")
+    code = sorted(located.folder.rglob("*.py")) if "auto_map" in config else []
     key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))
     if key not in _digests:
         sha256 = hashlib.sha256()
-        for document in (read_json(located, "config.json"), read_preprocessing(located)):
+        for document in (config, read_preprocessing(located)):
             sha256.update(_canonical(_without_irrelevant_keys(document)))
         for path in code:
             sha256.update(_canonical([path.name, hashlib.sha256(path.read_bytes()).hexdigest()]))
@@ -232,7 +223,7 @@ def digest(located: Located) -> str:
     return _digests[key]
 
 
-def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -241,12 +232,11 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return dict(load_file(file))
     except SafetensorError as error:
-        raise weights_error(
-            file, f"damaged, or no safetensors file: {first_line(error)}"
-        ) from error
+        what = f"damaged, or no safetensors file: {first_line(error)}"
+        raise weights_error(file, what) from error
 
 
-def _read_torch(file: Path) -> dict[str, torch.Tensor]:
+def _read_torch(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
@@ -260,14 +250,17 @@ def _read_torch(file: Path) -> dict[str, torch.Tensor]:
     if not isinstance(loaded, dict) or not all(
         isinstance(name, str) and _is_plain(loaded[name]) for name in loaded
     ):
-        what = "expected tensors by name (a state dict), and nothing else in the file"
-        raise weights_error(file, f"{what}; none that is sparse, a conjugate or without values")
+        raise weights_error(
+            file,
+            "expected tensors by name (a state dict), and nothing else in the file; none that "
+            "is sparse, a conjugate or without values",
+        )
     return loaded
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is a tensor, and its values lie in memory as they are."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+    """Tell whether a value is a tensor whose values lie in memory as they are."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     return not (value.is_meta or value.is_conj() or value.is_neg())
 
@@ -280,16 +273,13 @@ def _identity(path: Path) -> tuple[object, ...]:
 
 
 def _without_irrelevant_keys(value: Any) -> Any:
-    """A JSON document without the keys that decide no values, at any depth."""
+    """Copy a JSON document without the keys that decide no values, at any depth."""
     if isinstance(value, dict):
-        return {
-            key: _without_irrelevant_keys(inner)
-            for key, inner in value.items()
-            if key not in _IRRELEVANT_KEYS
-        }
-    return (
-        [_without_irrelevant_keys(inner) for inner in value] if isinstance(value, list) else value
-    )
+        keys = value.keys() - _IRRELEVANT_KEYS
+        return {key: _without_irrelevant_keys(value[key]) for key in keys}
+    if isinstance(value, list):
+        return [_without_irrelevant_keys(inner) for inner in value]
+    return value
 
 
 def _canonical(value: Any) -> bytes:
@@ -305,8 +295,7 @@ def _modern_name(name: str) -> str:
 
 
 def transformers_class(name: str, needed_for: str) -> Any:
-    """A class of transformers, by its name; a MissingDependencyError if it, or what it
-    needs, cannot be imported."""
+    """Import a class of transformers; a MissingDependencyError if that fails."""
     try:
         import transformers
 
@@ -315,18 +304,13 @@ def transformers_class(name: str, needed_for: str) -> Any:
             raise ImportError
         _import_without_broken_torchaudio("transformers.audio_utils")
         return getattr(transformers, name)
-    except (
-        ImportError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # RuntimeError: a backend does not import
+    except (ImportError, AttributeError, RuntimeError) as error:  # the last: a broken backend
         raise MissingDependencyError("transformers", needed_for, extra="models") from error
 
 
 def _import_without_broken_torchaudio(module: str) -> None:
-    """Import a module of transformers that imports torchaudio, whenever that is installed.
-    In place of a torchaudio that does not import, as beside another torch, it gets an
-    empty module: no model calls it."""
+    """Import a module of transformers that imports torchaudio if it is installed. It gets
+    an empty module, which no model calls, for a torchaudio that does not import."""
     try:
         import_module(module)
     except (ImportError, OSError, RuntimeError):
@@ -343,33 +327,29 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
     """Build a transformers model from its weights, complete or not at all.
 
     The model is in eval mode, in float32, needs no gradients, and has weight norm folded
-    into its weights. Folding is done on the CPU in one thread, as the model's own forward
-    does it there, so every device gets the same bits.
+    into its weights: on the CPU in one thread, so every device gets the same bits.
 
     `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json
     names; `options` are further ones of `from_pretrained`. Raises ConfigError if
-    config.json is missing or another class's; weights are damaged, missing or have other
-    shapes; or the model brings its own code."""
+    config.json does not fit, weights do not fit or are damaged, or the model brings its
+    own code."""
     with _loading, _quiet_transformers():
-        config, found_class = _resolve(model_class, located)
+        config, resolved_class = _resolve(model_class, located)
         tensors = state_dict(located)
-        # _require_complete names the weights of other sizes.
-        options |= {
-            "dtype": torch.float32,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }
         try:
-            model, info = found_class.from_pretrained(
-                None, config=config, state_dict=tensors, **options
+            model, info = resolved_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # _require_complete names them
+                **options,
             )
-        except (
-            Exception
-        ) as error:  # a model's own code may raise anything on weights that are not its own
-            raise weights_error(
-                located.path, f"not a {found_class.__name__}: {first_line(error)}"
-            ) from error
-        _require_complete(info, located, found_class)
+        except Exception as error:  # on others' weights, a model's code may raise anything
+            what = f"not a {resolved_class.__name__}: {first_line(error)}"
+            raise weights_error(located.path, what) from error
+        _require_complete(info, located, resolved_class)
         fold_weight_norm(model)
         for parameter in [*model.parameters(), *model.buffers()]:
             # the model's own memory, not a view of the file
@@ -400,62 +380,74 @@ def fold_weight_norm(model: nn.Module) -> None:
 
 
 def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
-    """The config and the class to build; for an auto class, the class that config.json
-    names."""
-    folder, raw = located.folder, read_json(located, "config.json")
+    """Return the config and the class to build; for an auto class, the class that
+    config.json names."""
+    folder = located.folder
+    raw = read_json(located, "config.json")
     if not raw:
         raise weights_error(folder, "holds no config.json that says what the model is")
     own_code = raw.get("auto_map") or {}
-    if own_code and not remote_code_is_allowed():
-        raise weights_error(
-            folder, "has its own Python code: if you trust it, --trust-remote-code runs it"
-        )
-    if elsewhere := [name for name in own_code.values() if "--" in str(name)]:
-        raise weights_error(
-            folder,
-            f"the model's code is in another repository, which is not pinned: {elsewhere[0]}",
-        )
-    is_auto, found = hasattr(model_class, "_model_mapping"), raw.get("model_type", "")
-    expected = found if is_auto else model_class.config_class.model_type
-    if found != expected:
-        what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
+    _require_trusted(own_code, folder)
+    is_auto = hasattr(model_class, "_model_mapping")
+    model_type = raw.get("model_type", "")
+    expected = model_type if is_auto else model_class.config_class.model_type
+    if model_type != expected:
+        what = "config.json names no model_type"
+        if model_type:
+            what = f"holds a model of type {model_type!r}"
         raise weights_error(folder, f"{what}, not {expected!r}")
     try:
         if not is_auto:
-            return model_class.config_class.from_pretrained(
-                folder, local_files_only=True
-            ), model_class
+            config = model_class.config_class.from_pretrained(folder, local_files_only=True)
+            return config, model_class
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=remote_code_is_allowed()
         )
-        if reference := own_code.get(model_class.__name__):
+        reference = own_code.get(model_class.__name__)
+        if reference:
             return config, get_class_from_dynamic_module(reference, folder, local_files_only=True)
         return config, model_class._model_mapping[type(config)]
     except Exception as error:  # config classes check their values, each in its own way
         raise weights_error(folder / "config.json", first_line(error)) from error
 
 
+def _require_trusted(own_code: dict[str, Any], folder: Path) -> None:
+    """Raise ConfigError for a model with its own code, unless it may run and is pinned."""
+    if own_code and not remote_code_is_allowed():
+        raise weights_error(
+            folder, "has its own Python code: if you trust it, --trust-remote-code runs it"
+        )
+    for name in own_code.values():
+        if "--" in str(name):
+            raise weights_error(
+                folder, f"the model's code is in another repository, which is not pinned: {name}"
+            )
+
+
 def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
     """Raise ConfigError if transformers drew weights at random, since the file lacks them
     or has other shapes."""
     what = f"is not a whole {model_class.__name__}"
-    if mismatched := sorted(
+    mismatched = [
         f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]
-    ):
-        raise weights_error(located.path, f"{what}: wrong shapes: {listing(mismatched, 3)}")
-    if missing := sorted(name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)):
-        raise weights_error(located.path, f"{what}: it lacks {listing(missing, 3)}")
+    ]
+    if mismatched:
+        shapes = listing(sorted(mismatched), 3)
+        raise weights_error(located.path, f"{what}: wrong shapes: {shapes}")
+    missing = [name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)]
+    if missing:
+        raise weights_error(located.path, f"{what}: it lacks {listing(sorted(missing), 3)}")
     if info["error_msgs"]:
         raise weights_error(located.path, f"{what}: {first_line(info['error_msgs'][0])}")
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers on stderr: its progress bars, and its report of missing keys,
-    for which `load` raises."""
+    """Silence transformers' progress bars, and its report of missing keys, for which
+    `load` raises."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -470,8 +462,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def silenced(logging: Any) -> Iterator[None]:
-    """Silence all but errors, by the module `logging` that transformers and
-    huggingface_hub have."""
+    """Silence all but errors, by the module `logging` of transformers or huggingface_hub."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
