@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from featcache.errors import ArgumentError, ExtractorError
-from featcache.masks import described, expand, is_whole
 from featcache.spec import QUANTIZATION, FeatureSpec, Track
 
 LEVELS = 256
@@ -108,7 +107,7 @@ def dequantize(
     values = (levels * parameters[:, 0, None]).add_(parameters[:, 1, None])
     if lengths is not None:
         beyond = torch.arange(levels.shape[1], device=lengths.device) >= lengths[:, None]
-        values.masked_fill_(expand(beyond, values), padding_value)
+        values.masked_fill_(beyond.view(*beyond.shape, *[1] * (levels.ndim - 2)), padding_value)
     return values.to(dtype)
 
 
@@ -128,7 +127,9 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ArgumentError(f"dtype is {dtype}: give a float dtype, such as torch.float16")
     if lengths is not None and not (
-        is_whole(lengths) and (lengths.shape, lengths.device) == ((batch,), levels.device)
+        isinstance(lengths, Tensor)
+        and (lengths.shape, lengths.device) == ((batch,), levels.device)
+        and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
     ):
         raise ArgumentError(
             f"lengths is {_described(lengths)}: give integers [{batch}] on {levels.device}"
@@ -136,5 +137,6 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
 
 
 def _described(value: object) -> str:
-    where = f" on {value.device}" if isinstance(value, Tensor) else ""
-    return described(value) + where
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{value.dtype} {list(value.shape)} on {value.device}"
