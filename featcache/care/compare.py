@@ -1,14 +1,13 @@
 """Compares two results of an extractor for the same clip, and tells rounding from errors.
 
-Two computations of the same numbers differ in their last bits if their devices or the
-shapes of their batches differ, because sums are added in another order. For float
-features that is all. A code is the index of the nearest codeword: if the distances of two
-codewords are nearly equal, the last bits decide. Such a frame is a *tie*.
+On another device, or in a batch of another shape, sums are added in another order, so the
+last bits of floats differ. A code is the index of the nearest codeword: if the distances
+of two codewords are nearly equal, the last bits decide. Such a frame is a *tie*.
 
-The quantised latents tell a tie from an error. Quantisation looks at one frame's latents
-and at nothing else, so if the latents agree to rounding and the codes do not, the frame
-was tied, and nothing was wrong before it. (After the first codebook in which two residual
-quantisations differ, they quantise different residuals, and rightly differ.)
+Latents tell a tie from an error. Quantisation depends on one frame's latents only, so if
+the latents agree to rounding and the codes do not, the frame was tied. (After the first
+codebook in which two residual quantisations differ, they quantise different residuals,
+and rightly differ.)
 
 Differences are measured frame by frame, as the norm of the difference relative to the
 norm of the reference. Padding that leaks into a frame changes it by a thousandth or more;
@@ -16,9 +15,9 @@ another shape of the batch, in float32, by 4e-8 to 3e-6."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -34,6 +33,7 @@ from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.base import main_track
 from featcache.extractors.codec import CodecExtractor
+from featcache.extractors.model import computing
 from featcache.extractors.rows import Rows
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.segments import Utterance
@@ -47,11 +47,11 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class SampledClip:
-    """An utterance to try something on."""
+    """An utterance, with its waveform."""
 
     id: str
     waveform: NDArray[np.float32]
-    """The waveform, float32 `[num_samples]` at the config's rate."""
+    """Float32 `[num_samples]`, at the config's rate."""
 
 
 Clips = Sequence[SampledClip]
@@ -59,22 +59,24 @@ Clips = Sequence[SampledClip]
 
 @dataclass(frozen=True)
 class ClipResult:
-    """What an extractor gave for a clip."""
+    """The output of an extractor for a clip."""
 
     features: torch.Tensor
     """The features, `[F, *item_shape]`."""
     latents: torch.Tensor | None = None
-    """For codes, what was quantised, float `[F, D]`; None if the extractor does not tell,
-    and for float features."""
+    """The input of the quantiser, float `[F, D]`; None for float features, and for
+    extractors of codes that are no `CodecExtractor`."""
 
     @property
     def continuous(self) -> torch.Tensor:
-        """What tells rounding from errors: the latents, or without them the features."""
+        """The latents, or without them the features."""
         return self.features if self.latents is None else self.latents
 
     def cpu(self) -> ClipResult:
-        """The features and latents in the memory of the CPU."""
-        return ClipResult(self.features.cpu(), None if self.latents is None else self.latents.cpu())
+        """Copy the features and latents into the CPU's memory."""
+        if self.latents is None:
+            return ClipResult(self.features.cpu())
+        return ClipResult(self.features.cpu(), self.latents.cpu())
 
 
 def decode_waveform(
@@ -95,42 +97,40 @@ def decode_waveform(
 
 
 def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) -> list[ClipResult]:
-    """Extract clips in one call. The results are on the device, of which the caller holds
-    a slot."""
+    """Extract clips in one call. The caller holds a slot of the device, on which the
+    results are."""
     waveforms = device.upload([clip.waveform for clip in clips])
-    given = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
+    inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
     if isinstance(extractor, CodecExtractor):
         num_codebooks = len(extractor.spec.codebook_sizes)
-        both = [rows.features for rows in _with_latents(extractor).extract_rows(given)]
-        return [ClipResult(one[:, :num_codebooks].long(), one[:, num_codebooks:]) for one in both]
-    as_entries = extractor.spec.axis.as_entries
-    found = [as_entries(main_track(features)) for features in extractor.extract(given)]
-    # torch cannot compare all unsigned integers
-    return [
-        ClipResult(features if features.is_floating_point() else features.long())
-        for features in found
-    ]
+        of_clips = extractor.extract_rows(inputs, partial(_run_with_latents, extractor))
+        return [
+            ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:])
+            for rows in of_clips
+        ]
+    results = []
+    for tracks in extractor.extract(inputs):
+        features = extractor.spec.axis.as_entries(main_track(tracks))
+        if not features.is_floating_point():
+            features = features.long()  # torch cannot compare all unsigned integers
+        results.append(ClipResult(features))
+    return results
 
 
-def _with_latents(extractor: CodecExtractor[Any]) -> CodecExtractor[Any]:
-    """A copy of the extractor whose features are float64 `[R, F, Q + D]`: codes, and the
-    latents they are made from."""
-    showing = copy.copy(extractor)
-
-    def encode(waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+def _run_with_latents(
+    extractor: CodecExtractor[Any], waveforms: torch.Tensor, num_samples: torch.Tensor
+) -> Rows:
+    """Compute rows whose features are float64 `[R, F, Q + D]`: codes, and the latents they
+    are made from."""
+    with computing(extractor.params.precision, waveforms.device):
         latents = extractor.latents(waveforms, num_samples)
-        this_call = copy.copy(extractor)  # threads call at once
-        this_call.latents = lambda *_: latents  # type: ignore[method-assign]
-        rows = this_call.encode(waveforms, num_samples)
-        return Rows(torch.cat([rows.features.double(), latents.double()], dim=2), rows.side)
-
-    showing.encode = encode  # type: ignore[method-assign]
-    return showing
+        codes = extractor.codes_of(latents)
+    return Rows(torch.cat([codes.double(), latents.double()], dim=2))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much two results differ, over some clips. Differences of two sets of clips can
+    """The difference of two results, over some clips. Differences of two sets of clips can
     be added."""
 
     values: int = 0
@@ -144,85 +144,90 @@ class Difference:
     """The number of frames whose latents or features differ by more than rounding, even
     if no code does."""
     relative: float = 0.0
-    """The largest difference of a frame's latents or features, relative to the frame's
-    norm."""
+    """The largest difference of a frame's latents or features, relative to its norm."""
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
     first: int = 0
-    """Every disturbed frame is among the first `first` frames of its clip; 0 if there is
-    none."""
+    """The number of frames from a clip's beginning to its last disturbed frame."""
     last: int = 0
-    """Every disturbed frame is among the last `last` frames of its clip; 0 if there is
-    none."""
+    """The number of frames from a clip's first disturbed frame to its end."""
 
     def __add__(self, other: Difference) -> Difference:
-        both = {
-            name: (getattr(self, name), getattr(other, name))
-            for name in Difference.__dataclass_fields__
-        }
-        largest = ("relative", "absolute", "first", "last")
         return Difference(
-            **{name: max(pair) if name in largest else sum(pair) for name, pair in both.items()}
+            values=self.values + other.values,
+            differing=self.differing + other.differing,
+            mismatched=self.mismatched + other.mismatched,
+            frames=self.frames + other.frames,
+            disturbed=self.disturbed + other.disturbed,
+            relative=max(self.relative, other.relative),
+            absolute=max(self.absolute, other.absolute),
+            first=max(self.first, other.first),
+            last=max(self.last, other.last),
         )
 
 
-def compare(found: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:
+def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:
     """Compare a clip's result with a reference of the same shape.
 
     A frame may differ by `rounding`, relative to its norm. Codes without latents are
-    mismatched wherever they differ.
-    """
+    mismatched wherever they differ."""
     is_float = reference.features.is_floating_point()
-    frames = len(reference.features)
-    unequal = (found.features != reference.features).reshape(frames, -1)
-    counts = unequal.any(1, keepdim=True) if is_float else unequal
-    by_frame = counts.sum(1)
-    relative, absolute, disturbed = torch.zeros(frames), torch.zeros(frames), by_frame > 0
+    num_frames = len(reference.features)
+    if not num_frames:
+        return Difference()
+    unequal = (result.features != reference.features).reshape(num_frames, -1)
+    if is_float:
+        unequal = unequal.any(1, keepdim=True)
+    by_frame = unequal.sum(1)
+    relative = absolute = torch.zeros(num_frames)
+    is_disturbed = by_frame > 0
     if is_float or reference.latents is not None:
-        relative, absolute = frame_differences(found.continuous, reference.continuous)
-        disturbed = relative > rounding
-    at = disturbed.nonzero()[:, 0].tolist()
-    return Difference(
-        values=counts.numel(),
+        relative, absolute = frame_differences(result.continuous, reference.continuous)
+        is_disturbed = relative > rounding
+    difference = Difference(
+        values=unequal.numel(),
         differing=int(by_frame.sum()),
-        mismatched=int(by_frame[disturbed].sum()),
-        frames=frames,
-        disturbed=len(at),
-        relative=float(relative.max()) if frames else 0.0,
-        absolute=float(absolute.max()) if frames else 0.0,
-        first=at[-1] + 1 if at else 0,
-        last=frames - at[0] if at else 0,
+        mismatched=int(by_frame[is_disturbed].sum()),
+        frames=num_frames,
+        relative=float(relative.max()),
+        absolute=float(absolute.max()),
+    )
+    disturbed = is_disturbed.nonzero()[:, 0].tolist()
+    if not disturbed:
+        return difference
+    return replace(
+        difference,
+        disturbed=len(disturbed),
+        first=disturbed[-1] + 1,
+        last=num_frames - disturbed[0],
     )
 
 
 def compare_all(
-    found: Sequence[ClipResult], reference: Sequence[ClipResult], rounding: float = ROUNDING
+    results: Sequence[ClipResult], reference: Sequence[ClipResult], rounding: float = ROUNDING
 ) -> Difference:
-    """Compare the results of all clips; `found` may have all of them several times, one
+    """Compare the results of all clips; `results` may have all clips several times, one
     time after the other."""
-    pairs = zip(found, cycle(reference), strict=False)
+    pairs = zip(results, cycle(reference), strict=False)
     return sum((compare(result, expected, rounding) for result, expected in pairs), Difference())
 
 
 def frame_differences(
-    found: torch.Tensor, reference: torch.Tensor
+    values: torch.Tensor, reference: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The difference of each frame of two tensors `[F, ...]`: relative in norm, and
-    largest absolute; float64 `[F]`.
-
-    The relative difference from or to NaN is infinite."""
-    a, b = (tensor.reshape(len(tensor), -1).double() for tensor in (found, reference))
-    apart = a - b
-    relative = apart.norm(dim=1) / b.norm(dim=1).clamp(min=_TINY)
-    return relative.nan_to_num(nan=torch.inf, posinf=torch.inf), apart.abs().amax(1)
+    """Measure the difference of each frame of two tensors `[F, ...]`: relative in norm, and
+    largest absolute; float64 `[F]`. The relative difference from or to NaN is infinite."""
+    a, b = (tensor.reshape(len(tensor), -1).double() for tensor in (values, reference))
+    relative = (a - b).norm(dim=1) / b.norm(dim=1).clamp(min=_TINY)
+    return relative.nan_to_num(nan=torch.inf, posinf=torch.inf), (a - b).abs().amax(1)
 
 
 def largest_difference(
-    found: NDArray[Any], reference: NDArray[Any], step: NDArray[Any] | float = 0.0
+    values: NDArray[Any], reference: NDArray[Any], step: NDArray[Any] | float = 0.0
 ) -> float:
-    """The largest difference of two arrays of one shape, beyond `step`; relative where
-    the reference is above 1."""
-    a, b = found.astype(np.float64), reference.astype(np.float64)
+    """Return the largest difference of two arrays of one shape, beyond `step`; relative
+    where the reference is above 1."""
+    a, b = values.astype(np.float64), reference.astype(np.float64)
     beyond = np.maximum(np.abs(a - b) - step, 0.0)
     return float((beyond / np.maximum(1.0, np.abs(b))).max(initial=0.0))
 
@@ -233,14 +238,13 @@ def tied_frames(
     codes: torch.Tensor,
     others: torch.Tensor,
 ) -> torch.Tensor:
-    """Which frames have `others` instead of `codes` because of rounding, if the latents
-    of `others` are not known.
+    """Find the frames that have `others` instead of `codes` because of rounding, if the
+    latents of `others` are not known.
 
-    A frame is tied if noise of the size of rounding, added to its latents, turns the
-    first of its codes that differs into that of `others`, and leaves the codes before it
-    alone: in one of 64 draws, from a fixed seed. This asks the quantiser itself, so it
-    holds for any quantiser: residual, factorised, scalar. (Two codewords that are nearly
-    the same are tied whatever the latents are, which this does not see.)
+    To a frame's latents, noise of the size of rounding is added, in 64 draws from a fixed
+    seed. The frame is tied if a draw turns the first code that differs into that of
+    `others`, and leaves the codes before it alone. This holds for any quantiser. (It does
+    not see that two codewords are nearly the same, which is always a tie.)
 
     Args:
         quantize: Turns latents `[R, F, D]` into codes `[R, F, Q]`, frame by frame.

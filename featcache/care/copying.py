@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from featcache.care.diverged import Copy, find_diverged
-from featcache.care.verify import Problem
+from featcache.care.report import Problem
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.shard import Shard

@@ -1,4 +1,4 @@
-"""How two versions differ: in their configs, in their utterances, and in their values."""
+"""Compares two versions: their configs, their utterances, and their values."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from featcache.strings import Strings
 
 @dataclass(frozen=True)
 class ValuesDiff:
-    """How the features of utterances differ that two versions have of the same rows."""
+    """The differences of features that two versions have of the same rows."""
 
     utterances: int
     identical: int
-    """The number of those that are the same bit for bit."""
+    """The number of utterances that are the same bit for bit."""
     other_lengths: int
-    """The number of those that have more or fewer frames in the other version. Of them,
-    nothing else is compared."""
+    """The number of utterances with more or fewer frames in the other version. Their
+    values are not compared."""
     largest: float
     """The largest difference of a value; of codes, 0."""
     worst: str | None
     """The id of the utterance with that difference, or with the most codes that differ;
-    None if none does."""
+    None if nothing differs."""
     codes: int
     """The number of codes compared; 0 for features that are no codes."""
     differing: int
@@ -36,7 +36,7 @@ class ValuesDiff:
 
 @dataclass(frozen=True)
 class VersionDiff:
-    """How a version differs from another one."""
+    """The differences of two versions."""
 
     same_fingerprint: bool
     config: list[str]
@@ -52,36 +52,37 @@ class VersionDiff:
     """The ids of the utterances in both that were extracted from other rows: another
     path, start, duration, channel."""
     values: ValuesDiff | None
-    """How the values of common utterances differ; None if they were not compared."""
+    """The differences of values; None if they were not compared."""
 
 
 def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
-    """Compare two versions; `values` is how many utterances that both have of the same
-    rows are read and compared, drawn at random. Raises ArgumentError if their values are
-    asked for, and have other shapes, or are codes in one of them only; DamagedError if an
+    """Compare two versions. Of the utterances that both have of the same rows, `values`
+    are drawn at random, read and compared. Raises ArgumentError if values that are to be
+    compared have other shapes, or only one version has codes; DamagedError if an
     utterance is not what was written."""
     a, b = first.index, second.index
-    at = b.find(a.ids)
-    common = np.flatnonzero(at >= 0)
-    same = a.row_hash[common] == b.row_hash[at[common]]
-    drawn = None
+    in_second = b.find(a.ids)
+    common = np.flatnonzero(in_second >= 0)
+    is_same_row = a.row_hash[common] == b.row_hash[in_second[common]]
+    compared = None
     if values:
-        if (ours := _kind(first.spec)) != (theirs := _kind(second.spec)):
+        first_kind, second_kind = _kind(first.spec), _kind(second.spec)
+        if first_kind != second_kind:
             raise ArgumentError(
-                f"{first.version.path} has {ours}, {second.version.path} {theirs}: leave "
-                "out --values"
+                f"{first.version.path} has {first_kind}, {second.version.path} {second_kind}: "
+                "leave out --values"
             )
-        comparable = common[same]
+        comparable = common[is_same_row]
         chosen = sorted(random.sample(range(len(comparable)), min(values, len(comparable))))
-        drawn = _compare(first, second, a.ids.take(comparable[chosen]))
+        compared = _compare(first, second, a.ids.take(comparable[chosen]))
     return VersionDiff(
         same_fingerprint=first.version.info.fingerprint == second.version.info.fingerprint,
         config=differing_keys(first.version.info.config, second.version.info.config),
         common=len(common),
-        gone=a.ids.take(np.flatnonzero(at < 0)),
-        added=b.ids.take(np.delete(np.arange(len(b)), at[common])),
-        changed=a.ids.take(common[~same]),
-        values=drawn,
+        gone=a.ids.take(np.flatnonzero(in_second < 0)),
+        added=b.ids.take(np.delete(np.arange(len(b)), in_second[common])),
+        changed=a.ids.take(common[~is_same_row]),
+        values=compared,
     )
 
 
@@ -91,21 +92,26 @@ def _kind(spec: FeatureSpec) -> str:
 
 
 def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:
-    identical = other_lengths = codes = differing = most = 0
+    has_codes = bool(first.spec.codebook_sizes)
+    identical = other_lengths = codes = differing = 0
     largest, worst = 0.0, None
     for id_ in ids:
         a, b = first.item(id_, check=True), second.item(id_, check=True)
         if a.shape != b.shape:
             other_lengths += 1
-        elif first.spec.codebook_sizes:
-            unequal = int((a != b).sum())
-            codes, differing = codes + a.size, differing + unequal
-            identical += not unequal
-            if unequal > most:
-                most, worst = unequal, id_
+            continue
+        if has_codes:
+            difference = float((a != b).sum())
+            codes += a.size
+            differing += int(difference)
+            is_identical = difference == 0
         else:
             difference = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
-            identical += a.dtype == b.dtype and a.tobytes() == b.tobytes()
-            if difference > largest:
-                largest, worst = difference, id_
+            is_identical = a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        if is_identical:
+            identical += 1
+        if difference > largest:
+            largest, worst = difference, id_
+    if has_codes:
+        largest = 0.0
     return ValuesDiff(len(ids), identical, other_lengths, largest, worst, codes, differing)

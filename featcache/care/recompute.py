@@ -1,5 +1,4 @@
-"""Extracts some utterances again, each alone, and compares: does this machine reproduce
-what is stored?
+"""Extracts some utterances again, each alone, and compares them with what is stored.
 
 On the device that wrote them, codes must be identical. Otherwise, differences by rounding
 (see `compare.py`) are counted separately: another device computes other last bits, and so
@@ -8,8 +7,8 @@ compared, and one level counts as rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +24,8 @@ from featcache.care.compare import (
     largest_difference,
     tied_frames,
 )
+from featcache.care.report import Problem, Recomputed
 from featcache.care.sources import SourceCheck
-from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason, listing
@@ -42,8 +41,8 @@ from featcache.version.index import Index
 from featcache.version.version import Version, library_versions
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
-"""How far floats may differ by rounding, relative if they are above 1; for float16, four
-units in the last place."""
+"""The largest difference of floats by rounding, relative if they are above 1; for float16,
+four units in the last place."""
 
 _OF_EXTRACTION = {
     Reason.EXTRACTOR_ERROR,
@@ -51,27 +50,9 @@ _OF_EXTRACTION = {
     Reason.OUT_OF_MEMORY,
     Reason.TOO_LONG,
 }
-"""Failures that say nothing of the audio file."""
-
+"""Failures that do not mean that the audio file is at fault."""
 
 Array = NDArray[Any]
-
-
-@dataclass
-class Recomputed:
-    """How utterances that were extracted again compare with what is stored."""
-
-    utterances: int
-    identical: int = 0
-    """The number of utterances that are the same bit for bit."""
-    largest_difference: float = 0.0
-    codes: int = 0
-    """The number of codes compared; 0 for float features."""
-    differing: int = 0
-    tied: int = 0
-    """The number of differing codes in frames where rounding decides between codewords."""
-    problems: list[Problem] = field(default_factory=list)
-    """What differs by more than rounding, or could not be extracted again."""
 
 
 def recompute(
@@ -81,7 +62,6 @@ def recompute(
     which `sources` finds. Raises ConfigError if the version's config names an extractor
     that is not registered, or its weights are not here."""
     built, result = built_again(version, device), Recomputed(len(positions))
-    here = library_versions()
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)
@@ -91,10 +71,11 @@ def recompute(
         stored = ClipFeatures(
             features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side}
         )
-        kind, faults = "recompute", []
+        kind = "recompute"
         try:
             folder = sources.root_of(shard, version)
-            if (url := url_of(locate(folder, item.path))) and url not in sources.urls:
+            url = url_of(locate(folder, item.path))
+            if url and url not in sources.urls:
                 raise AudioError(
                     Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest"
                 )
@@ -102,34 +83,40 @@ def recompute(
             built.extractor.chosen_batching = batching if batching in BATCHINGS else None
             again = _extract_again(built, item, folder)
         except AudioError as error:
-            kind = "recompute" if error.reason in _OF_EXTRACTION else "source"
+            if error.reason not in _OF_EXTRACTION:
+                kind = "source"
             faults = [f"{item.path}: {error.reason}: {error}"]
         else:
             count_ties = partial(_count_ties, built, item, folder)
             unlike = _count(again, stored, result, count_ties) + _unlike_side_arrays(again, stored)
-            made_by, end = shard.info.made_by, ""
-            wrote = made_by.get("device", device.label)
-            if wrote != device.label:
-                end = f"; it was written on {wrote}, and this is {device.label}"
-            unlike_here = [
-                f"{library} {made_by[library]} (here {version_here})"
-                for library, version_here in here.items()
-                if made_by.get(library, version_here) != version_here
-            ]
-            if item.decoder == OLD_FFMPEG:
-                unlike_here.append("an older way to decode it by FFmpeg")
-            if unlike_here:
-                end += f"; it was made with {listing(unlike_here)}"
-            faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
+            causes = _possible_causes(shard.info.made_by, item, device)
+            faults = [f"extracted again from {item.path}, {fault}{causes}" for fault in unlike]
         result.problems += [
             Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults
         ]
     return result
 
 
+def _possible_causes(made_by: Mapping[str, object], item: Item, device: Device) -> str:
+    """Return the end of a message: what was different when an item was written."""
+    causes = ""
+    wrote = made_by.get("device", device.label)
+    if wrote != device.label:
+        causes = f"; it was written on {wrote}, and this is {device.label}"
+    unlike_here = [
+        f"{library} {made_by[library]} (here {version_here})"
+        for library, version_here in library_versions().items()
+        if made_by.get(library, version_here) != version_here
+    ]
+    if item.decoder == OLD_FFMPEG:
+        unlike_here.append("an older way to decode it by FFmpeg")
+    if unlike_here:
+        causes += f"; it was made with {listing(unlike_here)}"
+    return causes
+
+
 def built_again(version: Version, device: Device) -> BuiltConfig:
-    """What extracts utterances of a version again: its config, without a limit, since
-    they were within a run's."""
+    """Build a version's config, without the limit of length, which a run has checked."""
     config = recorded_config(version.info.config, str(version.path))
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     return BuiltConfig(config, device, version.path.name)
@@ -152,11 +139,12 @@ def _count(
     result: Recomputed,
     count_ties: Callable[[Array, Array], int],
 ) -> list[str]:
-    """Add to the result how an utterance compares; returns how it differs by more than
+    """Add a comparison of an utterance to the result. Returns how it differs by more than
     rounding, if it does."""
     is_quantized = QUANTIZATION in stored.side
     is_float = is_quantized or stored.features.dtype.kind == "f"
-    result.codes += 0 if is_float else stored.features.size
+    if not is_float:
+        result.codes += stored.features.size
     if _to_bytes(again) == _to_bytes(stored):
         result.identical += 1
         return []
@@ -166,68 +154,64 @@ def _count(
         values, expected = again.values(), stored.values()
         difference = largest_difference(values, expected)
         result.largest_difference = max(result.largest_difference, difference)
-        # A level that differs by rounding alone may be half a scale off in each of them.
-        scales = [
-            clip.side[QUANTIZATION][0, 0].astype(np.float64)
-            for clip in (again, stored)
-            if is_quantized
-        ]
-        is_near = _are_near(values, expected, sum(scales) / 2)
-        return [] if is_near else [f"it differs by {difference:.3g}"]  # also if it is NaN
-    differing, ties = (
-        int((again.features != stored.features).sum()),
-        count_ties(again.features, stored.features),
-    )
+        step: Array | float = 0.0
+        if is_quantized:
+            # A level that differs by rounding alone may be half a scale off in each of them.
+            step = (_scale(again) + _scale(stored)) / 2
+        if _are_near(values, expected, step):
+            return []
+        return [f"it differs by {difference:.3g}"]  # also if it is NaN
+    differing = int((again.features != stored.features).sum())
+    ties = count_ties(again.features, stored.features)
     result.differing += differing
     result.tied += ties
-    wrong = differing - ties
-    return (
-        [f"{wrong} of {stored.features.size} codes differ by more than rounding"] if wrong else []
-    )
+    if differing == ties:
+        return []
+    return [f"{differing - ties} of {stored.features.size} codes differ by more than rounding"]
+
+
+def _scale(clip: ClipFeatures) -> Array:
+    return np.asarray(clip.side[QUANTIZATION][0, 0].astype(np.float64))
 
 
 def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool:
-    """Whether arrays of one shape differ by rounding at most, beyond `step`."""
+    """Tell whether arrays of one shape differ by rounding at most, beyond `step`."""
     return largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
 
 
 def _count_ties(
     built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array
 ) -> int:
-    """The number of codes `[frames, codebooks]` that differ in frames where rounding
-    decides; 0 without latents."""
+    """Count the codes `[frames, codebooks]` that differ in frames where rounding decides;
+    0 without latents."""
     extractor, device = built.extractor, built.device
     if not isinstance(extractor, CodecExtractor):
         return 0
-    clip, unequal = (
-        SampledClip(item.id, decode_waveform(item, root, built.waveform_maker)),
-        again != stored,
-    )
+    clip = SampledClip(item.id, decode_waveform(item, root, built.waveform_maker))
+    unequal = again != stored
     frames = unequal.any(axis=1)
-    codes, others = (torch.from_numpy(one[frames].astype(np.int64)) for one in (again, stored))
+    codes = torch.from_numpy(again[frames].astype(np.int64))
+    others = torch.from_numpy(stored[frames].astype(np.int64))
     with device.slot():
-        (found,) = extract_results(extractor, [clip], device)
-        latents = found.continuous[torch.from_numpy(frames).to(device.torch_device)].float()
-        return int(
-            unequal[frames][
-                tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()
-            ].sum()
-        )
+        (result,) = extract_results(extractor, [clip], device)
+        latents = result.continuous[torch.from_numpy(frames).to(device.torch_device)].float()
+        is_tied = tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()
+    return int(unequal[frames][is_tied].sum())
 
 
 def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
-    """Which side arrays of the extractor differ by more than rounding."""
-    pairs = [
-        (name, array, stored.side[name])
-        for name, array in again.side.items()
-        if name != QUANTIZATION
-    ]
-    return [
-        f"its {name} differ" for name, a, b in pairs if a.shape != b.shape or not _are_near(a, b)
-    ]
+    """List the side arrays of the extractor that differ by more than rounding."""
+    faults = []
+    for name, array in again.side.items():
+        expected = stored.side[name]
+        is_compared = name != QUANTIZATION
+        if is_compared and (array.shape != expected.shape or not _are_near(array, expected)):
+            faults.append(f"its {name} differ")
+    return faults
 
 
 def _to_bytes(clip: ClipFeatures) -> bytes:
-    return clip.features.tobytes() + (
-        clip.side[QUANTIZATION].tobytes() if QUANTIZATION in clip.side else b""
-    )
+    data = clip.features.tobytes()
+    if QUANTIZATION in clip.side:
+        data += clip.side[QUANTIZATION].tobytes()
+    return data

@@ -20,7 +20,8 @@ import numpy as np
 from featcache.audio.remote import each_at_once
 from featcache.care.prune import rewrite
 from featcache.care.recompute import built_again
-from featcache.care.verify import Report, examine_shard, verify
+from featcache.care.report import Report
+from featcache.care.verify import examine_shard, verify
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally

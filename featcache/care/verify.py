@@ -1,21 +1,22 @@
-"""What is damaged, missing, changed or surplus in a version: whether each shard is what
-was written, byte for byte, and makes sense; and whether all that is wanted is there."""
+"""Finds what is damaged, missing, changed or surplus in a version: compares each shard
+with what was written, byte for byte, and the version with what is wanted."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from featcache.audio.formats import OLD_FFMPEG
 from featcache.audio.remote import StoppedError
 from featcache.care.diverged import VALUE_COLUMNS, are_alike
+from featcache.care.report import Problem, Report
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted, listing
 from featcache.format.group import WRONG_CHECKSUM
@@ -33,83 +34,18 @@ from featcache.version.tags import tags_to_show
 from featcache.version.version import Version
 from featcache.version.wanted import find_lacking, wanted_failures
 
-if TYPE_CHECKING:
-    from featcache.care.recompute import Recomputed
-
 _MOST_MAPPED = 8192
-"""How many checked shards keep their tables mapped, also if a repair or prune takes them
-away meanwhile: a process may map some 65,000 files. Others are mapped anew."""
+"""The number of checked shards whose tables stay mapped, even if a repair or prune
+removes them meanwhile. A process may map some 65,000 files."""
 _LACKING = frozenset({"unfinished", "record", "missing"})
-"""The kinds of problems that may be over as soon as a run that is going on has added
-another shard."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that is not as it should be."""
-
-    kind: str
-    """What kind of fault: `metadata`, `structure`, `checksum`, `non_finite`, `frames`,
-    `missing` …"""
-    message: str
-    shard: str | None = None
-    """The damaged shard; None if the fault is in none."""
-    id: str | None = None
-    """The utterance; None if the fault is not of a single one."""
+"""The kinds of problems that a run in progress may end by adding a shard."""
 
 
 class CheckedShard(NamedTuple):
-    """A shard, if its document can be read, and what is wrong with it."""
+    """A shard, if its document can be read, and its problems."""
 
     shard: Shard | None
     problems: list[Problem]
-
-
-_Checked = dict[str, CheckedShard]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `verify` found in a version."""
-
-    path: str
-    shards: int
-    utterances: int
-    """The number of utterances in sound shards."""
-    frames: int
-    """The number of frames in sound shards."""
-    num_bytes: int
-    """The bytes of features and side arrays in sound shards, as they are stored."""
-    data: bool
-    """Whether the bytes of the features were read."""
-    problems: list[Problem] = field(default_factory=list)
-    """Damage; with a manifest, also what the version lacks of it."""
-    failed: int = 0
-    """How many utterances (of the manifest, if given) stand failed: no shard has them, or
-    only an older item."""
-    surplus: int = 0
-    """The number of utterances in the version that are not in the manifest."""
-    repeated: int = 0
-    """The number of items that do not count, since an equal one of their utterance does:
-    they only cost space."""
-    notes: list[str] = field(default_factory=list)
-    """What is worth knowing and no damage."""
-    interrupted: bool = False
-    """Whether the verification was stopped. Then it tells of the shards that were looked
-    at before."""
-    shards_left_out: int = 0
-    """The number of shards that were not looked at, because it was stopped before."""
-    damaged_utterances: int | None = 0
-    """The number of utterances in damaged shards, which are not in `utterances`; None if
-    a shard does not tell."""
-    recomputed: Recomputed | None = None
-    """How some utterances that were extracted again compare; None if none were, which
-    `verify` itself never does."""
-
-    @property
-    def damaged_shards(self) -> list[str]:
-        """The names of shards with a problem in them."""
-        return sorted({problem.shard for problem in self.problems if problem.shard})
 
 
 def verify(
@@ -125,76 +61,75 @@ def verify(
     """Check a version.
 
     Args:
-        data: Whether to read every byte of the features, or only structure, metadata and
+        data: True to read every byte of the features; else only structure, metadata and
             columns.
-        manifest: A manifest to compare the version with; None for none.
-        sources: How to compare the audio files with what they were; None to leave them alone.
-        report: Called after each shard; again if its audio files have been looked at.
-        stop: If it is set, the verification ends where it is.
+        manifest: A manifest to compare the version with.
+        sources: How to compare the audio files with what they were; None to skip them.
+        report: Called after each shard, and again after its audio files.
+        stop: Ends the verification once it is set.
 
     Raises StoreError if a shard may not be read."""
-    stop, checked = stop or threading.Event(), _Checked()
+    stop = stop or threading.Event()
+    checked: dict[str, CheckedShard] = {}
 
-    def look() -> tuple[list[str], Report, Index | None]:
-        """Check the shards that are there and have not been checked; what there is, and
-        what it comes to."""
-        there = version.shard_names()
-        unchecked = [name for name in there if name not in checked]
+    def check_new() -> tuple[list[str], Report, Index | None]:
+        """Check the shards that were not checked yet. Returns the names of all shards,
+        and what `_report` returns of them."""
+        names = version.shard_names()
+        unchecked = [name for name in names if name not in checked]
         checked.update(_check_shards(version, unchecked, data, threads, report, stop))
-        looked_at = {name: checked[name] for name in there if name in checked}
-        return there, *_report(version, there, looked_at, data, manifest, stop.is_set())
+        present = {name: checked[name] for name in names if name in checked}
+        return names, *_report(version, names, present, data, manifest, stop.is_set())
 
-    there, result, index = version.reading(look)
-    now = version.shard_names()
+    names, result, index = version.reading(check_new)
+    names_now = version.shard_names()
     is_lacking = any(problem.kind in _LACKING for problem in result.problems)
-    # a run has added some, or a repair replaced some
-    if now != there and (is_lacking or not {*there} <= {*now}):
-        _, result, index = version.reading(look)
+    is_replaced = not {*names} <= {*names_now}
+    if names_now != names and (is_lacking or is_replaced):
+        _, result, index = version.reading(check_new)
     problems, notes = result.problems, result.notes
     if sources is not None and index is not None:
-        sound = {name for name, one in checked.items() if not one.problems}
+        sound = {name for name, shard in checked.items() if not shard.problems}
         faulty, source_notes = check_sources(
             version, index, sound, sources, threads, report, stop.is_set
         )
-        problems = [
-            *problems,
-            *(_source_problem(file, fault, ids) for (file, fault), ids in faulty.items()),
-        ]
-        notes = [*notes, *source_notes]
-    # A stop counts also if it came late: whoever asked is to go no further.
+        source_problems = [_source_problem(*file, ids) for file, ids in faulty.items()]
+        problems = problems + source_problems
+        notes = notes + source_notes
+    # A late stop counts too: the caller must not go on.
     return replace(result, problems=problems, notes=notes, interrupted=stop.is_set())
 
 
 def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
-    """What is wrong with the audio file of some utterances: it is in no shard, so none is
-    damaged."""
-    more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
-    return Problem(
-        "source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None
-    )
+    """Describe the fault of an audio file, which is in no shard."""
+    if len(ids) == 1:
+        return Problem("source", f"{ids[0]}: {file}: {fault}", id=ids[0])
+    others = counted(len(ids) - 1, "other", "others")
+    return Problem("source", f"{ids[0]} and {others}: {file}: {fault}")
 
 
 def _report(
     version: Version,
-    there: list[str],
-    checked: _Checked,
+    names: list[str],
+    checked: dict[str, CheckedShard],
     data: bool,
     manifest: Manifest | None,
     interrupted: bool,
 ) -> tuple[Report, Index | None]:
-    """What all checked shards that are there come to; and the index of the sound items
-    that count, None if stopped."""
-    sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
-    damaged = {name: one.shard for name, one in checked.items() if one.problems}
+    """Summarise the shards checked so far. Returns also the index of the sound items, or
+    None if interrupted."""
+    sound = [shard for shard, problems in checked.values() if shard is not None and not problems]
+    damaged = {name: shard for name, (shard, problems) in checked.items() if problems}
     problems = []
-    if not Version.has_group(version.store):  # which Zarr libraries look for
+    if not Version.has_group(version.store):  # Zarr libraries look for it
         problems.append(
             Problem(
                 "metadata",
                 f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group",
             )
         )
-    problems += [problem for one in checked.values() for problem in one.problems]
+    for checked_shard in checked.values():
+        problems += checked_shard.problems
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -204,62 +139,66 @@ def _report(
         data=data,
         problems=problems,
         interrupted=interrupted,
-        shards_left_out=len(there) - len(checked),
-        damaged_utterances=None
-        if None in damaged.values()
-        else sum(one.info.items for one in damaged.values() if one),
+        shards_left_out=len(names) - len(checked),
+        damaged_utterances=_count_items(damaged.values()),
     )
     if interrupted:
         return result, None
-    kept_at, notes = (
-        f"index/{index_name(version, there)}",
-        [*_notes(version), *_notes_on_records(version)],
-    )
-    is_kept = version.store.exists(kept_at)
-    index = load_index(version, there)
-    if is_kept and index is None:
+    notes = [*_notes(version), *_notes_on_records(version)]
+    index_folder = f"index/{index_name(version, names)}"
+    has_index = version.store.exists(index_folder)
+    index = load_index(version, names)
+    if has_index and index is None:
         notes.append(
-            f"{version.path}/{kept_at}: damaged: this index is built anew when the version "
-            "is opened next"
+            f"{version.path}/{index_folder}: damaged: this index is built anew when the "
+            "version is opened next"
         )
-    if index is None or len(sound) < len(there):
-        index = index_of(sound)  # their tables have just been checked, and are not read again
-    num_old = 0
-    if any((shard.table["decoder"] == OLD_FFMPEG).any() for shard in sound):
-        (decoders,) = columns_of(version, index, np.arange(len(index)), ["decoder"])
-        num_old = int((decoders == OLD_FFMPEG).sum())
-    if num_old:
-        notes.append(
-            f"{counted(num_old, 'utterance')} decoded by FFmpeg as older versions of "
-            "featcache did: `featcache extract … --check-sources` extracts them again"
-        )
+    if index is None or len(sound) < len(names):
+        index = index_of(sound)
+    notes += _notes_on_decoders(version, index, sound)
     repeated, notes_on_items = _compare_repeated(version, index, sound)
-    lacking, failed, surplus = list[Problem](), len(wanted_failures(version, index)), 0
+    notes += notes_on_items
+    lacking: list[Problem] = []
+    failed, surplus = len(wanted_failures(version, index)), 0
     if manifest is not None:
         rows = expand(manifest, copies_of(version.info.config))
-        lacking, failed, surplus = _against(rows, index, failures_by_row(version, index))
-    return replace(
+        lacking, failed, surplus = _compare_rows(rows, index, failures_by_row(version, index))
+    of_records = _problems_of_records(version, index, damaged)
+    result = replace(
         result,
         utterances=len(index),
-        problems=[*problems, *_of_records(version, index, damaged), *lacking],
+        problems=[*problems, *of_records, *lacking],
         failed=failed,
         surplus=surplus,
         repeated=repeated,
-        notes=[*notes, *notes_on_items],
-    ), index
-
-
-def _of_records(version: Version, index: Index, damaged: Collection[str]) -> Iterator[Problem]:
-    """What is lacking of what runs were to extract, and of tags, and which records of
-    that cannot be read."""
-    for finding in find_lacking(version, index):
-        is_record = isinstance(finding, str)
-        if is_record or not damaged:  # of what is missing, the damaged shards may have some
-            yield Problem("record" if is_record else "unfinished", f"{version.path}: {finding}")
-    undamaged = [name for name in version.store.names("shards") if name not in damaged]
-    yield from (
-        Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"]
+        notes=notes,
     )
+    return result, index
+
+
+def _count_items(shards: Iterable[Shard | None]) -> int | None:
+    """Count the items of shards; None if a shard's document cannot be read."""
+    num_items = 0
+    for shard in shards:
+        if shard is None:
+            return None
+        num_items += shard.info.items
+    return num_items
+
+
+def _problems_of_records(
+    version: Version, index: Index, damaged: Collection[str]
+) -> Iterator[Problem]:
+    """List what runs left unfinished, records that cannot be read, and faults of tags."""
+    for finding in find_lacking(version, index):
+        if isinstance(finding, str):
+            yield Problem("record", f"{version.path}: {finding}")
+        elif not damaged:  # the damaged shards may hold what is missing
+            yield Problem("unfinished", f"{version.path}: {finding}")
+    undamaged = [name for name in version.store.names("shards") if name not in damaged]
+    for tag in tags_to_show(version, undamaged):
+        if tag["fault"]:
+            yield Problem("tag", tag["fault"])
 
 
 def _check_shards(
@@ -269,28 +208,27 @@ def _check_shards(
     threads: int,
     report: Callable[[], object],
     stop: threading.Event,
-) -> _Checked:
-    """What is wrong in each shard, by name. Shards that were not checked before `stop`
-    was set are left out."""
-    checked: _Checked = {}
+) -> dict[str, CheckedShard]:
+    """Check shards in threads. Returns those that were checked before `stop` was set."""
+    checked: dict[str, CheckedShard] = {}
     ended = threading.Event()
 
     def check(name: str, number: int) -> CheckedShard:
-        one = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
-        if one.shard is not None and number >= _MOST_MAPPED:
-            one.shard.unmap_table()
-        return one
+        result = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
+        if result.shard is not None and number >= _MOST_MAPPED:
+            result.shard.unmap_table()
+        return result
 
     with ThreadPoolExecutor(threads) as pool, suppress(StoppedError):
         try:
-            for name, one in zip(names, pool.map(check, names, range(len(names))), strict=True):
+            results = pool.map(check, names, range(len(names)))
+            for name, result in zip(names, results, strict=True):
                 if stop.is_set():
                     break
-                checked[name] = one
+                checked[name] = result
                 report()
         finally:
-            # after an error or an interrupt, the pool waits for threads that are still
-            # checking
+            # After an error, the pool waits for the threads that are still checking.
             ended.set()
     return checked
 
@@ -298,31 +236,36 @@ def _check_shards(
 def _compare_repeated(
     version: Version, index: Index, shards: Sequence[Shard]
 ) -> tuple[int, list[str]]:
-    """Compare items with those that count, if row and generation are the same: how many are
-    equal; and a note, if some are of other audio."""
+    """Compare items with the items that count, of the same row and generation. Returns
+    the number of equal ones, and a note if some are of different audio."""
     if sum(shard.info.items for shard in shards) == len(index):
         return 0, []
-    repeated, unlike = 0, set[str]()
+    equal_items = 0
+    unlike_ids = set[str]()
     for shard in shards:
         table = shard.table
-        at = index.find_hashes(table["id_hash"])
-        is_rival = (at >= 0) & (table["generation"] == index.generation[at])
-        is_rival &= table["row_hash"] == index.row_hash[at]
+        positions = index.find_hashes(table["id_hash"])
+        is_rival = (positions >= 0) & (table["generation"] == index.generation[positions])
+        is_rival &= table["row_hash"] == index.row_hash[positions]
         rivals = np.flatnonzero(is_rival)
-        own = np.stack([table[name][rivals] for name in VALUE_COLUMNS])
-        counting = columns_of(version, index, at[rivals], VALUE_COLUMNS)
-        repeated += int((own[1] == counting[1]).sum())
-        unlike |= {table.ids[number] for number in rivals[~are_alike(own, counting)].tolist()}
+        values = np.stack([table[name][rivals] for name in VALUE_COLUMNS])
+        counting = columns_of(version, index, positions[rivals], VALUE_COLUMNS)
+        equal_items += int((values[1] == counting[1]).sum())
+        is_unlike = ~are_alike(values, counting)
+        unlike_ids |= {table.ids[number] for number in rivals[is_unlike].tolist()}
+    repeated = equal_items - len(index)  # each item that counts equals itself
+    if not unlike_ids:
+        return repeated, []
     what = "features of several files are there, and nothing tells which are right, for"
     remedy = "`featcache extract --check-sources` with the manifest, and then `featcache prune`"
-    notes = [f"{what} {listing(sorted(unlike))}: {remedy}"] if unlike else []
-    return repeated - len(index), notes
+    return repeated, [f"{what} {listing(sorted(unlike_ids))}: {remedy}"]
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """Whether the version's folder has its name; and its config still its fingerprint, if
-    extraction is installed."""
-    if (name := version.original_name) is not None:
+    """List changes of the folder's name and, if extraction is installed, of the config's
+    fingerprint."""
+    name = version.original_name
+    if name is not None:
         yield (
             f"its folder is a copy of {name}, or was renamed: extract adds to a version "
             "only under that name"
@@ -332,40 +275,51 @@ def _notes(version: Version) -> Iterator[str]:
     except ImportError:
         return
     try:
-        now = recorded_config(version.info.config, str(version.path)).fingerprint()
+        fingerprint = recorded_config(version.info.config, str(version.path)).fingerprint()
     except FeatcacheError as error:
         yield f"its config does not load here, and was not compared: {error}"
         return
-    if now != version.info.fingerprint:
+    if fingerprint != version.info.fingerprint:
         yield (
             "its extractor's revision or weights have changed: extracting would fill "
-            f"another version, {now[:12]}"
+            f"another version, {fingerprint[:12]}"
         )
 
 
 def _notes_on_records(version: Version) -> Iterator[str]:
-    """That records of what was done or measured cannot be read, on which nothing depends."""
-    runs, probes = (
-        in_parallel(partial(read_run, version.store), run_names(version.store)),
-        probe_names(version),
-    )
+    """List damaged records of runs and probes, on which nothing depends."""
+    runs = in_parallel(partial(read_run, version.store), run_names(version.store))
+    num_probes = len(probe_names(version))
     counts = {
         "runs": (runs.count(None), len(runs)),
-        "probes": (len(probes) - len(read_probes(version)), len(probes)),
+        "probes": (num_probes - len(read_probes(version)), num_probes),
     }
-    for folder, (damaged, there) in counts.items():
+    for folder, (damaged, total) in counts.items():
         if damaged:
             yield (
                 f"{version.path}/{folder}: damaged: {damaged} of "
-                f"{counted(there, 'record')}: they count for nothing"
+                f"{counted(total, 'record')}: they count for nothing"
             )
 
 
-def _against(
+def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -> Iterator[str]:
+    """Count the utterances that an older featcache decoded in another way."""
+    if not any((shard.table["decoder"] == OLD_FFMPEG).any() for shard in sound):
+        return
+    (decoders,) = columns_of(version, index, np.arange(len(index)), ["decoder"])
+    num_old = int((decoders == OLD_FFMPEG).sum())
+    if num_old:
+        yield (
+            f"{counted(num_old, 'utterance')} decoded by FFmpeg as older versions of "
+            "featcache did: `featcache extract … --check-sources` extracts them again"
+        )
+
+
+def _compare_rows(
     manifest: Manifest, index: Index, failures: RowFailures
 ) -> tuple[list[Problem], int, int]:
-    """What a version lacks of a manifest, how many of its utterances have failed, and how
-    many are not in it."""
+    """Compare a version with a manifest. Returns what the version lacks, the number of
+    utterances that failed, and the number of those that are not in the manifest."""
     status = join(RowKeys.of(manifest), index, failures)
     missing = manifest.ids.take(np.flatnonzero(status.missing & ~status.changed))
     problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
@@ -387,49 +341,46 @@ def _against(
 def examine_shard(
     version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False
 ) -> CheckedShard:
-    """Check a shard. With `data`, every byte of its features is read, else only
-    everything else. Raises ShardGoneError if there is no such shard any more; StoreError
-    if it cannot be read now; StoppedError if `stopped` said so."""
-    shard = None
+    """Check a shard; the bytes of its features only with `data`. Raises ShardGoneError if
+    the shard was removed; StoreError if it cannot be read now; StoppedError once
+    `stopped` returns True."""
     try:
         shard = version.shard(name)
+    except DamagedError as error:
+        return CheckedShard(None, [Problem("metadata", error.what, name)])
+    try:
         return CheckedShard(shard, [*_problems(shard, data, stopped)])
     except DamagedError as error:
-        return CheckedShard(
-            shard, [Problem("metadata" if shard is None else "structure", error.what, name)]
-        )
+        return CheckedShard(shard, [Problem("structure", error.what, name)])
 
 
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
-    paths = [path for path in shard.info.files if path != shard.features_path]
-    faults = [fault for path in paths if (fault := shard.file_fault(path))]
+    file_faults = [
+        shard.file_fault(path) for path in shard.info.files if path != shard.features_path
+    ]
+    faults = [fault for fault in file_faults if fault]
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
+    for fault in faults:
+        kind = "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure"
+        yield Problem(kind, fault, shard.name)
     if faults:
-        for fault in faults:
-            yield Problem(
-                "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure", fault, shard.name
-            )
         return
     yield from _item_problems(shard)
     if data:
         yield from _feature_problems(shard, stopped)
     else:
-        shard.open_features()  # which compares its size, and the checksum at its end
+        shard.open_features()  # checks its size, and the checksum at its end
 
 
 def _item_problems(shard: Shard) -> Iterator[Problem]:
-    """Whether each item can be dequantised, and has as many frames as its audio should
-    give."""
+    """List items that cannot be dequantised, or whose number of frames does not fit their
+    audio."""
     table, spec, ids = shard.table, shard.spec, shard.table.ids
     if spec.is_quantized:
         parameters = shard.quantization.reshape(len(ids), -1)
         for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
-            yield Problem(
-                "non_finite",
-                f"{ids[item]}: its scale or offset is NaN or infinite",
-                shard.name,
-                ids[item],
-            )
+            message = f"{ids[item]}: its scale or offset is NaN or infinite"
+            yield Problem("non_finite", message, shard.name, ids[item])
     num_frames, num_samples = np.diff(table.offsets("frame")), table["num_samples"]
     fits = spec.axis.fits(num_frames, num_samples, spec.sample_rate)
     for item in np.flatnonzero(~fits).tolist():
@@ -439,20 +390,16 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
 
 
 def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
-    """Whether the features are what was written, and finite; read once if so."""
-    dtype, rest, is_finite, fault = (
-        np.dtype(shard.spec.stored_dtype).newbyteorder("<"),
-        b"",
-        True,
-        "",
-    )
+    """List items whose features are not what was written, or not finite."""
+    dtype = np.dtype(shard.spec.stored_dtype).newbyteorder("<")
     left = shard.spec.num_bytes(shard.info.frames)
+    rest, fault, is_finite = b"", "", True
     try:
         for block in shard.feature_blocks():
             if stopped():
                 raise StoppedError
             whole, left = block[:left], max(0, left - len(block))
-            if rest or len(whole) % dtype.itemsize:  # of a stream, blocks have any size
+            if rest or len(whole) % dtype.itemsize:  # blocks of a stream have any size
                 joined = rest + whole
                 end = len(joined) // dtype.itemsize * dtype.itemsize
                 whole, rest = memoryview(joined)[:end], joined[end:]
@@ -461,17 +408,13 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         fault = error.what
     if not fault and is_finite:
         return
+    kind, what = "non_finite", "features are NaN or infinite"
+    if fault:
+        kind, what = "checksum", "the checksum of its features does not match"
     ids, num_items = shard.table.ids, len(shard.table)
     sound = {number for number, _ in shard.sound_items(range(num_items))}
     for item in sorted({*range(num_items)} - sound):
-        what = (
-            "the checksum of its features does not match"
-            if fault
-            else "features are NaN or infinite"
-        )
-        yield Problem(
-            "checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item]
-        )
+        yield Problem(kind, f"{ids[item]}: {what}", shard.name, ids[item])
     # a bad disk, for example
     if fault and (not fault.endswith(WRONG_CHECKSUM) or len(sound) == num_items):
         yield Problem("checksum", fault, shard.name)

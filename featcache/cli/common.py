@@ -15,7 +15,7 @@ import click
 from featcache.errors import counted, without_secrets
 
 if TYPE_CHECKING:
-    from featcache.care.verify import Problem
+    from featcache.care.report import Problem
     from featcache.version.index import Index
     from featcache.version.version import Version
 

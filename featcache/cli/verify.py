@@ -28,9 +28,8 @@ from featcache.errors import DamagedError, counted, megabytes
 from featcache.storage.location import Location, parse_location
 
 if TYPE_CHECKING:
-    from featcache.care.recompute import Recomputed
+    from featcache.care.report import Problem, Recomputed, Report
     from featcache.care.sources import SourceCheck
-    from featcache.care.verify import Problem, Report
     from featcache.version.version import Version
 
 _SHOWN = 20
@@ -90,8 +89,8 @@ def verify(
       featcache verify features/fbank80 --recompute 100
       featcache verify features --no-data --sources=content
     """
+    from featcache.care.report import Problem, Report
     from featcache.care.sources import SourceCheck
-    from featcache.care.verify import Problem, Report
     from featcache.care.verify import verify as check
     from featcache.manifest.utterances import CallersUrls
     from featcache.version.selection import split_tag, version_folders

@@ -95,10 +95,13 @@ class CodecExtractor(ModelExtractor[C]):
         return codes_RF, codebook.decode(codes_RF)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        latents_RFD = self.latents(waveforms, num_samples)
-        with computing("fp32", waveforms.device):
+        return Rows(self.codes_of(self.latents(waveforms, num_samples)))
+
+    def codes_of(self, latents_RFD: Tensor) -> Tensor:
+        """Quantise latents in float32. Returns codes of `spec.dtype`, `[R, F, Q]`."""
+        with computing("fp32", latents_RFD.device):
             codes_RFQ = self.quantize(latents_RFD.float())
-        return Rows(codes_RFQ.to(getattr(torch, self.spec.dtype)))
+        return codes_RFQ.to(getattr(torch, self.spec.dtype))
 
     @classmethod
     def stored_dtype(cls, params: C) -> str:

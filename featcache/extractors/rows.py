@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -69,6 +69,10 @@ class _Row:
     piece: Piece
     samples: Tensor
     output: Rows = field(init=False)
+
+
+Run = Callable[[torch.Tensor, torch.Tensor], Rows]
+"""A function with the arguments of `RowExtractor.encode`, which computes rows."""
 
 
 class RowExtractor(Extractor[P]):
@@ -147,8 +151,10 @@ class RowExtractor(Extractor[P]):
             for rows in self.extract_rows(clips)
         ]
 
-    def extract_rows(self, clips: Sequence[Clip]) -> list[Rows]:
-        """Compute the features of each clip, `[frames, *item_shape]`, and its side arrays."""
+    def extract_rows(self, clips: Sequence[Clip], run: Run | None = None) -> list[Rows]:
+        """Compute the features of each clip, `[frames, *item_shape]`, and its side arrays.
+        `run` computes the rows, by default the method of this name."""
+        run = run or self.run
         rows_of_clips: list[list[_Row]] = []
         by_length: dict[int, list[_Row]] = defaultdict(list)
         for clip in clips:
@@ -163,7 +169,7 @@ class RowExtractor(Extractor[P]):
             count = self.rows(length, clips[0].waveform.device)
             for first in range(0, len(rows), count):
                 batch = rows[first : first + count]
-                encoded = self.run(*pad_rows([row.samples for row in batch], count, length))
+                encoded = run(*pad_rows([row.samples for row in batch], count, length))
                 for number, row in enumerate(batch):
                     skip = row.piece.skip
                     features = encoded.features[number, skip : skip + row.piece.num_frames]

@@ -4,7 +4,8 @@ are writing."""
 from pathlib import Path
 from typing import Any
 
-from featcache.care.verify import Report, verify
+from featcache.care.report import Report
+from featcache.care.verify import verify
 from featcache.format.shard import Item
 from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, read_failures

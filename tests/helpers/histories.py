@@ -20,7 +20,8 @@ import featcache
 from featcache.care.copying import copy_version
 from featcache.care.prune import ids_to_keep, plan_prune, prune
 from featcache.care.repair import repair
-from featcache.care.verify import Report, verify
+from featcache.care.report import Report
+from featcache.care.verify import verify
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import StoreError

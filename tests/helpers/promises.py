@@ -17,7 +17,7 @@ from cache_contents import check, items, only_version
 from processes import Cli, Finished
 
 import featcache
-from featcache.care.verify import Report
+from featcache.care.report import Report
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.manifest.read import read_manifest
 from featcache.version.indexing import open_index
