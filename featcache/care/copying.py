@@ -1,13 +1,13 @@
-"""Copies of versions, from a folder or an object store to another.
+"""Copies versions from a folder or an object store to another.
 
-What is copied is checked on the way, against the checksums that the shards' documents
-have. What is there already stays and is not read again, so a copy that was interrupted is
-continued by making it again. Nothing is removed.
+Shards are checked against their checksums while they are copied. Shards that the copy has
+stay and are not read again, so an interrupted copy is continued by copying again. Nothing
+is removed.
 
-The version's own document comes last: nobody opens a new copy before it is whole. To one
-that there is, what manifests want comes first: so a reader is told what is missing. It may
-want more than the source, and go on wanting it; and it may have been extracted into, as
-`care/diverged.py` says."""
+The version's own document comes last, so a new copy cannot be opened before it is
+complete. To a copy that exists, wanted sets come first, so that readers know what is
+missing. It may want more than the source, and go on wanting it; and it may have been
+extracted into, as `care/diverged.py` explains."""
 
 from __future__ import annotations
 
@@ -34,24 +34,23 @@ from featcache.version.wanted import read_all_wanted
 
 _AT_MOST_BYTES = 1 << 37
 _AT_ONCE_BYTES = 1 << 30
-"""How much of shards may be in memory."""
+"""The most bytes of shards in memory."""
 
 
 @dataclass
 class Copied:
-    """What became of a version."""
+    """The result of copying a version."""
 
     source: str
     path: str
     copied: int = 0
     there: int = 0
-    """The number of shards that were there already."""
+    """The number of shards that the copy had already."""
     others: int = 0
     """The number of shards of the copy that the version does not have; they stay."""
     num_bytes: int = 0
     records: int = 0
-    """The number of files that were copied besides: what is wanted, has failed and was
-    done, and the index."""
+    """The number of other files that were copied: wanted sets, records and the index."""
     diverged: int = 0
     """The number of utterances of which both have made features, and nothing tells which
     are newer. They are missing in the copy until they are extracted again."""
@@ -68,11 +67,10 @@ def copy_version(
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Copied:
-    """Copy a version into a cache, under the name of its folder: whatever of it is not
-    there yet.
+    """Copy a version into a cache, which need not exist, under the name of its folder.
 
-    The cache need not exist. At most as many shards as there are `threads` are copied at
-    once; `report` is called after each, and no more are begun once `stop` is set.
+    At most `threads` shards are copied at once. `report` is called after each. Once `stop`
+    is set, no more are begun.
 
     Raises ArgumentError if the cache is a corpus, or overlaps with the version's; StoreError if
     something cannot be read or written, or another version has that name there;
@@ -85,7 +83,7 @@ def copy_version(
     else:
         store.sweep()
     copied, missing = _compare(version, store)
-    index = open_index(version)  # which keeps one, if the version can be written
+    index = open_index(version)
     if is_new:
         copied.records += _copy_files(version, store, ["wanted"])
     else:
@@ -105,14 +103,13 @@ def copy_version(
     most_frames = max((shard.frames for shard in index.summaries), default=0)
     largest = version.info.spec.num_bytes(most_frames)
     at_once = max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
-    # after an error, those that wait are cancelled
     with ThreadPoolExecutor(at_once, "featcache-copy") as pool:
-        for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
-            if isinstance(done, DamagedError):
-                copied.problems.append(Problem("structure", done.what, name))
-            elif done:
+        for name, outcome in zip(missing, pool.map(copy_one, missing), strict=True):
+            if isinstance(outcome, DamagedError):
+                copied.problems.append(Problem("structure", outcome.what, name))
+            elif outcome:
                 copied.copied += 1
-                copied.num_bytes += done
+                copied.num_bytes += outcome
             report()
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
@@ -125,40 +122,47 @@ def copy_version(
 
 
 def refuse_overlap(source: Location, *targets: Location) -> None:
-    """Refuse to copy a cache, or a corpus, to a place in it, or to one that it is in: one
-    version would hide the other. Raises ArgumentError."""
-    given, *others = (f"{place.resolve()}".rstrip("/") + "/" for place in (source, *targets))
-    if any(other.startswith(given) or given.startswith(other) for other in others):
-        what = f"is {source}, which is copied, lies in it or holds it"
-        raise ArgumentError(f"{targets[0]}: {what}: give another cache to copy to")
+    """Raise ArgumentError if a cache or corpus and the place to copy it to lie in each
+    other: one version would hide the other."""
+    source_path = _with_slash(source)
+    for target in targets:
+        path = _with_slash(target)
+        if path.startswith(source_path) or source_path.startswith(path):
+            what = f"is {source}, which is copied, lies in it or holds it"
+            raise ArgumentError(f"{targets[0]}: {what}: give another cache to copy to")
+
+
+def _with_slash(location: Location) -> str:
+    return f"{location.resolve()}".rstrip("/") + "/"
 
 
 def plan_copy(version: Version, cache: Location) -> Copied:
-    """Say which shards `copy_version` would copy, and how many bytes; nothing is written.
-    Raises what `copy_version` raises of these places."""
+    """Count the shards and bytes that `copy_version` would copy, without writing. Raises
+    what `copy_version` raises of these places."""
     planned, missing = _compare(version, _store_of_copy(version, cache))
-    sizes = (version.store.walk(f"shards/{name}") for name in missing)
     planned.copied = len(missing)
-    planned.num_bytes = sum(num_bytes for files in sizes for _, num_bytes in files)
+    for name in missing:
+        planned.num_bytes += sum(size for _, size in version.store.walk(f"shards/{name}"))
     return planned
 
 
 def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:
-    """How many shards of a version its copy has, and the names of those that it lacks."""
-    names, there = version.shard_names(), {*store.names("shards")}
-    missing = [name for name in names if name not in there]
+    """Count the shards that a version's copy has, and list the names of those it lacks."""
+    names, in_copy = version.shard_names(), {*store.names("shards")}
+    missing = [name for name in names if name not in in_copy]
     copied = Copied(str(version.path), str(store.location), there=len(names) - len(missing))
-    copied.others = len(there.difference(names, [MARK]))
+    copied.others = len(in_copy.difference(names, [MARK]))
     return copied, missing
 
 
 def copy_parts_list(corpus: Location, to: Location) -> None:
-    """List the parts of a corpus in another, too, where they are copied to; what that
-    knows of parts stays. Raises ArgumentError if that is the cache of one manifest, or
-    overlaps with the corpus; DamagedError if what a corpus says of a part is not what was
-    written; StoreError if the list cannot be written."""
+    """Add the parts of a corpus to the list of another; its own parts stay. Raises
+    ArgumentError if `to` is the cache of one manifest, or overlaps with the corpus;
+    DamagedError if the record of a part is not what was written; StoreError if the list
+    cannot be written."""
     refuse_overlap(corpus, to)
-    if versions := version_names(to):
+    versions = version_names(to)
+    if versions:
         raise ArgumentError(
             f"{to}: is the cache of one manifest, with {listing(versions)}: give another folder"
         )
@@ -171,9 +175,10 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
 def _store_of_copy(version: Version, cache: Location) -> Store:
     """Return the store of a version's copy in a cache, which need not exist."""
     name = version.path.name
-    if name in ("", ".."):  # of a path that ends so
+    if name in ("", ".."):
         name = version.info.folder_name
-    refuse_overlap(version.path.resolve().parent, cache, cache / name)  # which may be a link
+    # the copy's folder may be a link
+    refuse_overlap(version.path.resolve().parent, cache, cache / name)
     if is_corpus(cache):
         raise ArgumentError(
             f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache"
@@ -187,44 +192,54 @@ def _store_of_copy(version: Version, cache: Location) -> Store:
 
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:
-    """The files of a shard, all of which are what was written. Raises DamagedError if one
-    is not."""
+    """Read the files of a shard. Raises DamagedError if one is not what was written."""
     files: dict[str, Buffer] = {
         path: b"".join(map(bytes, shard.checked_blocks(path))) for path in shard.info.files
     }
-    return {**files, MARK: shard.store.read(f"{shard.key}/{MARK}", AT_MOST_BYTES)}
+    files[MARK] = shard.store.read(f"{shard.key}/{MARK}", AT_MOST_BYTES)
+    return files
 
 
 def _join_wanted(version: Version, index: Index, to: Version, copied: Copied) -> None:
-    """Have a copy want what the version wants, besides what it wants itself. A set that
-    cannot be read stays as it is."""
+    """Add the version's wanted sets to those of a copy. A set that cannot be read stays as
+    it is."""
     damaged = list[str]()
     source = Copy(version, index, [*read_all_wanted(version, damaged)])
     target = Copy(to, open_index(to, keep=False), [*read_all_wanted(to, damaged)])
     copied.problems += [Problem("record", what) for what in damaged]
     diverged = find_diverged(source, target)
     copied.diverged = len(diverged)
-    theirs = {one.name: one for one in target.wanted}
-    unreadable = {*to.store.names("wanted")} - theirs.keys()
-    for name, one in (theirs | {one.name: one for one in source.wanted}).items():
-        key, data = f"wanted/{name}", one.joined(theirs.get(name, one), diverged).encode()
-        if name not in unreadable and not _is_same(to.store, key, data):
-            to.store.put(key, data)
-            copied.records += 1
+    in_target = {wanted.name: wanted for wanted in target.wanted}
+    in_source = {wanted.name: wanted for wanted in source.wanted}
+    unreadable = {*to.store.names("wanted")} - in_target.keys()
+    for name, wanted in (in_target | in_source).items():
+        if name in unreadable:
+            continue
+        joined = wanted.joined(in_target.get(name, wanted), diverged)
+        copied.records += _put(to.store, f"wanted/{name}", joined.encode())
 
 
 def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
-    """Copy what is in some folders, and is not the same there; returns how many files."""
+    """Copy the files of some folders. Returns the number of those that were not the same in
+    the copy."""
     copied = 0
-    for key in (f"{folder}/{name}" for folder in folders for name in version.store.names(folder)):
-        try:
-            data = version.store.read(key, _AT_MOST_BYTES)
-        except (FileNotFoundError, DamagedError):  # taken away since; or what nobody reads
-            continue
-        if not _is_same(store, key, data):
-            store.put(key, data)
-            copied += 1
+    for folder in folders:
+        for name in version.store.names(folder):
+            key = f"{folder}/{name}"
+            try:
+                data = version.store.read(key, _AT_MOST_BYTES)
+            except (FileNotFoundError, DamagedError):  # removed meanwhile; larger than allowed
+                continue
+            copied += _put(store, key, data)
     return copied
+
+
+def _put(store: Store, key: str, data: bytes) -> int:
+    """Write a file unless it has these bytes. Returns the number of files written."""
+    if _is_same(store, key, data):
+        return 0
+    store.put(key, data)
+    return 1
 
 
 def _is_same(store: Store, key: str, data: bytes) -> bool:
@@ -234,8 +249,8 @@ def _is_same(store: Store, key: str, data: bytes) -> bool:
 
 
 def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
-    """Copy the tags whose shards are all there. One of the copy's that has the same name,
-    and is another, stays."""
+    """Copy the tags whose shards are all in the copy. A different tag of the same name
+    stays."""
     shards = {*store.names("shards")}
     for name in tag_names(version):
         key = f"tags/{name}"
@@ -244,19 +259,20 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
         except StoreError as error:
             copied.problems.append(Problem("tag", str(error)))
             continue
-        data, is_there = version.store.read(key, AT_MOST_BYTES), store.exists(key)
-        if is_there and not _is_same(store, key, data):
+        data = version.store.read(key, AT_MOST_BYTES)
+        if not store.exists(key):
+            if shards.issuperset(tag.shards):
+                store.put(key, data)
+                copied.records += 1
+        elif not _is_same(store, key, data):
             copied.problems.append(
                 Problem("tag", f"{store.location / key}: is not that of {version.path}, and stays")
             )
-        elif not is_there and shards.issuperset(tag.shards):
-            store.put(key, data)
-            copied.records += 1
 
 
 def _copy_index(version: Version, store: Store) -> int:
-    """Copy the index, if the copy has the same shards and no index: whole, for somebody
-    may open it meanwhile. Returns how many files."""
+    """Copy the index, if the copy has the same shards and no index. Returns the number of
+    files."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
     has_others = {*store.names("shards")} - {MARK} != {*names}

@@ -1,5 +1,4 @@
-"""A probe: what batching and precision change in the values of some utterances, and how
-fast they are.
+"""Measures how batching and precision change the values of some utterances, and the speed.
 
 Every batching is tried, at every precision, and compared with each utterance alone.
 Batches hold sampled utterances and cuts of others, and are computed as in extraction."""
@@ -58,43 +57,41 @@ _MOST_HEADERS = 256
 """The number of files whose headers are read if the manifest does not give all durations."""
 
 _NEAR = 4096
-"""The first rows, of which those in one container are sampled."""
+"""The number of first rows among which rows of one container are sampled."""
 
 _SEED = 0
 
 _ROUNDING = {"fp32": ROUNDING, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""The least that rounding may do to a frame, relative to its norm; below fp32, half a
-unit in the last place."""
+"""The least change of a frame by rounding, relative to its norm; below fp32, half a unit
+in the last place."""
 
 _LARGEST_ROUNDING = 1e-3
-"""The most that rounding may do in fp32: what differs by more among copies of itself does
-not only round."""
+"""The largest change of a frame by rounding in fp32. Larger differences among copies of a
+clip are errors."""
 
 _DRAWS = 20
 
 _Batch = list[tuple[int, SampledClip]]
-"""Clips that are computed in one call, each with its number in the sample; -1 for those
-that are not in it."""
+"""Clips that are computed in one call, each with its number in the sample; -1 for others."""
 
 _Timed = tuple[list[ClipResult], float]
-"""The results of the sample's clips, in the order of their numbers; and seconds of audio
-per second."""
+"""The results of the sample's clips, by their numbers; and seconds of audio per second."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How one batching did at one precision. Shares are of codes; for float features, of
-    frames."""
+    """A measurement of one batching at one precision. Shares are of codes; for float
+    features, of frames."""
 
     policy: str
     """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or
     its own `batching`."""
     precision: str
-    """The precision: `fp32`, `tf32`, `bf16` or `fp16`."""
+    """`fp32`, `tf32`, `bf16` or `fp16`."""
     is_declared: bool
-    """Whether the extractor declares that its values do not depend on this batching."""
+    """True if the extractor declares that its values do not depend on this batching."""
     error: str | None = None
-    """Why the batching could not be measured; None if it was."""
+    """The reason why the batching could not be measured, if so."""
     differing: float = 0.0
     """The share of values that differ from the reference."""
     tied: float = 0.0
@@ -102,36 +99,34 @@ class Measured:
     mismatch: float = 0.0
     """The share of values that differ by more than rounding."""
     disturbed: float = 0.0
-    """The share of frames whose latents or features batching changes by more than
-    rounding, compared with each utterance alone at the same precision. For codes without
-    known latents: of frames in which a code differs. A code may stay the same in a
-    disturbed frame, as in the silence at the end of a clip, but in another clip it will
-    not."""
+    """The share of frames whose latents or features differ by more than rounding from
+    those of each utterance alone at the same precision. For codes without known latents:
+    of frames in which a code differs. A code may stay the same in a disturbed frame, as in
+    the silence at the end of a clip, but in another clip it will not."""
     relative: float = 0.0
     """The frames' largest difference from the reference, relative in norm: of latents, or
     without them of features."""
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
     first: int = 0
-    """Every disturbed frame is among the first `first` frames of its utterance."""
+    """The number of frames from an utterance's beginning to its last disturbed frame."""
     last: int = 0
-    """Every disturbed frame is among the last `last` frames of its utterance."""
+    """The number of frames from an utterance's first disturbed frame to its end."""
     repeatable: bool | None = None
-    """Whether every bit stayed the same with other neighbours; None for utterances alone."""
+    """True if every bit stayed the same with other neighbours; None for utterances alone."""
     times_real_time: float = 0.0
     """Seconds of audio per second."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """What cutting into chunks changes: each utterance in chunks, alone, in fp32,
-    compared with the whole utterance."""
+    """The changes by chunks: each utterance in chunks, alone, in fp32, compared with the
+    whole utterance."""
 
     exact: bool
-    """Whether the overlap covers the model's receptive field, so that nothing may change."""
+    """True if the overlap covers the model's receptive field, so that nothing may change."""
     utterances: int
-    """How many utterances of the sample are longer than a chunk. If there is none,
-    nothing was measured."""
+    """The number of utterances longer than a chunk. If it is 0, nothing was measured."""
     differing: float
     """The share of codes, or for float features of frames, that differ."""
     mismatch: float
@@ -154,7 +149,7 @@ class Probe:
     device: str
     threads: int
     date: str
-    """When the probe was made: ISO 8601, in UTC."""
+    """The time of the probe: ISO 8601, in UTC."""
     made_by: dict[str, str]
     utterances: int
     skipped: list[str]
@@ -167,25 +162,25 @@ class Probe:
     """The length of all utterances together, in seconds."""
     frames: int
     spec: FeatureSpec
-    """What the extractor's features are."""
     rounding: dict[str, float]
-    """How much rounding may change a frame, relative in norm, by precision; empty if no
-    bit may differ."""
+    """The largest change of a frame by rounding, relative in norm, by precision; empty if
+    no bit may differ."""
     measured: list[Measured]
     chunks: Chunks | None
-    """What chunks change; None if the config has none."""
+    """The changes by chunks; None if the config has none."""
 
     @property
     def fastest(self) -> Measured | None:
-        """The fastest of the declared batchings, at any precision, of which no value is
-        mismatched or disturbed."""
+        """The fastest declared batching at any precision, without mismatched or disturbed
+        values."""
         measured = [trial for trial in self.measured if trial.is_declared and trial.error is None]
         clean = [trial for trial in measured if not trial.mismatch and not trial.disturbed]
         return max(clean, key=lambda trial: trial.times_real_time, default=None)
 
     def document(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
-        return {**asdict(self), "fastest": self.fastest and asdict(self.fastest)}
+        """Return the result as plain JSON values."""
+        fastest = self.fastest and asdict(self.fastest)
+        return {**asdict(self), "spec": self.spec.document(), "fastest": fastest}
 
 
 def probe(
@@ -198,9 +193,9 @@ def probe(
     """Measure what batching and precision do to a config's values, on a device.
 
     `count` of the manifest's utterances are sampled, over the whole range of their
-    lengths. `report` is called with the name of each precision, before it is measured.
-    Raises ConfigError if the extractor cannot be built; ManifestError if none of the
-    sampled utterances can be extracted."""
+    lengths. `report` gets the name of each precision, before it is measured. Raises
+    ConfigError if the extractor cannot be built; ManifestError if none of the sampled
+    utterances can be extracted."""
     device.configure_torch()
     extractor = config.build(device.torch_device)
     clips, skipped = _sample(config, extractor, manifest, count)
@@ -214,11 +209,10 @@ def probe(
         for params in _precisions(config, device):
             precision = precision_of(params)
             report(precision)
-            # The weights of one precision at a time: they are freed when those of the
-            # next have been loaded.
+            # The weights of two precisions at most are loaded at a time.
             extractor = _build_rows(config, device, params)
-            found, alone = try_batchings(extractor, clips, device, precision, reference)
-            measured += found
+            trials, alone = try_batchings(extractor, clips, device, precision, reference)
+            measured += trials
             rounding[precision] = alone.rounding
             reference = reference or alone
         if getattr(config.params, "chunk", None) and reference:
@@ -259,34 +253,37 @@ def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[
 
 
 def _precisions(config: Config, device: Device) -> list[Params]:
-    """The config's parameters at each precision, fp32 first; only as they are if they
-    name no precision."""
+    """List the config's parameters at each precision, fp32 first; unchanged if they name
+    no precision."""
     if "precision" not in type(config.params).model_fields:
         return [config.params]
-    precisions = ("fp32", "tf32", "bf16", "fp16") if device.is_cuda else ("fp32", "bf16", "fp16")
+    precisions = ["fp32", "bf16", "fp16"]
+    if device.is_cuda:
+        precisions.insert(1, "tf32")
     return [config.params.model_copy(update={"precision": precision}) for precision in precisions]
 
 
 def _sample(
     config: Config, extractor: Extractor[Params], manifest: Manifest, count: int
 ) -> tuple[list[SampledClip], list[str]]:
-    """The sampled utterances, and what is wrong with those that cannot be extracted."""
+    """Sample utterances, each decoded. Returns also the faults of those that cannot be
+    extracted."""
+    longest = _LONGEST_SECONDS
     chunk = getattr(config.params, "chunk", None)
-    longest = max(_LONGEST_SECONDS, 3 * chunk.seconds if chunk else 0.0)
-    longest = min(
-        limit for limit in (longest, config.audio.max_seconds, extractor.max_seconds) if limit
-    )
+    if chunk:
+        longest = max(longest, 3 * chunk.seconds)
+    limits = [config.audio.max_seconds, extractor.max_seconds]
+    longest = min([longest, *(limit for limit in limits if limit)])
+    max_samples = int(longest * config.audio.sample_rate)
     clips: list[SampledClip] = []
     faults: list[str] = []
-    rate, waveform_maker = config.audio.sample_rate, WaveformMaker.of(config.audio, config.augment)
+    waveform_maker = WaveformMaker.of(config.audio, config.augment)
     for utterance in utterances_by_length(expand(manifest, waveform_maker.copies), count):
         longest_cut = longest * waveform_maker.speed(utterance.id)
         if longest_cut < _seconds(manifest, utterance) < math.inf:
             utterance = replace(utterance, duration=longest_cut)
         try:
-            waveform = decode_waveform(utterance, manifest.root, waveform_maker)[
-                : int(longest * rate)
-            ]
+            waveform = decode_waveform(utterance, manifest.root, waveform_maker)[:max_samples]
             if not extractor.num_frames(len(waveform)):
                 raise AudioError(
                     Reason.TOO_SHORT, f"{len(waveform)} samples are too few for one frame"
@@ -308,7 +305,7 @@ def _sample(
 def _chunks(
     config: Config, in_chunks: RowExtractor[Params], clips: Clips, device: Device, reference: Alone
 ) -> Chunks:
-    """Measure what the config's chunks change, into which this extractor of it cuts clips."""
+    """Measure the changes by the chunks into which the config's extractor cuts clips."""
     numbers = [
         number for number, clip in enumerate(clips) if len(in_chunks.pieces(len(clip.waveform))) > 1
     ]
@@ -322,8 +319,13 @@ def _chunks(
     total = compare_all(
         values, [reference.results[number] for number in numbers], reference.rounding
     )
-    shares = total.differing / total.values, total.mismatched / total.values
-    return Chunks(in_chunks.chunks_are_exact, len(numbers), *shares, total.relative)
+    return Chunks(
+        exact=in_chunks.chunks_are_exact,
+        utterances=len(numbers),
+        differing=total.differing / total.values,
+        mismatch=total.mismatched / total.values,
+        relative=total.relative,
+    )
 
 
 # The sample
@@ -333,11 +335,13 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     """Sample `count` utterances at even steps in the order of their lengths, from the
     shortest to the longest.
 
-    If the manifest does not give all durations, only rows whose headers are read can be
-    chosen: `_MOST_HEADERS` of them, drawn with a fixed seed. If audio is in containers
-    that have to be copied, only those in the first."""
-    if len(near := rows_of_first_copy(manifest, np.arange(min(len(manifest), _NEAR)))):
-        manifest = manifest.take(near)
+    If the manifest does not give all durations, the headers of `_MOST_HEADERS` files, drawn
+    with a fixed seed, are read, and others cannot be chosen. If audio is in containers that
+    must be copied, only the first container is used."""
+    first_rows = np.arange(min(len(manifest), _NEAR))
+    in_first_container = rows_of_first_copy(manifest, first_rows)
+    if len(in_first_container):
+        manifest = manifest.take(in_first_container)
     rows = np.arange(len(manifest))
     seconds = manifest.duration
     if np.isnan(seconds).any():
@@ -346,19 +350,19 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
             each_at_once(lambda row: _seconds(manifest, manifest[row]), rows.tolist())
         )
     order = rows[np.argsort(seconds, kind="stable")]
-    chosen = order[
-        np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int))
-    ]
-    return [manifest[row] for row in chosen.tolist()]
+    steps = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
+    return [manifest[row] for row in order[np.unique(steps)].tolist()]
 
 
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:
-    """The length of an utterance, by its row or its file's header; infinite if neither
-    gives it."""
+    """Return the length of an utterance, by its row or its file's header; infinity if
+    neither gives it."""
     if utterance.duration is not None:
         return utterance.duration
-    held = probe_seconds(manifest.resolve(utterance.path))
-    return math.inf if held is None else held - (utterance.start or 0.0)
+    in_file = probe_seconds(manifest.resolve(utterance.path))
+    if in_file is None:
+        return math.inf
+    return in_file - (utterance.start or 0.0)
 
 
 # Trials
@@ -370,7 +374,7 @@ class Alone:
 
     results: list[ClipResult]
     rounding: float
-    """How much rounding may change a frame, relative in norm."""
+    """The largest change of a frame by rounding, relative in norm."""
 
 
 def try_batchings(
@@ -380,8 +384,8 @@ def try_batchings(
     precision: str,
     reference: Alone | None,
 ) -> tuple[list[Measured], Alone]:
-    """Measure the batchings that an extractor declares, and in fp32 the others too; and
-    compute the clips alone.
+    """Measure the batchings that an extractor declares; in fp32, all batchings. Returns
+    also the results of the clips alone.
 
     `reference` holds the results alone in fp32; it is None if this precision is fp32."""
     declared = declared_batchings(extractor)
@@ -391,24 +395,20 @@ def try_batchings(
         trial = Measured(batching, precision, is_declared=batching in declared)
         extractor.chosen_batching = batching
         try:
-            first, _ = _compute_rows(
-                extractor, clips, device, None if batching == "equal_length" else 1
-            )
+            seed = None if batching == "equal_length" else 1
+            first, _ = _compute_rows(extractor, clips, device, seed)
             second, speed = _compute_rows(extractor, clips, device, 2)
             if batching == "single":
                 alone = Alone(first, alone.rounding)
             elif batching == "equal_length":
-                alone = _with_measured_rounding(
-                    alone, first, math.inf if reference else _LARGEST_ROUNDING
-                )
-            found = _measured(trial, first, second, alone, reference or alone, speed)
-            if not math.isfinite(found.relative):
+                largest = math.inf if reference else _LARGEST_ROUNDING
+                alone = _with_measured_rounding(alone, first, largest)
+            result = _measured(trial, first, second, alone, reference or alone, speed)
+            if not math.isfinite(result.relative):
                 raise ExtractorError(f"values at {precision} are NaN or infinite")
-            measured.append(found)
-        except (
-            RuntimeError,
-            FeatcacheError,
-        ) as error:  # no device can do everything at every precision
+            measured.append(result)
+        # no device can do everything at every precision
+        except (RuntimeError, FeatcacheError) as error:
             if trial.is_declared and not reference:
                 raise
             measured.append(replace(trial, error=str(error).partition("\n")[0]))
@@ -420,24 +420,21 @@ def try_batchings(
 def _with_measured_rounding(
     alone: Alone, among_copies: Sequence[ClipResult], at_most: float
 ) -> Alone:
-    """Raise the rounding to what clips among copies of themselves show."""
+    """Raise the rounding to four times the difference of clips among copies of themselves."""
     if not alone.results[0].continuous.is_floating_point():
         return alone
-    shown = 4 * compare_all(among_copies, alone.results, math.inf).relative
-    return Alone(alone.results, max(alone.rounding, min(shown, at_most)))
+    difference = compare_all(among_copies, alone.results, math.inf).relative
+    return Alone(alone.results, max(alone.rounding, min(4 * difference, at_most)))
 
 
 def whole_clips(extractor: Extractor[Params], clips: Clips, device: Device) -> list[Measured]:
     """Measure an extractor that takes no rows: each clip alone, all at once, and in two
-    batches in the opposite order.
-
-    Such an extractor promises the same bits, so none may differ."""
+    batches in the opposite order. Such an extractor promises the same bits."""
+    num_samples = sum(len(clip.waveform) for clip in clips)
 
     def compute(groups: Sequence[Sequence[int]]) -> _Timed:
         batches: list[_Batch] = [[(number, clips[number]) for number in group] for group in groups]
-        return _compute_batches(
-            extractor, batches, sum(len(clip.waveform) for clip in clips), device
-        )
+        return _compute_batches(extractor, batches, num_samples, device)
 
     every = range(len(clips))
     results, alone_speed = compute([[number] for number in every])
@@ -457,13 +454,14 @@ def _measured(
     reference: Alone,
     speed: float,
 ) -> Measured:
-    """Compare what clips gave in a trial with one set of neighbours, and with another,
-    with each clip alone."""
+    """Compare the results of a trial, with two sets of neighbours, with each clip alone."""
     total = compare_all([*first, *second], reference.results, reference.rounding)
     by_batching = compare_all([*first, *second], alone.results, alone.rounding)
-    is_repeatable = all(
-        torch.equal(a.features, b.features) for a, b in zip(first, second, strict=True)
-    )
+    repeatable = None
+    if trial.policy != "single":
+        repeatable = all(
+            torch.equal(a.features, b.features) for a, b in zip(first, second, strict=True)
+        )
     return replace(
         trial,
         differing=total.differing / total.values,
@@ -474,7 +472,7 @@ def _measured(
         absolute=total.absolute,
         first=by_batching.first,
         last=by_batching.last,
-        repeatable=None if trial.policy == "single" else is_repeatable,
+        repeatable=repeatable,
         times_real_time=speed,
     )
 
@@ -487,9 +485,8 @@ def _compute_rows(
     lengths = {extractor.padded_length(piece.num_samples) for piece in pieces}
 
     def compute(_: int, alone: bool) -> _Timed:
-        return _compute_batches(
-            extractor, *_row_batches(extractor, clips, device, seed), device, alone
-        )
+        batches, num_samples = _row_batches(extractor, clips, device, seed)
+        return _compute_batches(extractor, batches, num_samples, device, alone)
 
     return until_it_fits(compute, extractor, lengths, device)
 
@@ -501,8 +498,8 @@ def _compute_batches(
     device: Device,
     alone: bool = False,
 ) -> _Timed:
-    """Compute batches, with so many samples for the speed: as many at once as in
-    extraction, or `alone`, one by one."""
+    """Compute batches: as many at once as in extraction, or `alone`, one by one. The speed
+    is that of `num_samples`."""
 
     def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
         with device.slot(alone):
@@ -518,28 +515,24 @@ def _compute_batches(
         if device.is_cuda:
             list(pool.map(compute_batch, batches))
         started = perf_counter()
-        results = {
-            number: result
-            for found in pool.map(compute_batch, batches)
-            for number, result in found.items()
-        }
+        results: dict[int, ClipResult] = {}
+        for of_batch in pool.map(compute_batch, batches):
+            results |= of_batch
         seconds = perf_counter() - started
-    return [
-        results[number] for number in sorted(results)
-    ], num_samples / extractor.spec.sample_rate / seconds
+    speed = num_samples / extractor.spec.sample_rate / seconds
+    return [results[number] for number in sorted(results)], speed
 
 
 def _row_batches(
     extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
 ) -> tuple[list[_Batch], int]:
-    """A batch for each clip, of the shape that follows from its length; and how many
-    samples count for the speed.
+    """Make a batch for each clip, of the shape that follows from its length. Returns also
+    the number of samples that count for the speed.
 
     With a seed, cuts of other clips fill the batch, in any order: of lengths that may
-    share a batch with the clip, by the extractor's chosen batching. All rows of a padded
-    batch count for the speed, since any corpus fills them: there are few padded lengths.
-    Of a batch of equal lengths, as many rows count as clips of the sample have this
-    length."""
+    share a batch with the clip. All rows of a padded batch count for the speed, since any
+    corpus fills them. Of a batch of equal lengths, as many rows count as clips of the
+    sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
     batches, num_counted = [], 0
     for number, clip in enumerate(clips):
@@ -556,8 +549,8 @@ def _row_batches(
 
 
 def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: Device) -> int:
-    """How many clips of a length fill a batch; for clips in chunks, how many fill one of
-    the longest chunks."""
+    """Return the number of clips of a length that fill a batch; for clips in chunks, a
+    batch of the longest chunks."""
     pieces = extractor.pieces(num_samples)
     longest = extractor.padded_length(max(piece.num_samples for piece in pieces))
     return math.ceil(extractor.rows(longest, device.torch_device) / len(pieces))
@@ -566,18 +559,17 @@ def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: D
 def _neighbour(
     extractor: RowExtractor[Params], clips: Clips, number: int, rng: np.random.Generator
 ) -> SampledClip:
-    """A cut of a clip other than `number`, repeated if it is too short, that may share a
-    batch with `number`: of a length near its own whose padded length is the same; of its
-    own if a few draws do not give one."""
-    own = len(clips[number].waveform)
-    padded = extractor.padded_length(own)
-    drawn = rng.integers(max(1, own * 7 // 8), padded + 1, _DRAWS).tolist()
+    """Cut another clip than `number`, or repeat it, to a length near that of `number` with
+    the same padded length, or if a few draws do not give one, to the same length."""
+    same_length = len(clips[number].waveform)
+    padded = extractor.padded_length(same_length)
+    drawn = rng.integers(max(1, same_length * 7 // 8), padded + 1, _DRAWS).tolist()
     fitting = (
         length
         for length in drawn
         if extractor.padded_length(length) == padded and extractor.num_frames(length)
     )
-    num_samples = next(fitting, own)
+    num_samples = next(fitting, same_length)
     others = [other for other in range(len(clips)) if other != number] or [number]
     clip = clips[int(rng.choice(others))]
     first = int(rng.integers(len(clip.waveform)))
