@@ -1,13 +1,11 @@
 """Compares two results of an extractor for the same clip, and tells rounding from errors.
 
-On another device, or in a batch of another shape, sums are added in another order, so the
-last bits of floats differ. A code is the index of the nearest codeword: if the distances
-of two codewords are nearly equal, the last bits decide. Such a frame is a *tie*.
+On another device, or in a batch of another shape, the last bits of floats differ. If two
+codewords are nearly equally near, these bits decide on the code: the frame is a *tie*.
 
 Latents tell a tie from an error. Quantisation depends on one frame's latents only, so if
 the latents agree to rounding and the codes do not, the frame was tied. (After the first
-codebook in which two residual quantisations differ, they quantise different residuals,
-and rightly differ.)
+codebook in which two residual quantisations differ, they rightly differ.)
 
 Differences are measured frame by frame, as the norm of the difference relative to the
 norm of the reference. Padding that leaks into a frame changes it by a thousandth or more;
@@ -134,11 +132,10 @@ class Difference:
     be added."""
 
     values: int = 0
-    """The number of values compared: codes, or for float features, frames."""
+    """The number of codes compared, or for float features, of frames."""
     differing: int = 0
-    """The number of values that differ; of frames, in any bit."""
     mismatched: int = 0
-    """The number of differing values that rounding does not explain. The others are ties."""
+    """The number of values that differ by more than rounding. The others are ties."""
     frames: int = 0
     disturbed: int = 0
     """The number of frames whose latents or features differ by more than rounding, even

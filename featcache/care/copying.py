@@ -6,8 +6,8 @@ is removed.
 
 The version's own document comes last, so a new copy cannot be opened before it is
 complete. To a copy that exists, wanted sets come first, so that readers know what is
-missing. It may want more than the source, and go on wanting it; and it may have been
-extracted into, as `care/diverged.py` explains."""
+missing. It may want more than the source, and may have been extracted into (see
+`care/diverged.py`)."""
 
 from __future__ import annotations
 

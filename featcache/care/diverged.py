@@ -1,10 +1,9 @@
-"""Copies of a version that have diverged: each was extracted into, and did not see what the
-other one made.
+"""Finds the differences of two copies of a version that were both extracted into.
 
-Each counts generations by itself, so between them they do not tell which features of an
-utterance are newer. A copy has seen an item of the other one if it knows the run that made
-it. If neither has seen what the other has, and that is not alike, `copy` has the utterance
-wanted once more, with a generation above both."""
+Each copy counts generations by itself, so generations do not tell which features of an
+utterance are newer. A copy has seen an item of the other copy if it knows the run that
+made it. If neither copy has seen the other's item, and the items are not alike, `copy`
+wants the utterance once more, with a generation above both."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ VALUE_COLUMNS = ("row_hash", "item_crc32c", "source_hash")
 
 
 def are_alike(ours: _Columns, theirs: _Columns) -> NDArray[np.bool_]:
-    """Compare items by their `VALUE_COLUMNS`, `[3, n]`: alike are those of one row with
-    equal features, or of equal files. Returns bool `[n]`."""
+    """Compare items by their `VALUE_COLUMNS`, `[3, n]`. Items of one row are alike if their
+    features or their files are equal. Returns bool `[n]`."""
     same_row, same_features, same_file = ours == theirs
     alike: NDArray[np.bool_] = same_row & (same_features | (same_file & (ours[2] > 0)))
     return alike
@@ -36,7 +35,7 @@ def are_alike(ours: _Columns, theirs: _Columns) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a version, and what is known of it."""
+    """A copy of a version, with its index and wanted sets."""
 
     version: Version
     index: Index
@@ -44,46 +43,49 @@ class Copy:
 
     @property
     def runs(self) -> Set[str]:
-        """The runs that it knows, by their records or by a shard."""
+        """The names of the runs that have a record or a shard in the copy."""
         return {*run_names(self.version.store), *(maker.run for maker in self.index.makers)}
 
     def claims(self, runs: Set[str]) -> _Columns:
-        """What it has or wants of each id, sorted, for a copy that knows some runs: uint64
-        `[5, ids]`: the hashes of id and row, the generation, 1 + the position of its item
-        (0 if it is missing), and 1 if the other copy has seen it."""
+        """List the ids that the copy has or wants, for another copy that knows `runs`.
+
+        Returns uint64 `[5, ids]`, sorted: the hashes of id and row, the generation, 1 + the
+        position of the item (0 if it is missing), and 1 if the other copy has seen it."""
         index = self.index
         items = np.stack([index.row_hash, index.generation])[:, index.by_hash]
         held = np.concatenate([index.id_hash[None], items])
-        rows = np.concatenate([held, *(one.rows for one in self.wanted)], axis=1)
+        rows = np.concatenate([held, *(wanted.rows for wanted in self.wanted)], axis=1)
         rows = rows[:, np.lexsort(rows[[2, 0]])]
         rows = rows[:, np.flatnonzero(np.diff(rows[0], append=rows[0, -1:] + np.uint64(1)))]
         place = index.find_hashes(rows[0]) + 1
         is_seen = np.full(len(place), self.runs <= runs)
         if len(index):
             place[index.generation[place - 1] < rows[2]] = 0
-            is_known = np.array([index.makers[one.made_by].run in runs for one in index.summaries])
+            run_of_shard = [index.makers[shard.made_by].run for shard in index.summaries]
+            is_known = np.array([run in runs for run in run_of_shard])
             is_seen = np.where(place, is_known[index.shard[place - 1]], is_seen)
         return np.concatenate([rows, np.stack([place, is_seen]).astype(np.uint64)])
 
 
 def find_diverged(source: Copy, target: Copy) -> dict[int, int]:
-    """Find the utterances of which nothing tells whose features are newer: by the hash of
-    the id, a generation above both. Raises DamagedError if a shard is not what was
-    written."""
+    """Find the utterances whose newer features are not known. Returns the hash of each id
+    with a generation above both. Raises DamagedError if a shard is not what was written."""
     ours, theirs = source.claims(target.runs), target.claims(source.runs)
-    _, at_ours, at_theirs = np.intersect1d(ours[0], theirs[0], True, return_indices=True)
-    ours, theirs = ours[:, at_ours], theirs[:, at_theirs]
+    _, in_ours, in_theirs = np.intersect1d(ours[0], theirs[0], True, return_indices=True)
+    ours, theirs = ours[:, in_ours], theirs[:, in_theirs]
     is_ahead = (theirs[4] > 0) & ((ours[4] > 0) | (ours[2] > theirs[2]))
     is_behind = (ours[4] > 0) & (theirs[2] > ours[2])
     is_open = ~is_ahead & ~is_behind
     ours, theirs = ours[:, is_open], theirs[:, is_open]
-    # what one of them lacks, the other one may have been the first to extract
+    # if one of them lacks it, the other may have been the first to extract it
     is_alike = (ours[1] == theirs[1]) & (ours[2] == 1) & (theirs[2] == 1)
     both = np.flatnonzero((ours[3] > 0) & (theirs[3] > 0))
-    values = [
-        columns_of(one.version, one.index, claims[3, both].astype(np.int64) - 1, VALUE_COLUMNS)
-        for one, claims in ((source, ours), (target, theirs))
-    ]
-    is_alike[both] = are_alike(*values)
+    is_alike[both] = are_alike(_values(source, ours[:, both]), _values(target, theirs[:, both]))
     above = np.maximum(ours[2], theirs[2])[~is_alike] + np.uint64(1)
     return dict(zip(ours[0, ~is_alike].tolist(), above.tolist(), strict=True))
+
+
+def _values(copy: Copy, claims: _Columns) -> _Columns:
+    """Read the `VALUE_COLUMNS` of the items of some claims."""
+    positions = claims[3].astype(np.int64) - 1
+    return columns_of(copy.version, copy.index, positions, VALUE_COLUMNS)

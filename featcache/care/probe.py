@@ -54,7 +54,7 @@ _LONGEST_SECONDS = 30.0
 """Longer utterances are cut to this length, or to three chunks if these are longer."""
 
 _MOST_HEADERS = 256
-"""The number of files whose headers are read if the manifest does not give all durations."""
+"""The number of headers to read if the manifest does not give all durations."""
 
 _NEAR = 4096
 """The number of first rows among which rows of one container are sampled."""
@@ -87,13 +87,11 @@ class Measured:
     """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or
     its own `batching`."""
     precision: str
-    """`fp32`, `tf32`, `bf16` or `fp16`."""
     is_declared: bool
     """True if the extractor declares that its values do not depend on this batching."""
     error: str | None = None
     """The reason why the batching could not be measured, if so."""
     differing: float = 0.0
-    """The share of values that differ from the reference."""
     tied: float = 0.0
     """The share of values that differ because of rounding."""
     mismatch: float = 0.0
@@ -142,7 +140,6 @@ class Probe:
     config: str
     fingerprint: str
     extractor: str
-    """The extractor, as the config names it."""
     declared: str
     """The loosest batching that the extractor declares."""
     precision: str
@@ -157,9 +154,8 @@ class Probe:
     shortest: float
     """The length of the shortest utterance, in seconds."""
     longest: float
-    """The length of the longest utterance, in seconds."""
     seconds: float
-    """The length of all utterances together, in seconds."""
+    """The length of all utterances together."""
     frames: int
     spec: FeatureSpec
     rounding: dict[str, float]

@@ -1,11 +1,10 @@
-"""Prune takes away what no reader needs, and keeps everything else bit for bit; and a
-whole version is removed here.
+"""Removes what no reader needs from a version, and keeps everything else bit for bit; or
+removes a whole version.
 
-A shard of which nothing is needed is removed. One of which some items are needed is
-written again with these alone, and then removed: so at every moment, the item that counts
-of each utterance that is wanted is there. Shards that a tag names stay as they are; and
-so does, of the utterances that have an older item in such a shard, the item that
-counts."""
+A shard without needed items is removed. If some of its items are needed, they are first
+written to another shard. So at every moment, the item that counts of each wanted
+utterance exists. Shards that a tag names stay as they are. If such a shard has an older
+item of an utterance, the item that counts stays too."""
 
 from __future__ import annotations
 
@@ -49,59 +48,57 @@ from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
 
 _Hashes = NDArray[np.uint64]
 _Needed = dict[str, list[int]]
-"""Of each shard that goes, those first of which older generations go: the numbers of its
-items that stay, rising."""
+"""The shards to remove, in this order: for each, the rising numbers of the items to keep."""
 
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What is to be taken away of a version."""
+    """What `prune` will remove from a version."""
 
     path: str
     removed: tuple[str, ...] = ()
-    """The names of the shards of which nothing stays."""
+    """The names of the shards without needed items."""
     rewritten: tuple[str, ...] = ()
-    """The names of the shards of which some items stay: they are written again, with
-    these alone."""
+    """The names of the shards whose needed items are written to another shard."""
     older: int = 0
-    """The number of items that go because their utterance was extracted again."""
+    """The number of items to remove because their utterance was extracted again."""
     unwanted: int = 0
-    """The number of utterances that go because nobody wants them."""
+    """The number of utterances to remove because nobody wants them."""
     bound: int = 0
-    """The number of items that would go, and stay because a tag names their shard, or an
-    older item of theirs."""
+    """The number of other items that stay because a tag names their shard, or a shard
+    with an older item of theirs."""
     tags: tuple[str, ...] = ()
     num_bytes: int = 0
-    """The bytes of features that go."""
+    """The bytes of features to remove."""
     copied_bytes: int = 0
-    """The bytes of features that are written again."""
+    """The bytes of features to write again."""
     leftovers: tuple[str, ...] = ()
-    """What killed processes have left."""
+    """The files that killed processes have left."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to take away."""
+        """True if nothing is to be removed."""
         return not (self.removed or self.rewritten or self.leftovers)
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was taken away of a version."""
+    """The result of `prune`."""
 
     path: str
     removed: int = 0
     rewritten: int = 0
-    """The number of those whose other items are now in a shard of their own."""
+    """The number of removed shards whose needed items are now in another shard."""
     damaged: tuple[str, ...] = ()
-    """The names of shards that stay as they are: they are damaged, or have replaced items
-    of one that is."""
+    """The names of shards that stay because they, or shards whose items they have
+    replaced, are damaged."""
     interrupted: bool = False
 
 
 def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> _Hashes:
-    """The hashes of a manifest's ids, with all copies: what `prune` keeps of a version.
-    Raises ManifestError if it has none of the version's utterances; or, without `force`,
-    names other files for them, or lacks more than a few."""
+    """Return the hashes of a manifest's ids, with all copies, for `prune` to keep. Raises
+    ManifestError if it has none of the version's utterances; or, without `force`, names
+    other files for them, or lacks more than a few."""
     manifest = expand(manifest, copies_of(version.info.config))
     hashes, index = manifest.ids.hashes(), open_index(version)
     lacking = int((~np.isin(index.id_hash, hashes)).sum())
@@ -127,37 +124,39 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
 
 
 def plan_prune(version: Version, wanted_ids: _Hashes | None = None) -> PrunePlan:
-    """What of a version no reader needs. With the hashes of ids, readers need no others
-    than these. Raises DamagedError if a shard's table, or a tag, is damaged."""
+    """List what readers do not need of a version: with `wanted_ids`, also all other ids.
+    Raises DamagedError if a shard's table, or a tag, is damaged."""
     return _plan(version, wanted_ids)[0]
 
 
 def _plan(
     version: Version, wanted_ids: _Hashes | None, staying: Sequence[str] = ()
 ) -> tuple[PrunePlan, _Needed]:
-    """What is to be taken away, and what stays of it. Shards that are `staying` stay as
-    they are, as tagged ones do."""
+    """Plan to prune a version. Shards that are `staying` stay, as tagged shards do."""
     index = open_index(version, keep=False)
-    # of a damaged one, all must stay
     tags = [read_tag(version, name) for name in tag_names(version)]
     tagged = {name for tag in tags for name in tag.shards} | {*staying}
     is_needed = np.ones(len(index), bool)
     if wanted_ids is not None:
         is_needed[index.by_hash] = np.isin(index.id_hash, wanted_ids)
-        # Where an older item stays, the one that counts does, or the older one would
-        # count again.
-        there = sorted(tagged & {*index.shards})
-        for hashes in in_parallel(lambda name: version.shard(name).table["id_hash"].copy(), there):
-            at = index.find_hashes(hashes)
-            is_needed[at[at >= 0]] = True
+        # Where an older item stays, the item that counts must stay too, or the older item
+        # would count again.
+        tagged_here = sorted(tagged & {*index.shards})
+        id_hashes = in_parallel(
+            lambda name: version.shard(name).table["id_hash"].copy(), tagged_here
+        )
+        for hashes in id_hashes:
+            positions = index.find_hashes(hashes)
+            is_needed[positions[positions >= 0]] = True
+    # the latest generation that is removed of each shard
     generation = np.zeros(len(index.shards), np.uint64)
-    # of what goes
     np.maximum.at(generation, index.shard[~is_needed], index.generation[~is_needed])
     surplus = np.array([shard.items for shard in index.summaries], np.int64)
     surplus -= np.bincount(index.shard[is_needed], minlength=len(surplus))
     is_tagged = np.array([name in tagged for name in index.shards], bool)
+    is_removed = (surplus > 0) & ~is_tagged
     by_generation = np.argsort(generation, kind="stable")
-    goes = by_generation[((surplus > 0) & ~is_tagged)[by_generation]].tolist()
+    goes = by_generation[is_removed[by_generation]].tolist()
     inside = np.isin(index.shard, goes)
     stays = inside & is_needed
     needed = {}
@@ -190,16 +189,13 @@ def prune(
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Pruned:
-    """Take away what `plan_prune` has found, with the same ids.
+    """Carry out a plan of `plan_prune`, made with the same ids.
 
-    Args:
-        plan: What has been said and agreed.
-        report: Called after each shard.
-        stop: Once it is set, no more shards are begun.
+    `report` is called after each shard. Once `stop` is set, no more shards are begun.
 
-    Raises LockedError if a run, a repair or another prune is under way; StoreError if the
-    version has changed since the plan, or cannot be written: whatever is wanted is still
-    there."""
+    Raises LockedError if a run, a repair or another prune is in progress; StoreError if
+    the version has changed since the plan, or cannot be written. Everything wanted is
+    still in the version then."""
     with version.at_work("prune"):
         now, needed = _plan(version, wanted_ids)
         if replace(now, leftovers=plan.leftovers) != plan:
@@ -225,46 +221,46 @@ def _take_away(
     report: Callable[[], object],
     stop: threading.Event,
 ) -> Pruned:
-    """Write again what stays of shards that go; and then remove these, the older
-    generations first."""
-    goes, made, damaged = [*needed], set[str](), list[str]()
+    """Write the needed items of shards to other shards, and then remove the shards in the
+    order of `needed`."""
+    goes = [*needed]
+    made, damaged = set[str](), list[str]()
     for name in goes:
         if needed[name] and not stop.is_set():
             try:
                 made.add(rewrite(version, version.shard(name), needed[name]))
             except DamagedError:
                 damaged.append(name)
-    if damaged:  # what has replaced items of them stays, too
-        goes = [name for name in _plan(version, wanted_ids, damaged)[1] if name in needed]
+    if damaged:  # shards that have replaced their items stay too
+        _, still_needed = _plan(version, wanted_ids, damaged)
+        goes = [name for name in still_needed if name in needed]
     removed = rewritten = 0
     for name in goes:
-        # an earlier prune, which was cut off, has left it: it now holds what stays of
-        # another
-        if name in made:
+        if name in made:  # left by an interrupted prune; now it has the items of another shard
             continue
         if stop.is_set():
             break
         version.store.remove(f"shards/{name}")
-        removed, rewritten = removed + 1, rewritten + bool(needed[name])
+        removed += 1
+        if needed[name]:
+            rewritten += 1
         report()
-    return Pruned(
-        str(version.path), removed, rewritten, tuple(sorted({*needed} - {*goes})), stop.is_set()
-    )
+    staying = tuple(sorted({*needed} - {*goes}))
+    return Pruned(str(version.path), removed, rewritten, staying, stop.is_set())
 
 
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
-    """Publish some items of a shard, whose numbers rise, with all that is known of them;
-    returns the name of the shard that has them. If there is one of this name, its files
-    are written again. Raises DamagedError if one of these items, the table or a side
-    array is not what was written; StoreError if it cannot be written: nothing has been
-    removed."""
+    """Publish some items of a shard, by their rising numbers, as a new shard, and return its
+    name. If it exists, its files are written again. Raises DamagedError if one of the
+    items, the table or a side array is not what was written; StoreError if the shard
+    cannot be written. Nothing has been removed."""
     shard.check_table()
     builder = ShardBuilder(shard.spec)
     sides = {side.name: shard.side(side.name, check=True) for side in shard.spec.side}
     sound = shard.sound_items(numbers)
     for number, item in zip(numbers, shard.items(numbers), strict=True):
-        found, features = next(sound, (None, None))
-        if found != number or features is None:
+        sound_number, features = next(sound, (None, None))
+        if sound_number != number or features is None:
             raise DamagedError(f"{shard}: damaged: the features of {item.id}", version.path)
         builder.append(item, features, {name: side.item(number) for name, side in sides.items()})
     info = shard.info
@@ -284,8 +280,8 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
 
 
 def _forget_failures(version: Version, index: Index, run: str) -> None:
-    """Keep of the ledger what stands: once an item has gone, an old failure of it is not
-    to stand again. Where not all records can be read, it is left as it is."""
+    """Remove failures that no longer stand from the ledger, or they would stand again once
+    an item is removed. If a record cannot be read, the ledger stays as it is."""
     names, damaged = version.store.names("failures"), list[str]()
     failures = read_failures(version, damaged)
     missing = find_missing([*read_all_wanted(version, damaged)], index, failures)
@@ -298,19 +294,23 @@ def _forget_failures(version: Version, index: Index, run: str) -> None:
 # A whole version
 
 _OWN_FILE = re.compile(
-    r"(shards/)?zarr\.json|lock|(shards|index|aside)/[0-9a-f]{16}/.+|(tags|wanted|failures|runs|probes)/[^/]+|work/.+"
+    r"(shards/)?zarr\.json|lock"
+    r"|(shards|index|aside)/[0-9a-f]{16}/.+"
+    r"|(tags|wanted|failures|runs|probes)/[^/]+"
+    r"|work/.+"
 )
-"""What the files of a version are called."""
+"""The names of a version's files."""
 
 
 def what_is_kept(version: Version, *, force: bool) -> list[str]:
-    """What of a version is not removed without a word from the user: its tags, and files
-    of others in its folder. Raises ArgumentError if there is something, and the user has
-    not said it, by `force`."""
+    """List what is not removed without the user's consent: the version's tags, and files of
+    others in its folder. Raises ArgumentError if there is any, without `force`."""
     kept = []
-    if tags := tag_names(version):
+    tags = tag_names(version)
+    if tags:
         kept.append(f"the tags {listing(tags)}")
-    if files := sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key)):
+    files = sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key))
+    if files:
         kept.append(f"files that are not featcache's: {listing(files)}")
     if kept and not force:
         raise ArgumentError(
@@ -321,10 +321,10 @@ def what_is_kept(version: Version, *, force: bool) -> list[str]:
 
 
 def remove_version(version: Version, *, force: bool = False) -> None:
-    """Remove a version, with everything in its folder. Outside of buckets, the next sweep
-    removes what a kill leaves of it. Raises ArgumentError if it has tags, or files of
-    others in its folder, without `force`; LockedError if a run, a repair or a prune is
-    under way; StoreError if its folder is a link, or cannot be removed."""
+    """Remove a version, with everything in its folder. If this is killed, the next sweep
+    removes the rest, except in buckets. Raises ArgumentError if it has tags, or files of
+    others in its folder, without `force`; LockedError if a run, a repair or a prune is in
+    progress; StoreError if its folder is a link, or cannot be removed."""
     if not force:
         what_is_kept(version, force=False)
     with version.at_work("rm"):

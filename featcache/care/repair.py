@@ -1,10 +1,9 @@
-"""Repair: keeps the sound utterances of damaged shards, and extracts only the damaged
-ones again.
+"""Repairs a version: keeps the sound utterances of damaged shards, and extracts the
+damaged ones again.
 
-Before a damaged shard is removed, its sound utterances are in a shard of their own. So at
-every moment, the damaged shard or a shard of its sound utterances is there; and what was
-damaged is wanted, and missing, until it is extracted.
-"""
+The sound utterances of a damaged shard are published in another shard before it is
+removed. So they are in the version at every moment; and the damaged ones are wanted, and
+missing, until they are extracted."""
 
 from __future__ import annotations
 
@@ -53,68 +52,63 @@ from featcache.version.wanted import damaged_wanted
 
 @dataclass
 class Repaired:
-    """What a repair did."""
+    """The result of a repair."""
 
     path: str
     removed: list[str] = field(default_factory=list)
     """The names of the damaged shards."""
     metadata: bool = False
-    """Whether metadata was damaged and has been written again."""
+    """True if metadata was damaged and has been written again."""
     summary: Summary | None = None
-    """The summary of the extraction that followed; None if nothing had to be extracted."""
+    """The summary of the extraction; None if nothing had to be extracted."""
     missing: int = 0
-    """The number of utterances of the manifest that no shard held, sound or damaged.
+    """The number of utterances of the manifest that no shard had, sound or damaged.
     `featcache extract` adds them."""
     interrupted: bool = False
-    """Whether the repair was stopped before it removed anything."""
+    """True if the repair was stopped before it removed anything."""
     kept: int = 0
-    """The number of utterances of damaged shards that were sound. They are unchanged."""
+    """The number of sound utterances of damaged shards. They are unchanged."""
     extracted: int = 0
     aside: dict[str, str] = field(default_factory=dict)
-    """The shards of other versions that were found in this one and that their own
-    versions lack: where each is now, and the fingerprint of the version that it belongs
-    to."""
+    """Shards in this version that belong to another version, which lacks them: where each
+    is now, and the fingerprint of its version."""
     broken_tags: list[str] = field(default_factory=list)
-    """The names of the version's tags that are not whole, since shards of theirs were
-    removed or made anew."""
+    """The names of the tags whose shards were removed or replaced."""
     records: int = 0
-    """The number of records, of what is wanted or has failed, that were damaged. What was
-    sound in them is kept."""
+    """The number of damaged records of wanted rows or failures. Their sound part is kept."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be done with a damaged shard."""
+    """What to do with a damaged shard."""
 
     kept: Sequence[int]
-    """The numbers of its sound items, rising."""
+    """The rising numbers of its sound items."""
     again: Strings | None
-    """The ids of the others, to be extracted again; None if nothing tells which they were."""
+    """The ids of its other items, to extract again; None if they are not known."""
 
 
 def repair(
     path: Location, manifest: Manifest, options: Options, stop: threading.Event | None = None
 ) -> Repaired:
-    """Verify the version at `path` down to every byte, and replace its damaged shards.
+    """Verify every byte of the version at `path`, and replace its damaged shards.
 
-    Their sound utterances are kept, and the others are extracted again. A shard of
-    another version is taken away too, and goes to that version, if it is in the same
-    cache, or into the folder `aside`. If all utterances are sound, neither their audio
-    nor the extractor is needed.
+    Their sound utterances are kept, and the others are extracted again. A shard of another
+    version goes to that version, if it is in the same cache, or into the folder `aside`.
+    If all utterances are sound, neither their audio nor the extractor is needed.
 
     Raises:
-        LockedError: A run, a prune or another repair is under way.
+        LockedError: A run, a prune or another repair is in progress.
         StoreError: The manifest lacks damaged utterances, or their files are gone, or
             this featcache would extract them into another version; or the cache cannot be
-            written; or the version's own metadata is damaged and no run's record says
-            what it was. Nothing has been removed then.
+            written; or the version's own metadata is damaged and no run has recorded it.
+            Nothing has been removed then.
     """
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
-        path = path.resolve()  # for its name, by which the extraction finds it
+        path = path.resolve()  # the extraction finds it by its name
     is_restored = _restore_metadata(path)
-    return _Repair(Version.open(path), manifest, options, stop or threading.Event()).run(
-        is_restored
-    )
+    job = _Repair(Version.open(path), manifest, options, stop or threading.Event())
+    return job.run(is_restored)
 
 
 @dataclass(frozen=True)
@@ -136,12 +130,14 @@ class _Repair:
             )
             plans = {} if stop.is_set() else self._plan_shards(verified)
             parts = [plan.again for plan in plans.values() if plan.again is not None]
-            again = Strings.concatenate(parts) if len(parts) == len(plans) else None
-            built = None if again is not None and not len(again) else self._built()
+            again = built = None
+            if len(parts) == len(plans):
+                again = Strings.concatenate(parts)
+            if again is None or len(again):
+                built = self._built()
             if built is not None and again is not None:
-                _refuse_loss(
-                    again, expand(self.manifest, built.config.copies), verified.damaged_shards
-                )
+                manifest = expand(self.manifest, built.config.copies)
+                _refuse_loss(again, manifest, verified.damaged_shards)
             copies: dict[str, str] = {}
             for name, plan in plans.items():
                 if plan.kept and not stop.is_set():
@@ -149,14 +145,13 @@ class _Repair:
             if stop.is_set():
                 repaired.interrupted = True
                 return repaired
-            # what was written again is sound now
+            # a shard that was written again is sound now
             for name in sorted(plans.keys() - copies.values()):
                 repaired.aside |= self._take_away(name)
             repaired.removed = verified.damaged_shards
             repaired.kept = sum(len(plan.kept) for plan in plans.values())
-            repaired.missing = (
-                0 if again is None else self._count_missing(verified, again, copies.values())
-            )
+            if again is not None:
+                repaired.missing = self._count_missing(verified, again, copies.values())
             if built is None:
                 open_index(version)  # builds it if it is damaged
             else:
@@ -170,7 +165,7 @@ class _Repair:
             return repaired
 
     def _plan_shards(self, verified: Report) -> dict[str, _Plan]:
-        """What is to be done with each damaged shard, by its name."""
+        """Plan what to do with each damaged shard, by its name."""
         damaged = verified.damaged_shards
         faulty = {(problem.shard, problem.id) for problem in verified.problems if problem.shard}
         index = load_index(self.version, self.version.shard_names()) if damaged else None
@@ -179,13 +174,11 @@ class _Repair:
     def _plan(
         self, name: str, faulty: Container[tuple[str | None, str | None]], index: Index | None
     ) -> _Plan:
-        """What of a damaged shard is sound; the index, if there is one, tells which of
-        its items counted."""
-        counting = (
-            None
-            if index is None
-            else index.ids.take(np.arange(*index.span(index.shards.index(name))))
-        )
+        """Find the sound items of a damaged shard. The index, if there is one, tells which
+        items counted."""
+        counting = None
+        if index is not None:
+            counting = index.ids.take(np.arange(*index.span(index.shards.index(name))))
         try:
             shard = self.version.shard(name)
             shard.check_table()
@@ -194,32 +187,29 @@ class _Repair:
         ids = shard.table.ids
         kept: list[int] = []
         if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
-            numbers = [at for at, id_ in enumerate(ids) if (name, id_) not in faulty]
+            numbers = [number for number, id_ in enumerate(ids) if (name, id_) not in faulty]
             kept = [number for number, _ in shard.sound_items(numbers)]
         others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
-        if counting is not None:  # what others have replaced need not be extracted
+        if counting is not None:  # items that did not count need not be extracted
             others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
         return _Plan(kept, others)
 
     def _built(self) -> BuiltConfig:
-        """The config and its extractor for extracting damaged utterances, which must go
-        into the same version."""
+        """Build the extractor for damaged utterances, which must go into the same version."""
         version = self.version
         built = built_again(version, Device(self.options.device, self.options.threads))
         if built.info.fingerprint != version.info.fingerprint:
             maker = version.info.made_by.get("featcache", "unknown")
-            what = (
-                f"{version.path}: was made with another revision of the extractor, or other weights"
-            )
             raise StoreError(
-                f"{what}. Nothing has been removed: use its featcache ({maker}), or extract "
+                f"{version.path}: was made with another revision of the extractor, or other "
+                f"weights. Nothing has been removed: use its featcache ({maker}), or extract "
                 "a new version"
             )
         return built
 
     def _take_away(self, name: str) -> dict[str, str]:
-        """Remove a damaged shard. One of another version goes there, or into `aside`:
-        returns where it is now, and that version's fingerprint."""
+        """Remove a damaged shard. If it belongs to another version, it goes there, or into
+        `aside`. Returns its place in `aside` with that version's fingerprint."""
         version, key = self.version, f"shards/{name}"
         store = version.store
         stated = _stated_version(store, name)
@@ -231,50 +221,53 @@ class _Repair:
             for path, size in [*store.walk(key)]
         }
         owner = self._sound_owner(stated, name)
-        to, place = (store, f"aside/{name}") if owner is None else (owner.store, key)
-        to.publish(files, place)
+        if owner is not None:
+            owner.store.publish(files, key)
+            store.remove(key)
+            return {}
+        store.publish(files, f"aside/{name}")
         store.remove(key)
-        return {f"{version.path}/{place}": stated} if owner is None else {}
+        return {f"{version.path}/aside/{name}": stated}
 
     def _sound_owner(self, fingerprint: str, name: str) -> Version | None:
-        """The version of this fingerprint in this cache, by which the shard is sound;
-        None if its own is damaged."""
-        # something else in the cache is damaged: it may still be needed
+        """Find the version of this fingerprint in this cache, if the shard is sound and the
+        version has no damaged shard of this name."""
+        # other versions may be damaged
         with suppress(StoreError, FileNotFoundError):
             for other in select_versions(self.version.path.parent):
                 if other.info.fingerprint == fingerprint:
                     Shard(self.version.store, name, fingerprint, other.info.spec).check_table()
-                    is_there = other.store.exists(f"shards/{name}/{MARK}")
-                    return (
-                        None
-                        if is_there and examine_shard(other, name, data=True).problems
-                        else other
-                    )
+                    has_own = other.store.exists(f"shards/{name}/{MARK}")
+                    if has_own and examine_shard(other, name, data=True).problems:
+                        return None
+                    return other
         return None
 
     def _count_missing(self, verified: Report, again: Strings, copies: Iterable[str]) -> int:
-        """How many utterances of the manifest no shard held, sound or damaged; `again`
-        are to be extracted again."""
+        """Count the utterances of the manifest that no shard had, sound or damaged, and that
+        are not extracted `again`."""
         in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
-        in_shards.update(id_ for name in copies for id_ in self.version.shard(name).table.ids)
-        return len(
-            {problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards
-        )
+        for name in copies:
+            in_shards.update(self.version.shard(name).table.ids)
+        missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
+        return len(missing - in_shards)
 
     def _extract(self, built: BuiltConfig, again: Strings | None) -> Summary:
         """Extract these utterances, or all that the version now lacks."""
-        # the version had them, whatever the ledger says of them
+        # the version had them, even if the ledger has failures of them
         options = replace(self.options, retry_failed=True)
         planned = plan_extraction(self.manifest, [built], self.version.path.parent, options, again)
         return run_extraction(planned, run_locally, stop=self.stop)
 
     def _mend_records(self) -> int:
-        """Remove damaged lines of the ledger, and damaged wanted sets; returns how many
-        there were."""
-        version, lines, names = self.version, list[str](), self.version.store.names("failures")
+        """Remove damaged lines of the ledger, and damaged wanted sets. Returns their number."""
+        version = self.version
+        lines = list[str]()
+        names = version.store.names("failures")
         failures = read_failures(version, lines)
-        if lines:  # at a second look, too? A disk may refuse once
-            failures = read_failures(version, lines := [])
+        if lines:  # a disk may refuse once
+            lines = []
+            failures = read_failures(version, lines)
         if lines:
             rewrite_failures(version, names, f"{new_name()}.000000", failures)
         damaged = damaged_wanted(version)
@@ -284,13 +277,13 @@ class _Repair:
 
 
 def _restore_metadata(path: Location) -> bool:
-    """Restore a version's own metadata from a run's record if it is damaged; returns
-    whether it was. Raises StoreError if no run's record has a config that can be loaded
-    here; ConfigError if the config's weights are not here."""
+    """Restore a version's own metadata from a run's record if it is damaged. Returns True
+    if it was. Raises StoreError if no run's record has a config that can be loaded here;
+    ConfigError if the config's weights are not here."""
     store = open_store(path)
-    if is_group_damaged := not Version.has_group(store):
+    is_group_damaged = not Version.has_group(store)
+    if is_group_damaged:
         store.put(f"shards/{MARK}", PLAIN_GROUP)
-    # the version's own file is damaged too: it is restored below
     with suppress(DamagedError):
         Version.open(path)
         return is_group_damaged
@@ -302,8 +295,7 @@ def _restore_metadata(path: Location) -> bool:
         try:
             config = recorded_config(record.asked["config"], f"{path}/runs/{name}.json")
         except FeatcacheError as error:
-            faults.append(str(error))
-            # the config cannot be loaded here: an older run's record may have another
+            faults.append(str(error))  # an older run may have had another config
             continue
         info = BuiltConfig(config, Device("cpu", 1)).info
         version = Version(store, info)
@@ -312,44 +304,43 @@ def _restore_metadata(path: Location) -> bool:
         if path.name == info.folder_name or {*shards} == {info.fingerprint}:
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
             return True
-    what = "damaged, and no record in runs/ says what it was" + (
-        f" ({faults[0]})" if faults else ""
-    )
+    reason = f" ({faults[0]})" if faults else ""
     raise StoreError(
-        f"{path}/zarr.json: {what}: extract with its config into another cache, and move "
-        "that file here"
+        f"{path}/zarr.json: damaged, and no record in runs/ says what it was{reason}: extract "
+        "with its config into another cache, and move that file here"
     )
 
 
 def _stated_version(store: Store, name: str) -> str | None:
-    """The fingerprint of the version that a shard says it belongs to; None if that cannot
-    be read."""
+    """Return the fingerprint of the version that a shard belongs to, by its document; None
+    if that cannot be read."""
     key = f"shards/{name}/{MARK}"
     with suppress(FileNotFoundError, DamagedError):
-        return str(
-            read_attributes(store.read(key, AT_MOST_BYTES), GroupInfo, key, None).fingerprint
-        )
+        data = store.read(key, AT_MOST_BYTES)
+        return str(read_attributes(data, GroupInfo, key, None).fingerprint)
     return None
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
+    """Raise StoreError if the manifest lacks some of these utterances, or their files are
+    gone."""
     paths = dict(zip(manifest.ids, manifest.paths, strict=True))
     needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
-    found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
-    rest = (
-        f"or remove the shards {listing(damaged)} yourself, with what is sound in them, and "
-        "extract again"
-    )
-    if gone := [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]:
+    stats = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
+    gone = [path for path, stat in zip(needed, stats, strict=True) if stat == (None, None)]
+    lost = [id_ for id_ in ids if id_ not in paths]
+    if gone:
         what = (
             f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged "
             f"utterances: {listing(gone)}"
         )
-        raise StoreError(
-            f"{what}. Nothing has been removed: say with --root where they are, {rest}"
-        )
-    if lost := [id_ for id_ in ids if id_ not in paths]:
+        remedy = "say with --root where they are"
+    elif lost:
         what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
-        raise StoreError(
-            f"{what}. Nothing has been removed: give the manifest they came from, {rest}"
-        )
+        remedy = "give the manifest they came from"
+    else:
+        return
+    raise StoreError(
+        f"{what}. Nothing has been removed: {remedy}, or remove the shards {listing(damaged)} "
+        "yourself, with what is sound in them, and extract again"
+    )

@@ -45,7 +45,6 @@ class Report:
     utterances: int
     """The number of utterances in sound shards."""
     frames: int
-    """The number of frames in sound shards."""
     num_bytes: int
     """The stored bytes of features and side arrays in sound shards."""
     data: bool

@@ -1,4 +1,4 @@
-"""Whether the audio files are still those that a version was extracted from."""
+"""Compares audio files with those that a version was extracted from."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ class SourceCheck:
     """How audio files are compared with what they were."""
 
     by_content: bool = False
-    """Whether by the hash of their bytes, if it is known; else by size and mtime."""
+    """True to compare the hash of their bytes, if it is known, and not size and mtime."""
     root: AudioLocation | None = None
-    """What relative paths are relative to; None for that of the run that extracted each
-    utterance."""
+    """The root of relative paths; None for that of the run that extracted each utterance."""
     urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
-    """Files at URLs that are asked for; others are not looked at."""
+    """The URLs whose files are compared."""
 
     def root_of(self, shard: Shard, version: Version) -> AudioLocation:
-        """What the paths of a shard's items are relative to."""
+        """Return the root of the paths of a shard's items."""
         if self.root is not None:
             return self.root
         record = read_run(version.store, shard.run)
-        root = str((record.asked if record is not None else {}).get("root", "."))
+        root = "."
+        if record is not None:
+            root = str(record.asked.get("root", "."))
         return Url(root) if is_audio_url(root) else Path(root)
 
 
@@ -70,36 +71,41 @@ def check_sources(
     report: Callable[[], object],
     stopped: Callable[[], bool],
 ) -> tuple[dict[tuple[AudioSource, str], list[str]], list[str]]:
-    """Compare the audio files of the items that count in some sound shards with what they
-    were, as `wanted`.
+    """Compare the audio files of the items that count in some sound shards.
 
-    So many threads hash files. `report` is called after each shard. Once `stopped`, which
-    is called now and then, returns True, the rest is not looked at.
+    `threads` threads hash files. `report` is called after each shard. Once `stopped`
+    returns True, no more files are compared.
 
     Returns:
-        Files that are missing, changed or unreadable, each with what is wrong with it,
-        and the ids of its utterances. And notes on utterances whose files could not be
-        compared so.
+        Files that are missing, changed or unreadable, each with its fault, and the ids of
+        its utterances. And notes on utterances whose files could not be compared so.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: dict[tuple[AudioSource, str], list[str]] = {}
-    at_once = URLS_AT_ONCE if wanted.urls else threads if wanted.by_content else FILES_AT_ONCE
+    at_once = threads if wanted.by_content else FILES_AT_ONCE
+    if wanted.urls:
+        at_once = URLS_AT_ONCE
+
+    def find_fault(file: _File) -> str | None:
+        return None if stopped() else _fault(file, hashes)
+
     with ThreadPoolExecutor(at_once) as pool:
         for number, name in enumerate(index.shards):
             if stopped():
                 break
             if name not in shards:
                 continue
-            files = _files_of(version.shard(name), version, index, number, wanted)
-            for file in [
-                file for file in files if (url := url_of(file.location)) and url not in wanted.urls
-            ]:
-                not_asked += len(files.pop(file))
-            if wanted.by_content:
-                unknown += sum(
-                    len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH
-                )
-            faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), files)
+            files: dict[_File, list[str]] = {}
+            of_shard = _files_of(version.shard(name), version, index, number, wanted)
+            for file, ids in of_shard.items():
+                url = url_of(file.location)
+                if url and url not in wanted.urls:
+                    not_asked += len(ids)
+                    continue
+                files[file] = ids
+                if wanted.by_content and file.content_hash == UNKNOWN_HASH:
+                    unknown += len(ids)
+            faults = pool.map(find_fault, files)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
                     faulty.setdefault((file.location, fault), []).extend(ids)
@@ -121,18 +127,18 @@ def check_sources(
 def _files_of(
     shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck
 ) -> dict[_File, list[str]]:
-    """The files of a shard's items that count, and for each the ids of its utterances.
+    """Map the files of a shard's items that count to the ids of their utterances.
 
     `number` is the shard's in the index. A file that was changed between two utterances
-    is there twice."""
+    appears twice."""
     first, last = index.span(number)
     items, table, folder = index.item[first:last], shard.table, wanted.root_of(shard, version)
-    if (items >= len(table)).any():  # an index that is sealed, and wrong all the same
+    if (items >= len(table)).any():  # the index is sealed, but wrong
         raise DamagedError(f"{shard}: damaged: there is no item {items.max()}", version.path)
     sizes, mtimes = table["source_size"][items].tolist(), table["source_mtime_ns"][items].tolist()
-    hashes = (
-        table["source_hash"][items].tolist() if wanted.by_content else [UNKNOWN_HASH] * len(items)
-    )
+    hashes = [UNKNOWN_HASH] * len(items)
+    if wanted.by_content:
+        hashes = table["source_hash"][items].tolist()
     files: dict[_File, list[str]] = {}
     for position, path, *known in zip(
         range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True
@@ -142,11 +148,12 @@ def _files_of(
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
-    """What is wrong with a file; None if it is what it was, as far as can be told.
+    """Return the fault of a file; None if it is unchanged, as far as can be told.
 
-    One at a URL or inside a container is asked for, or to compare its content, copied.
-    What a command prints is not kept, and none is run for this."""
-    location, by_content, copy = file.location, file.content_hash != UNKNOWN_HASH, None
+    A file at a URL or inside a container is asked for, or copied to compare its content.
+    Commands are not run."""
+    location, by_content = file.location, file.content_hash != UNKNOWN_HASH
+    copy = None
     if isinstance(location, Command):
         return None
     size: int | None
@@ -164,12 +171,18 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
         if size not in (file.size, None):
             return f"has changed since: {file.size:,} → {size:,} bytes"
         if not by_content:
+            if mtime_ns == file.mtime_ns:
+                return None
             whose = "its container's" if isinstance(location, Member) else "its"
-            what = f"{whose} ETag or date" if url_of(location) else f"{whose} mtime"
-            return None if mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
-        with copy.open() if copy is not None else open(str(location), "rb", buffering=0) as opened:
-            # A copy is hashed each time: once it is gone, another may have its inode.
-            content_hash = (hashes.of if copy is None else hash_of_content)(opened.fileno())
+            what = "ETag or date" if url_of(location) else "mtime"
+            return f"has changed since: {whose} {what} is another"
+        if copy is None:
+            with open(str(location), "rb", buffering=0) as opened:
+                content_hash = hashes.of(opened.fileno())
+        else:
+            # A copy's inode may be used again, so its hash is not remembered.
+            with copy.open() as opened:
+                content_hash = hash_of_content(opened.fileno())
     except AudioError as error:
         return str(error)
     except FileNotFoundError:
@@ -178,8 +191,6 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:  # a zero byte, say
         return f"not a valid path: {error}"
-    return (
-        None
-        if content_hash == file.content_hash
-        else "has changed since: other bytes, of the same number"
-    )
+    if content_hash == file.content_hash:
+        return None
+    return "has changed since: other bytes, of the same number"

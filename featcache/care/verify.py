@@ -73,8 +73,7 @@ def verify(
     checked: dict[str, CheckedShard] = {}
 
     def check_new() -> tuple[list[str], Report, Index | None]:
-        """Check the shards that were not checked yet. Returns the names of all shards,
-        and what `_report` returns of them."""
+        """Check new shards. Returns the names of all shards, and what `_report` returns."""
         names = version.shard_names()
         unchecked = [name for name in names if name not in checked]
         checked.update(_check_shards(version, unchecked, data, threads, report, stop))
