@@ -1,5 +1,4 @@
-"""How the codes of a version are used: how often each occurs, how many occur at all, and
-how evenly."""
+"""Counts how often each code of a version occurs."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from featcache.stats.pieces import ShardPieces, select
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """How the codes of a version are used."""
+    """The number of occurrences of each code of a version."""
 
     version: str
     """The name of the version's folder."""
@@ -27,7 +26,7 @@ class Usage:
     frames: int
     utterances: int
     counts: list[NDArray[np.int64]]
-    """How often each code occurs: for each codebook, int64 `[size]`."""
+    """The number of occurrences of each code: for each codebook, int64 `[size]`."""
 
     @property
     def used(self) -> list[int]:
@@ -36,10 +35,9 @@ class Usage:
 
     @property
     def entropy(self) -> list[float]:
-        """The entropy of each codebook in bits: what an ideal compression of single codes
-        needs for each of them."""
+        """The entropy of each codebook in bits: the size of a code, ideally compressed."""
         shares = (counts[counts > 0] / self.frames for counts in self.counts)
-        return [float(-(some * np.log2(some)).sum()) + 0.0 for some in shares]
+        return [float(-(share * np.log2(share)).sum()) + 0.0 for share in shares]
 
     @property
     def perplexity(self) -> list[float]:
@@ -79,11 +77,10 @@ def usage(
         codes = pieces.read()[rows]
         for number, column in enumerate(codes.T):
             for code in (column.min(initial=0), column.max(initial=0)):
-                # else counting would take memory for all codes up to it
-                if not 0 <= code < len(counts[number]):
-                    what = (
-                        f"holds code {code} of codebook {number}, which has {len(counts[number])}"
-                    )
+                # else counting would need memory for all codes up to it
+                size = len(counts[number])
+                if not 0 <= code < size:
+                    what = f"holds code {code} of codebook {number}, which has {size}"
                     raise StoreError(f"{path}: {what}: `featcache verify` says where")
             of_column = np.bincount(column, minlength=len(counts[number]))
             with adding:

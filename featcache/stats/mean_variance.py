@@ -1,16 +1,15 @@
-"""Mean and variance of each dimension of a version's features, of all frames and groups
-of utterances; and their file.
+"""Mean and variance of each dimension of a version's features, over all frames and over
+groups of utterances; and their file.
 
 The cache is read in one pass, in the order of its shards. An utterance is cut into pieces
-of 256 frames, counted from its own beginning. For each piece, the sums of x - c and of (x
-- c)² are computed in float64, where c is close to the mean. These are added without any
-rounding (`ExactSums`). So the same utterances give the same bits, however they are spread
-over shards, in whatever order they are read, and with any number of threads.
+of 256 frames, counted from its beginning. For each piece, the sums of x - c and of (x -
+c)² are computed in float64, and added without any rounding (`ExactSums`). So the same
+utterances give the same bits, in any shards and order, with any number of threads.
 
-The shift c preserves the digits of the variance when the mean is far from zero (Chan,
-Golub and LeVeque 1983, "Algorithms for computing the sample variance", The American
-Statistician 37). It is the mean of the beginnings of a few utterances, chosen in the
-order of their ids' hashes, so that it is always the same too."""
+The shift c is close to the mean, and preserves the digits of the variance when the mean is
+far from zero (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample
+variance", The American Statistician 37). It is the mean of the beginnings of a few
+utterances, chosen in the order of their ids' hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ import math
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, repeat
 from pathlib import Path
 from threading import Lock
@@ -41,12 +40,10 @@ FORMAT = "featcache stats 1"
 _AT_MOST_BYTES = 1 << 30
 
 _STILL = 1e-3
-"""A dimension hardly varies if its standard deviation is at most this part of the median
-over dimensions."""
+"""The largest standard deviation of a still dimension, relative to the median."""
 
 _BLOCK_VALUES = 1 << 15
-"""Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch
-starts no threads for them."""
+"""The number of values summed at once: 256 kB as float64 stay in a core's cache."""
 
 _BLOCK_COLUMNS = _BLOCK_VALUES // PIECE_FRAMES
 _SHIFT_UTTERANCES = 16
@@ -70,25 +67,24 @@ class Stats:
     """The name of the version's folder."""
     fingerprint: str
     units: str
-    """What a value means, for a reader."""
     frames: int
     utterances: int
     mean: NDArray[np.float64]
-    """The mean of every dimension, float64 `[*item_shape]`."""
+    """Float64 `[*item_shape]`."""
     variance: NDArray[np.float64]
-    """The variance of every dimension, float64 `[*item_shape]`."""
+    """Float64 `[*item_shape]`."""
     by: str | None = None
     """The column of the manifest whose values are the groups; None if there are no groups."""
     groups: list[str] = field(default_factory=list)
     """The names of the groups, sorted."""
     group_frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """The number of frames of each group, int64 `[groups]`."""
+    """Int64 `[groups]`."""
     group_utterances: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """The number of utterances of each group, int64 `[groups]`."""
+    """Int64 `[groups]`."""
     group_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """The mean of every dimension of each group, float64 `[groups, *item_shape]`."""
+    """Float64 `[groups, *item_shape]`."""
     group_variance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """The variance of every dimension of each group, float64 `[groups, *item_shape]`."""
+    """Float64 `[groups, *item_shape]`."""
 
     @property
     def std(self) -> NDArray[np.float64]:
@@ -103,28 +99,29 @@ class Stats:
         return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file: an `.npz` of the fields by their names. Equal statistics give
-        equal bytes. Raises ArgumentError if it exists, and `overwrite` is not set;
-        StoreError if it cannot be written."""
+        """Write an `.npz` of the fields by their names. Equal statistics give equal bytes.
+        Raises ArgumentError if the file exists, without `overwrite`; StoreError if it
+        cannot be written."""
         refuse_to_replace(Path(path), overwrite)
-        arrays: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
-        if self.by is None:
-            arrays = {name: value for name, value in arrays.items() if not name.startswith("group")}
+        fields: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
+        arrays = {
+            name: np.asarray(value)
+            for name, value in fields.items()
+            if self.by is not None or not name.startswith("group")
+        }
         data = io.BytesIO()
-        np.savez(
-            data, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()}
-        )
+        np.savez(data, allow_pickle=False, **arrays)
         write_file(Path(path), data.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> Stats:
-        """Read the file; nothing is ever unpickled. Raises StoreError if there is none,
-        or it holds no statistics."""
+        """Read the file without unpickling anything. Raises StoreError if it does not exist,
+        or holds no statistics."""
         place = Path(path)
         try:
             data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
             with zipfile.ZipFile(data) as members:
-                # What is packed might unpack to any size; `save` packs nothing.
+                # Packed data might unpack to any size; `save` packs nothing.
                 if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
                     raise ValueError("packed")
             with np.load(data, allow_pickle=False) as file:
@@ -146,12 +143,13 @@ class Stats:
             raise StoreError(
                 f"{path}: damaged: an incomplete file of `featcache stats` ({error})"
             ) from error
-        if (fault := stats._fault()) is not None:
+        fault = stats._fault()
+        if fault is not None:
             raise StoreError(f"{path}: damaged: {fault}")
         return stats
 
     def _fault(self) -> str | None:
-        """What is wrong with the arrays, if anything."""
+        """Return the fault of the arrays, if any."""
         groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
         shapes = {
             "mean": self.mean.shape,
@@ -170,7 +168,7 @@ class Stats:
 
 
 def refuse_to_replace(path: Path, overwrite: bool) -> None:
-    """Raise an ArgumentError if a file exists, and `overwrite` is not set."""
+    """Raise ArgumentError if a file exists, without `overwrite`."""
     if path.exists() and not overwrite:
         raise ArgumentError(f"{path}: already exists: give another name, or --force to replace it")
 
@@ -222,20 +220,34 @@ def moments(
 
     chosen.for_each(add, threads, report)
     frames, utterances = chosen.frames_and_utterances()
-    mean, variance = (
-        one.reshape(-1, *spec.item_shape) for one in _finish(sums, squares, frames, shift)
+    mean, variance = _finish(sums, squares, frames, shift)
+    mean = mean.reshape(-1, *spec.item_shape)
+    variance = variance.reshape(-1, *spec.item_shape)
+    stats = Stats(
+        version=path.name,
+        fingerprint=cache.version.info.fingerprint,
+        units=spec.units,
+        frames=int(frames.sum()),
+        utterances=int(utterances.sum()),
+        mean=mean[0, ...],  # an array even of one value
+        variance=variance[0, ...],
     )
-    # arrays even of one value
-    totals = int(frames.sum()), int(utterances.sum()), mean[0, ...], variance[0, ...]
-    of_groups: tuple[Any, ...] = (
-        () if by is None else (by, chosen.names, frames, utterances, mean[1:], variance[1:])
+    if by is None:
+        return stats
+    return replace(
+        stats,
+        by=by,
+        groups=[*chosen.names],
+        group_frames=frames,
+        group_utterances=utterances,
+        group_mean=mean[1:],
+        group_variance=variance[1:],
     )
-    return Stats(path.name, cache.version.info.fingerprint, spec.units, *totals, *of_groups)
 
 
 def _shift(chosen: Selection) -> Array:
-    """A value close to the mean of every dimension that the features' dtype can hold:
-    float64 `[dims]`. Differences of float16 values are exact in float64, so means of
+    """Return a value close to the mean of every dimension that the features' dtype can
+    hold, float64 `[dims]`. Differences of float16 values are exact in float64, so means of
     float16 features are exact to the last bit."""
     # the hash of an utterance's id, the number of its part, its position
     candidates: list[tuple[int, int, int]] = []
@@ -248,17 +260,20 @@ def _shift(chosen: Selection) -> Array:
         )
     spec = chosen.parts[0].spec
     total, frames = np.zeros(math.prod(spec.item_shape)), 0
-    for _, number, position in sorted(candidates, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]:
-        pieces = next(
-            pieces_by_shard(chosen.parts[number], np.array([position]), np.zeros(1, np.int64))
+    for _, number, position in sorted(candidates, key=lambda candidate: candidate[:2])[
+        :_SHIFT_UTTERANCES
+    ]:
+        of_utterance = pieces_by_shard(
+            chosen.parts[number], np.array([position]), np.zeros(1, np.int64)
         )
+        pieces = next(of_utterance)
         total += _piece_sums(pieces, np.zeros(len(total)))[0][0]
         frames += int(pieces.counts[0])
     return (total / frames).astype(spec.dtype).astype(np.float64)
 
 
 def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
-    """Sums of x - shift and (x - shift)² over each piece, float64 `[pieces, dims]`;
+    """Sum x - shift and (x - shift)² over each piece, float64 `[pieces, dims]`. Raises
     StoreError at NaN or infinity."""
     features, cache = pieces.read(), pieces.cache
     sums, squares = np.empty((2, len(pieces.starts), len(shift)))
@@ -266,9 +281,8 @@ def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
         for first in range(0, len(shift), _BLOCK_COLUMNS):
             columns = slice(first, first + _BLOCK_COLUMNS)
             blocks = _blocks(pieces, _BLOCK_VALUES // len(shift[columns]))
-            shifts = np.tile(
-                shift[columns], (max(int(pieces.counts[block].sum()) for block in blocks), 1)
-            )
+            most_rows = max(int(pieces.counts[block].sum()) for block in blocks)
+            shifts = np.tile(shift[columns], (most_rows, 1))
             for block in blocks:
                 offsets = pieces.starts[block] - pieces.starts[block.start]
                 first_row = int(pieces.starts[block.start]) - pieces.first
@@ -290,19 +304,17 @@ def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
 
 
 def _values(stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: slice) -> Array:
-    """Stored frames as a new float64 array."""
+    """Return stored frames as a new float64 array."""
     if pieces.cache.spec.is_quantized:
         of_pieces = pieces.cache.scales_and_offsets(pieces.positions[block])
-        of_frames = np.repeat(
-            of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0
-        )[..., columns]
+        of_pieces = of_pieces.reshape(len(of_pieces), 2, -1)
+        of_frames = np.repeat(of_pieces, pieces.counts[block], axis=0)[..., columns]
         stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
     return stored.astype(np.float64)
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
-    """Slices of the pieces: each of adjacent pieces, of up to `max_frames` frames
-    together."""
+    """Cut the pieces into slices of adjacent pieces, with up to `max_frames` frames each."""
     ends = pieces.starts + pieces.counts
     numbers = (pieces.counts.cumsum() - 1) // max_frames
     cuts = np.flatnonzero((np.diff(numbers) > 0) | (ends[:-1] != pieces.starts[1:])) + 1
@@ -312,13 +324,13 @@ def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
 def _finish(
     sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array
 ) -> tuple[Array, Array]:
-    """Means and variances of all frames, then those of each group, float64 `[1 + groups,
-    dims]`, from exact sums and the groups' numbers of frames: rounded once, at the end.
+    """Compute means and variances of all frames, then those of each group, float64 `[1 +
+    groups, dims]`, rounded once, from exact sums and the groups' numbers of frames.
 
     With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c + s / n and variance
     = q / n - (s / n)²; here c, s and q are in units of 2^-LOWEST."""
     of_groups = sums.totals(), squares.totals(), frames.astype(object)[:, None]
-    s, q, n = (np.concatenate([one.sum(axis=0, keepdims=True), one]) for one in of_groups)
+    s, q, n = (np.concatenate([rows.sum(axis=0, keepdims=True), rows]) for rows in of_groups)
     centres = np.array([in_units(centre) for centre in shift.tolist()], object)
     mean = (centres * n + s) / (n << LOWEST)
     variance = np.maximum((q * n << LOWEST) - s * s, 0) / (n * n << 2 * LOWEST)
@@ -351,13 +363,12 @@ class ExactSums:
             unit = 2.0 ** (_PART_BITS * number)
             multiples = np.rint(rest * (1 / unit))
             rest -= multiples * unit
-            self._parts[number][targets] += np.add.reduceat(multiples, starts, axis=0).astype(
-                np.int64
-            )
+            sums = np.add.reduceat(multiples, starts, axis=0)
+            self._parts[number][targets] += sums.astype(np.int64)
             number -= 1
 
     def totals(self) -> NDArray[np.object_]:
-        """The sums, whole numbers of Python `[groups, columns]`, in units of 2^-LOWEST."""
+        """Return the sums, Python's whole numbers `[groups, columns]`, in units of 2^-LOWEST."""
         total = np.zeros(self._shape, object)
         for number, part in self._parts.items():
             total += part.astype(object) << (_PART_BITS * number + LOWEST)
@@ -365,6 +376,6 @@ class ExactSums:
 
 
 def in_units(value: float) -> int:
-    """A float as a whole number of units of 2^-LOWEST."""
+    """Return a float as a whole number of units of 2^-LOWEST."""
     numerator, denominator = value.as_integer_ratio()
     return numerator * ((1 << LOWEST) // denominator)

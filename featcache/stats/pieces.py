@@ -1,5 +1,4 @@
-"""The utterances that statistics are of, cut into pieces, and read by threads in the
-order of the shards."""
+"""Selects utterances for statistics, cuts them into pieces, and reads these in threads."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ PIECE_FRAMES = 256
 _VALUES_AT_ONCE = 1 << 20
 
 _AT_ONCE = 32
-"""How many `ShardPieces` are given to each thread: those of 10^7 utterances are never all
-in memory."""
+"""The number of `ShardPieces` in memory for each thread."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,9 @@ class ShardPieces:
     counts: NDArray[np.int64]
     """The number of frames of each piece, int64 `[pieces]`."""
     positions: NDArray[np.int64]
-    """The position in the index of each piece's utterance, int64 `[pieces]`."""
+    """The positions of the pieces' utterances in the index, int64 `[pieces]`."""
     groups: NDArray[np.int64]
-    """The number of the group of each piece's utterance, int64 `[pieces]`."""
+    """The numbers of the pieces' groups, int64 `[pieces]`."""
 
     @property
     def first(self) -> int:
@@ -53,23 +51,22 @@ class ShardPieces:
         return int(self.starts[0])
 
     def read(self) -> NDArray[Any]:
-        """The shard's features from the first piece to the end of the last, `[frames,
-        dims]`, read-only; a DamagedError if it is damaged."""
+        """Read the shard's features from the first piece to the end of the last, `[frames,
+        dims]`, read-only. Raises DamagedError if the shard is damaged."""
         if self.cache.check:
             begins = self.starts == self.cache.index.first_frame[self.positions]
             for position in self.positions[begins].tolist():
                 self.cache.item(position, raw=True)
-        frames = self.cache.shard_frames(
-            self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first
-        )
+        end = int(self.starts[-1] + self.counts[-1])
+        frames = self.cache.shard_frames(self.shard, self.first, end - self.first)
         return frames.reshape(len(frames), -1)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The utterances that statistics are of, in groups. They are found as it is iterated
-    over: for each part, with their positions in its index, int64 `[utterances]`, and the
-    number of each one's group, int64 `[utterances]`."""
+    """The utterances of statistics, in groups. Iterating over it gives each part with the
+    utterances' positions in its index and the numbers of their groups, int64
+    `[utterances]`."""
 
     parts: list[Cache]
     """One cache, or the parts of a corpus that have utterances."""
@@ -83,14 +80,11 @@ class Selection:
     def __iter__(self) -> Iterator[tuple[Cache, NDArray[np.int64], NDArray[np.int64]]]:
         for part in self.parts:
             positions = np.arange(len(part)) if self.positions is None else self.positions
-            yield (
-                part,
-                positions,
-                np.zeros(len(positions), np.int64) if self.groups is None else self.groups,
-            )
+            groups = np.zeros(len(positions), np.int64) if self.groups is None else self.groups
+            yield part, positions, groups
 
     def frames_and_utterances(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many of them each group has, int64 `[groups]`."""
+        """Count the frames and utterances of each group, int64 `[groups]`."""
         frames, utterances = np.zeros((2, len(self.names)), np.int64)
         for part, positions, groups in self:
             np.add.at(frames, groups, part.lengths[positions])
@@ -102,26 +96,26 @@ class Selection:
     ) -> None:
         """Call `work` for all pieces, in threads, until one call raises; `report` is
         called with the frames of each."""
-        rest = (
+        pending = (
             pieces
             for part, positions, groups in self
             for pieces in pieces_by_shard(part, positions, groups)
         )
         with ThreadPoolExecutor(threads) as pool:
-            while some := list(islice(rest, _AT_ONCE * threads)):
+            while batch := list(islice(pending, _AT_ONCE * threads)):
                 # an error cancels those that wait
-                for pieces, _ in zip(some, pool.map(work, some), strict=True):
+                for pieces, _ in zip(batch, pool.map(work, batch), strict=True):
                     report(int(pieces.counts.sum()))
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
-    """The utterances of a manifest, or all of a cache; in groups by a column of the
+    """Select the utterances of a manifest, or all of a cache; in groups by a column of the
     manifest, or in a single group.
 
     Raises ArgumentError if a manifest or `by` is given for a corpus; ManifestError if the
     manifest cannot be read, has faults, or no such column, or the cache has the features
     of another row under an id; MissingItemError if the cache lacks utterances; StoreError
-    if there are none."""
+    if it has none."""
     if isinstance(cache, Corpus) and (manifest is not None or by is not None):
         raise ArgumentError(
             "statistics of a corpus are of all its utterances: for a manifest, name one of "
@@ -143,16 +137,16 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
 def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) -> Selection:
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, audio=False, carry=by is not None)
-    found, _ = find_utterances(versions_of(cache, None, 0), manifest, columns=())
-    positions = found.versions[0].positions
+    utterances, _ = find_utterances(versions_of(cache, None, 0), manifest, columns=())
+    positions = utterances.versions[0].positions
     if by is None:
         return Selection([cache], positions)
-    column = manifest.columns.get(
-        by, manifest.paths if by == "path" and len(manifest.paths.blob) else None
-    )
+    column = manifest.columns.get(by)
+    if column is None and by == "path" and len(manifest.paths.blob):
+        column = manifest.paths
     if column is None:
-        there = listing(map(repr, manifest.columns)) or "none but id"
-        raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {there}")
+        columns = listing(map(repr, manifest.columns)) or "none but id"
+        raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {columns}")
     names = sorted(set(column))
     number_of = {name: number for number, name in enumerate(names)}
     groups = np.fromiter((number_of[name] for name in column), np.int64, len(column))
@@ -162,16 +156,15 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
 def pieces_by_shard(
     cache: Cache, positions: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> Iterator[ShardPieces]:
-    """All pieces of the utterances, shard by shard, in portions of about a million values."""
-    index, max_frames = (
-        cache.index,
-        max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES),
-    )
+    """Cut the utterances into pieces, shard by shard, in portions of about a million values."""
+    index = cache.index
+    max_frames = max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES)
     shard, first = index.shard[positions], index.first_frame[positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, bounds[1:]), strict=True):
-        position, lengths = positions[rows], index.num_frames[positions[rows]]
+        position = positions[rows]
+        lengths = index.num_frames[position]
         pieces = -(-lengths // PIECE_FRAMES)
         item = np.repeat(np.arange(len(rows)), pieces)
         begin = (np.arange(len(item)) - (pieces.cumsum() - pieces)[item]) * PIECE_FRAMES
