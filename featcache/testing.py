@@ -5,8 +5,8 @@
     class TestMine(featcache.testing.ExtractorSuite):
         config = "my.yaml"  # or its content, as a dict
 
-pytest runs each check; a failure says what is violated, and by which clip. It needs
-pytest and the extra `extract`.
+pytest runs each check; a failure names the guarantee and the clip that violates it. The
+suite needs pytest and the extra `extract`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ _MOST_SECONDS = 60
 """A clip of this length must have a frame."""
 
 UNUSUAL: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silence": lambda at: torch.zeros(len(at)),
-    "full scale": lambda at: 1.0 - 2.0 * (at % 2),
-    "constant": lambda at: torch.full((len(at),), 0.5),
-    "impulse": lambda at: (at == len(at) // 2).float(),
-    "quiet": lambda at: 1e-7 * torch.sin(at / 10),
+    "silence": lambda numbers: torch.zeros(len(numbers)),
+    "full scale": lambda numbers: 1.0 - 2.0 * (numbers % 2),
+    "constant": lambda numbers: torch.full((len(numbers),), 0.5),
+    "impulse": lambda numbers: (numbers == len(numbers) // 2).float(),
+    "quiet": lambda numbers: 1e-7 * torch.sin(numbers / 10),
 }
-"""Waveforms as unlike speech as real files can be, float32 `[num_samples]`, from the
-numbers of their samples."""
+"""Waveforms unlike speech, float32 `[num_samples]`, from the numbers of their samples."""
 
 AnyExtractor = Extractor[Params]
 AnyRowExtractor = RowExtractor[Params]
@@ -85,37 +84,35 @@ class ExtractorSuite:
     lengths: ClassVar[Sequence[int]] = ()
 
     def reference(self, waveform: NDArray[np.float32]) -> Features:
-        """The features `[frames, *item_shape]` of one waveform `[num_samples]`, computed
-        in a slow and obvious way."""
+        """Compute the features `[frames, *item_shape]` of one waveform `[num_samples]` in a
+        slow and obvious way."""
         pytest.skip("the class has no reference")
 
     @pytest.fixture(scope="class")
     @classmethod
     def loaded(cls) -> Config:
-        """The config, validated."""
-        return (
-            config_from(dict(cls.config))
-            if isinstance(cls.config, Mapping)
-            else load_config(cls.config)
-        )
+        """Validate the config."""
+        if isinstance(cls.config, Mapping):
+            return config_from(dict(cls.config))
+        return load_config(cls.config)
 
     @pytest.fixture(scope="class")
     @classmethod
     def extractor(cls, loaded: Config) -> AnyExtractor:
-        """The instance that most checks share."""
+        """Build the instance that most checks share."""
         return loaded.build(torch.device(cls.device))
 
     @pytest.fixture(scope="class")
     @classmethod
     def another(cls, loaded: Config) -> AnyExtractor:
-        """A second instance, independent of the first."""
+        """Build a second instance, independent of the first."""
         torch.manual_seed(1)
         return loaded.build(torch.device(cls.device))
 
     @pytest.fixture(scope="class")
     @classmethod
     def shortest(cls, extractor: AnyExtractor) -> int:
-        """The number of samples of the shortest clip that has a frame."""
+        """Find the number of samples of the shortest clip that has a frame."""
         most = _MOST_SECONDS * extractor.spec.sample_rate
         num_samples = bisect_left(range(most), 1, key=extractor.num_frames)
         assert num_samples < most, f"num_frames gives no frame to a clip of {_MOST_SECONDS} s"
@@ -124,7 +121,7 @@ class ExtractorSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def clips(cls, extractor: AnyExtractor, shortest: int) -> list[Clip]:
-        """Ten clips of several lengths. Neighbours differ in length."""
+        """Make ten clips of several lengths. Neighbours differ in length."""
         longest = max(shortest, int(cls.seconds * extractor.spec.sample_rate))
         lengths = np.random.default_rng(0).integers(shortest, longest, 6, endpoint=True).tolist()
         return cls._clips([*lengths, shortest, longest, shortest + 1, shortest])
@@ -132,8 +129,8 @@ class ExtractorSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def around(cls, extractor: AnyExtractor, shortest: int) -> list[Clip]:
-        """Clips of the lengths around which the number of frames changes, and of some
-        others. All have a frame."""
+        """Make clips of lengths around which the number of frames changes, and of some other
+        lengths. All have a frame."""
         hop, field = hop_of(extractor), extractor.spec.frame_length
         longest = max(shortest + 3 * hop, int(cls.seconds * extractor.spec.sample_rate))
         changes = {
@@ -146,20 +143,20 @@ class ExtractorSuite:
             np.random.default_rng(2).integers(shortest, longest, 4, endpoint=True).tolist()
         )
         if isinstance(extractor, RowExtractor):
-            # padded by some frames
-            lengths.add(max(shortest, 32 * extractor.granularity + 1))
+            padded_by_frames = 32 * extractor.granularity + 1
+            lengths.add(max(shortest, padded_by_frames))
         return cls._clips(sorted(lengths))
 
     @pytest.fixture(scope="class")
     @classmethod
     def alone(cls, extractor: AnyExtractor, clips: list[Clip]) -> list[Features]:
-        """The features of each of the clips, extracted in a call of its own."""
+        """Extract each clip in a call of its own."""
         return [extract(extractor, [clip])[0] for clip in clips]
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _torch_as_in_a_run(cls) -> Iterator[None]:
-        """During the checks, torch uses one thread of its own, as in a run."""
+        """Let torch use one thread, as in a run, during the checks."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         if torch.device(cls.device).type == "cuda":
@@ -174,25 +171,25 @@ class ExtractorSuite:
         ]
 
     def _assert_near(
-        self, found: list[Features], wanted: list[Features], clips: list[Clip], whose: str
+        self, features: list[Features], expected: list[Features], clips: list[Clip], whose: str
     ) -> None:
         """Assert that features of clips are the same up to rounding and ties. `whose`
-        says what `wanted` is."""
+        describes `expected`."""
         num_wrong, frames, first = 0, 0, ""
-        for ours, theirs, clip in zip(found, wanted, clips, strict=True):
-            assert ours.shape == theirs.shape, (
-                f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
+        for values, reference, clip in zip(features, expected, clips, strict=True):
+            assert values.shape == reference.shape, (
+                f"{label(clip)} has shape {values.shape}, and not {reference.shape}, {whose}"
             )
-            frames += len(ours)
-            wrong = differing_frames(ours, theirs, self.tolerance)
+            frames += len(values)
+            wrong = differing_frames(values, reference, self.tolerance)
             num_wrong += int(wrong.sum())
             if wrong.any():
-                where = f"{label(clip)}: frames {_listed(wrong)} of {len(ours)}"
+                where = f"{label(clip)}: frames {_listed(wrong)} of {len(values)}"
                 error = (
-                    f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: "
+                    f"{largest_error(values, reference):.2g} of the largest value; tolerance: "
                     f"{self.tolerance:.2g}"
                 )
-                assert theirs.dtype.kind in "iu", f"{where} differ from {whose}, by {error}"
+                assert reference.dtype.kind in "iu", f"{where} differ from {whose}, by {error}"
                 first = first or where
         what = (
             f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: "
@@ -216,12 +213,11 @@ class ExtractorSuite:
         assert spec.units, "spec.units: say what a value means"
         names = [side.name for side in spec.side]
         assert len(set(names)) == len(names), f"spec.side: names are given twice: {names}"
-        described: dict[str, Any] = {
-            "spec": spec,
-            **{f"spec.side, {side.name}": side for side in spec.side},
-        }
-        for place, one in described.items():
-            shape, dtype = one.item_shape, one.dtype
+        described: dict[str, Any] = {"spec": spec}
+        for side in spec.side:
+            described[f"spec.side, {side.name}"] = side
+        for place, track in described.items():
+            shape, dtype = track.item_shape, track.dtype
             is_shape = isinstance(shape, tuple) and all(
                 isinstance(size, int) and size > 0 for size in shape
             )
@@ -260,10 +256,8 @@ class ExtractorSuite:
             f"spec.item_shape: {spec.item_shape}, but {len(sizes)} codebook_sizes"
         )
         smallest = np.min_scalar_type(max(sizes) - 1).name
-        for source, dtype in (
-            ("spec.dtype", spec.dtype),
-            ("stored_dtype", extractor.stored_dtype(loaded.params)),
-        ):
+        dtypes = {"spec.dtype": spec.dtype, "stored_dtype": extractor.stored_dtype(loaded.params)}
+        for source, dtype in dtypes.items():
             fits = np.dtype(dtype).kind in "iu" and np.iinfo(dtype).max >= max(sizes) - 1
             assert fits, (
                 f"{source}: {dtype} does not hold the numbers of {max(sizes)} codewords; "
@@ -280,13 +274,10 @@ class ExtractorSuite:
 
     def test_the_fingerprint_is_stable(self, loaded: Config) -> None:
         """If the same config is loaded again, it names the same version."""
-        found = [
-            loaded.fingerprint(),
-            loaded.fingerprint(),
-            config_from(loaded.resolved()).fingerprint(),
-        ]
-        assert len(set(found)) == 1, (
-            f"the fingerprint differs from one time to the next: {found}; see weights_digest"
+        again = config_from(loaded.resolved())
+        fingerprints = [loaded.fingerprint(), loaded.fingerprint(), again.fingerprint()]
+        assert len(set(fingerprints)) == 1, (
+            f"the fingerprint differs from one time to the next: {fingerprints}; see weights_digest"
         )
 
     def test_weights_in_another_place_are_the_same_version(
@@ -334,25 +325,23 @@ class ExtractorSuite:
     ) -> None:
         """Clips of lengths around the boundaries have the counted frames, with values as
         `spec` describes them."""
-        for clip, found in zip(around, extract(extractor, around), strict=True):
-            check_features(extractor, clip, found)
+        for clip, values in zip(around, extract(extractor, around), strict=True):
+            check_features(extractor, clip, values)
 
     def test_the_frame_rate_is_that_of_the_frames(
         self, extractor: AnyExtractor, shortest: int
     ) -> None:
-        """Ten seconds more give as many frames more, if clips are long enough not to be
-        padded."""
+        """The frames of ten more seconds fit the rate, in clips that need no padding."""
         if not extractor.spec.axis.exact_rate:
             pytest.skip("the main track is not along time")
         expected = 10 * extractor.spec.frame_rate
         unpadded = max(shortest, extractor.spec.padded_to)
         longer = unpadded + 10 * extractor.spec.sample_rate
-        found = extractor.num_frames(longer) - extractor.num_frames(unpadded)
-        grown = (
+        growth = extractor.num_frames(longer) - extractor.num_frames(unpadded)
+        assert abs(growth - expected) <= 2 + 0.02 * expected, (
             f"spec.frame_rate: {expected / 10:g} per second, but num_frames grows by "
-            f"{found} in 10 s"
+            f"{growth} in 10 s"
         )
-        assert abs(found - expected) <= 2 + 0.02 * expected, grown
 
     def test_no_clips(self, extractor: AnyExtractor) -> None:
         """A call without clips returns an empty list."""
@@ -362,40 +351,33 @@ class ExtractorSuite:
     def test_unusual_sound(self, extractor: AnyExtractor, shortest: int, kind: str) -> None:
         """Unusual sound is extracted, or refused by an AudioError, which the failure
         ledger then shows."""
-        for n in (
-            shortest,
-            shortest + hop_of(extractor) // 2 + 1,
-            max(shortest, extractor.spec.sample_rate // 2),
-        ):
+        odd_length = shortest + hop_of(extractor) // 2 + 1
+        half_second = max(shortest, extractor.spec.sample_rate // 2)
+        for n in (shortest, odd_length, half_second):
             clip = Clip(kind.replace(" ", "-"), UNUSUAL[kind](torch.arange(n)).to(self.device))
             try:
-                (found,) = extract(extractor, [clip])
+                (values,) = extract(extractor, [clip])
             except AudioError:
                 continue
-            check_features(extractor, clip, found)
+            check_features(extractor, clip, values)
 
     def test_frame_length(self, extractor: AnyExtractor, shortest: int) -> None:
         """A sample changes only the frames within `spec.frame_length` of it."""
         spec, hop = extractor.spec, hop_of(extractor)
         num_samples = max(4 * spec.frame_length + 8 * hop + shortest, spec.padded_to)
-        if (
-            spec.frame_length == 0
-            or num_samples > min(20.0, extractor.max_seconds or math.inf) * spec.sample_rate
-        ):
+        longest = min(20.0, extractor.max_seconds or math.inf) * spec.sample_rate
+        if spec.frame_length == 0 or num_samples > longest:
             pytest.skip("spec.frame_length is not finite, or too long to look at")
         first, second = (clip.waveform for clip in self._clips([num_samples] * 2))
         middle = num_samples // 2
-        end, start = (
-            torch.cat([first[:middle], second[middle:]]),
-            torch.cat([second[:middle], first[middle:]]),
-        )
-        whole, other_end, other_start = extract(
-            extractor, [Clip("cut", waveform) for waveform in (first, end, start)]
-        )
-        before = np.logical_or.accumulate(differing_frames(other_end, whole, self.tolerance))
-        after = np.logical_or.accumulate(
-            differing_frames(other_start, whole, self.tolerance)[::-1]
-        )[::-1]
+        end = torch.cat([first[:middle], second[middle:]])
+        start = torch.cat([second[:middle], first[middle:]])
+        clips = [Clip("cut", waveform) for waveform in (first, end, start)]
+        whole, other_end, other_start = extract(extractor, clips)
+        wrong_end = differing_frames(other_end, whole, self.tolerance)
+        wrong_start = differing_frames(other_start, whole, self.tolerance)
+        before = np.logical_or.accumulate(wrong_end)
+        after = np.logical_or.accumulate(wrong_start[::-1])[::-1]
         seen, allowed = int((before & after).sum()), math.ceil(spec.frame_length / hop)
         what = (
             f"spec.frame_length: {spec.frame_length} samples, so at most {allowed} frames "
@@ -407,8 +389,8 @@ class ExtractorSuite:
         """The values are those of the class's `reference`."""
         as_entries = extractor.spec.axis.as_entries
         references = [self.reference(clip.waveform.cpu().numpy()) for clip in around]
-        wanted = [as_entries(np.asarray(reference)) for reference in references]
-        self._assert_near(extract(extractor, around), wanted, around, "those of the reference")
+        expected = [as_entries(np.asarray(reference)) for reference in references]
+        self._assert_near(extract(extractor, around), expected, around, "those of the reference")
 
     def test_neighbours(
         self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
@@ -421,12 +403,8 @@ class ExtractorSuite:
         for seed in range(2):
             order = np.random.default_rng(seed).permutation(len(clips)).tolist()
             shuffled = [clips[i] for i in order]
-            assert_same(
-                extract(extractor, shuffled),
-                [alone[i] for i in order],
-                shuffled,
-                "in another order",
-            )
+            expected = [alone[i] for i in order]
+            assert_same(extract(extractor, shuffled), expected, shuffled, "in another order")
 
     def test_number_of_clips(
         self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
@@ -434,11 +412,9 @@ class ExtractorSuite:
         """A clip has the same values however often it is in a call."""
         for count in (2, 3, 19):
             repeated = [clips[0]] * count
+            expected = [alone[0]] * count
             assert_same(
-                extract(extractor, repeated),
-                [alone[0]] * count,
-                repeated,
-                f"{count} times in a call",
+                extract(extractor, repeated), expected, repeated, f"{count} times in a call"
             )
 
     def test_earlier_calls(
@@ -446,9 +422,8 @@ class ExtractorSuite:
     ) -> None:
         """A clip has the same values after other calls, and with other random numbers of
         torch."""
-        for seed, clip, expected in zip(
-            range(len(clips)), reversed(clips), reversed(alone), strict=True
-        ):
+        pairs = [*zip(clips, alone, strict=True)]
+        for seed, (clip, expected) in enumerate(reversed(pairs)):
             torch.manual_seed(seed)
             assert_same(extract(extractor, [clip]), [expected], [clip], "in a later call")
 
@@ -466,14 +441,10 @@ class ExtractorSuite:
         instance."""
         batches = [clips[i % 4 :: 4] for i in range(8)]
         with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            found = list(pool.map(lambda batch: extract(extractor, batch), batches))
+            results = list(pool.map(lambda batch: extract(extractor, batch), batches))
+        how = "beside other threads (is a call's state on self?)"
         for i, batch in enumerate(batches):
-            assert_same(
-                found[i],
-                alone[i % 4 :: 4],
-                batch,
-                "beside other threads (is a call's state on self?)",
-            )
+            assert_same(results[i], alone[i % 4 :: 4], batch, how)
 
     def test_where_a_waveform_lies(
         self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]
@@ -489,9 +460,9 @@ class ExtractorSuite:
     def test_the_waveform_is_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """A call does not change waveforms, which other extractors of the same run get
         too."""
-        given = [Clip(clip.id, clip.waveform.clone()) for clip in clips]
-        extract(extractor, given)
-        for clip, after in zip(clips, given, strict=True):
+        cloned = [Clip(clip.id, clip.waveform.clone()) for clip in clips]
+        extract(extractor, cloned)
+        for clip, after in zip(clips, cloned, strict=True):
             assert torch.equal(after.waveform, clip.waveform), (
                 f"extract wrote to the waveform of {label(clip)}"
             )
@@ -519,7 +490,7 @@ class ExtractorSuite:
 
     @pytest.fixture
     def row_extractor(self, another: AnyExtractor) -> Iterator[AnyRowExtractor]:
-        """An instance whose batching a check may choose. The check is skipped if the
+        """Yield an instance whose batching a check may choose. The check is skipped if the
         extractor takes no rows."""
         if not isinstance(another, RowExtractor):
             pytest.skip("the extractor is no RowExtractor")
@@ -529,12 +500,12 @@ class ExtractorSuite:
 
     def test_batching_policies(self, row_extractor: AnyRowExtractor, around: list[Clip]) -> None:
         """Padded rows and rows of equal length have the values of a row alone."""
-        found = {}
+        features = {}
         for batching in declared_batchings(row_extractor):  # "single" comes first
             row_extractor.chosen_batching = batching
-            found[batching] = extract(row_extractor, around)
+            features[batching] = extract(row_extractor, around)
             whose = f"those of one row alone, batched as {batching}"
-            self._assert_near(found[batching], found["single"], around, whose)
+            self._assert_near(features[batching], features["single"], around, whose)
 
     def test_padding_changes_no_latent(
         self, row_extractor: AnyRowExtractor, around: list[Clip]
@@ -545,15 +516,13 @@ class ExtractorSuite:
             pytest.skip("the extractor makes no codes from padded rows")
         for clip in around:
             piece = row_extractor.pieces(len(clip.waveform))[0]
-            row, frames = clip.waveform[: piece.num_samples], piece.skip + piece.num_frames
+            row = clip.waveform[: piece.num_samples]
+            frames = piece.skip + piece.num_frames
+            padded_length = row_extractor.padded_length(len(row) + 1)
             with torch.inference_mode():
-                alone = (
-                    row_extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
-                )
-                padded = row_extractor.latents(
-                    *pad_rows([row], 2, row_extractor.padded_length(len(row) + 1))
-                )
-            apart = largest_error(padded[0, :frames].cpu().numpy(), alone)
+                alone = row_extractor.latents(*pad_rows([row], 1, len(row)))
+                padded = row_extractor.latents(*pad_rows([row], 2, padded_length))
+            apart = largest_error(padded[0, :frames].cpu().numpy(), alone[0, :frames].cpu().numpy())
             what = f"zeros after {label(clip)} change its latents by {apart:.2g} of the largest"
             remedy = "each layer must pad a row at its own end"
             assert apart <= self.tolerance, f"{what}; tolerance: {self.tolerance:.2g}; {remedy}"
@@ -580,22 +549,16 @@ class ExtractorSuite:
         except ConfigError as error:
             pytest.skip(str(error))
         assert isinstance(chunked, RowExtractor)
-        lengths = [
-            3 * overlap + more
-            for more in (-hop, -1, 0, 1, hop, overlap, 2 * overlap + 1, 5 * overlap - 1)
-        ]
+        longer_by = (-hop, -1, 0, 1, hop, overlap, 2 * overlap + 1, 5 * overlap - 1)
+        lengths = [3 * overlap + more for more in longer_by]
         _check_pieces(chunked, [*range(shortest, 12 * overlap, overlap // 5), *lengths])
         clips = self._clips(lengths)
-        found = extract(chunked, clips)
-        for clip, features in zip(clips, found, strict=True):
-            check_features(chunked, clip, features)
+        features = extract(chunked, clips)
+        for clip, values in zip(clips, features, strict=True):
+            check_features(chunked, clip, values)
         if chunked.chunks_are_exact:
-            self._assert_near(
-                found,
-                extract(whole, clips),
-                clips,
-                "those of the clip whole, in chunks that are exact",
-            )
+            whose = "those of the clip whole, in chunks that are exact"
+            self._assert_near(features, extract(whole, clips), clips, whose)
 
     def test_tracks(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """`extract` gives each track that the spec has, with the same values for a clip alone
@@ -604,14 +567,16 @@ class ExtractorSuite:
             together = extractor.extract(clips)
             alone = [extractor.extract([clip])[0] for clip in clips]
         names = {track.name for track in extractor.spec.tracks}
-        for clip, found, expected in zip(clips, together, alone, strict=True):
-            given = {*found} if isinstance(found, Mapping) else {MAIN}
-            assert given == names, f"extract gives {sorted(given)}, the spec has {sorted(names)}"
+        for clip, tracks, expected in zip(clips, together, alone, strict=True):
+            extracted = {*tracks} if isinstance(tracks, Mapping) else {MAIN}
+            assert extracted == names, (
+                f"extract gives {sorted(extracted)}, the spec has {sorted(names)}"
+            )
             for track in extractor.spec.outputs:
                 array, other = (
-                    track.axis.as_entries(tracks[track.name]).cpu().numpy()
-                    for tracks in (found, expected)
-                    if isinstance(tracks, Mapping)
+                    track.axis.as_entries(of_clip[track.name]).cpu().numpy()
+                    for of_clip in (tracks, expected)
+                    if isinstance(of_clip, Mapping)
                 )
                 is_right = array.dtype == track.dtype and array.shape[1:] == track.item_shape
                 assert is_right, (
@@ -629,103 +594,101 @@ class ExtractorSuite:
     ) -> None:
         """`extract_rows` gives the features that `extract` gives."""
         with torch.inference_mode():
-            found = row_extractor.extract_rows(clips)
-        features = [rows.features.cpu().numpy() for rows in found]
+            of_clips = row_extractor.extract_rows(clips)
+        features = [rows.features.cpu().numpy() for rows in of_clips]
         assert_same(features, alone, clips, "in extract_rows")
 
 
 def extract(extractor: AnyExtractor, clips: Sequence[Clip]) -> list[Features]:
     """Call `extract` as a run does, and copy the features."""
     with torch.inference_mode():
-        found = extractor.extract(clips)
-    assert isinstance(found, list), f"extract returned a {type(found).__name__}, and not a list"
-    assert len(found) == len(clips), f"extract returned {len(found)} tensors for {len(clips)} clips"
+        of_clips = extractor.extract(clips)
+    assert isinstance(of_clips, list), f"extract returned a {type(of_clips).__name__}, not a list"
+    assert len(of_clips) == len(clips), (
+        f"extract returned {len(of_clips)} tensors for {len(clips)} clips"
+    )
     as_entries = extractor.spec.axis.as_entries
-    return [as_entries(main_track(features)).cpu().numpy().copy() for features in found]
+    return [as_entries(main_track(features)).cpu().numpy().copy() for features in of_clips]
 
 
-def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None:
-    """Assert what must hold for the features of any clip."""
+def check_features(extractor: AnyExtractor, clip: Clip, values: Features) -> None:
+    """Assert that features fit the extractor's spec."""
     spec = extractor.spec
     expected = (extractor.num_frames(len(clip.waveform)), *spec.item_shape)
     shapes = (
-        f"extract gave {list(found.shape)} for {label(clip)}; num_frames and "
+        f"extract gave {list(values.shape)} for {label(clip)}; num_frames and "
         f"spec.item_shape say {list(expected)}"
     )
-    assert found.shape == expected, shapes
-    assert found.dtype == spec.dtype, (
-        f"extract gave {found.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
+    assert values.shape == expected, shapes
+    assert values.dtype == spec.dtype, (
+        f"extract gave {values.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
     )
-    finite = np.isfinite(found)
+    finite = np.isfinite(values)
     assert finite.all(), (
         f"{(~finite).sum()} of {finite.size} values of {label(clip)} are NaN or infinite"
     )
-    if sizes := spec.codebook_sizes:
-        is_code = (found >= 0) & (found < np.array(sizes))
+    sizes = spec.codebook_sizes
+    if sizes:
+        is_code = (values >= 0) & (values < np.array(sizes))
         assert is_code.all(), (
-            f"{label(clip)} has codes {found.min()} to {found.max()}; codebook_sizes: {sizes}"
+            f"{label(clip)} has codes {values.min()} to {values.max()}; codebook_sizes: {sizes}"
         )
 
 
 def hop_of(extractor: AnyExtractor) -> int:
-    """The approximate number of samples from one frame to the next; 10 ms if there are no
-    frames."""
+    """Return the approximate number of samples from one frame to the next; 10 ms if there
+    are no frames."""
     return max(1, round(extractor.spec.sample_rate / (extractor.spec.frame_rate or 100)))
 
 
 def make_clip(seed: int, num_samples: int, device: str = "cpu") -> Clip:
-    """A clip of a tone that swells and fades in noise. Each seed gives another tone and
-    level; none is clipped."""
+    """Make a clip of a tone that swells and fades in noise. Each seed gives another tone
+    and level; none is clipped."""
     generator = np.random.default_rng(seed)
-    at = np.arange(num_samples) / 16000
-    tone = np.sin(2 * np.pi * (100 + 40 * (seed % 7)) * at) * np.sin(
-        2 * np.pi * (3 + seed % 3) * at + 1
-    )
+    seconds = np.arange(num_samples) / 16000
+    swell = np.sin(2 * np.pi * (3 + seed % 3) * seconds + 1)
+    tone = np.sin(2 * np.pi * (100 + 40 * (seed % 7)) * seconds) * swell
     waveform = 10.0 ** -(seed % 3) * (0.5 * tone + 0.1 * generator.normal(size=num_samples))
-    return Clip(
-        f"clip-{seed}", torch.from_numpy(waveform.clip(-1, 1).astype(np.float32)).to(device)
-    )
+    samples = torch.from_numpy(waveform.clip(-1, 1).astype(np.float32))
+    return Clip(f"clip-{seed}", samples.to(device))
 
 
 def label(clip: Clip) -> str:
-    """The name of a clip in messages."""
+    """Name a clip in messages."""
     return f"{clip.id} ({len(clip.waveform)} samples)"
 
 
-def largest_error(found: Features, reference: Features) -> float:
-    """The largest difference of two arrays of features, in parts of the largest magnitude
-    of `reference`."""
+def largest_error(values: Features, reference: Features) -> float:
+    """Return the largest difference of two arrays of features, relative to the largest
+    magnitude of `reference`."""
     largest = float(np.abs(reference).max(initial=0.0))
-    absolute = float(_differences(found, reference).max(initial=0.0))
-    return absolute / largest if largest else absolute
+    absolute = float(_differences(values, reference).max(initial=0.0))
+    return absolute / (largest or 1.0)
 
 
-def differing_frames(found: Features, reference: Features, tolerance: float) -> NDArray[np.bool_]:
-    """Which frames of a clip differ, bool `[frames]`: by more than rounding, or in any
-    code."""
-    allowed = (
-        0.0
-        if reference.dtype.kind in "iu"
-        else tolerance * float(np.abs(reference).max(initial=0.0))
-    )
-    return np.asarray(_differences(found, reference) > allowed)
+def differing_frames(values: Features, reference: Features, tolerance: float) -> NDArray[np.bool_]:
+    """Find the frames of a clip that differ, bool `[frames]`: by more than rounding, or in
+    any code."""
+    allowed = 0.0
+    if reference.dtype.kind not in "iu":
+        allowed = tolerance * float(np.abs(reference).max(initial=0.0))
+    return np.asarray(_differences(values, reference) > allowed)
 
 
 def assert_same(
-    found: Sequence[Features], wanted: Sequence[Features], clips: Sequence[Clip], how: str
+    features: Sequence[Features], expected: Sequence[Features], clips: Sequence[Clip], how: str
 ) -> None:
-    """Assert that features of clips are the same, bit for bit. `how` says how `found` was
-    extracted."""
-    for ours, theirs, clip in zip(found, wanted, clips, strict=True):
-        assert ours.shape == theirs.shape, (
-            f"{label(clip)} has {len(ours)} frames {how}, and {len(theirs)} else"
+    """Assert that features of clips are the same, bit for bit. `how` says how `features`
+    were extracted."""
+    for values, reference, clip in zip(features, expected, clips, strict=True):
+        assert values.shape == reference.shape, (
+            f"{label(clip)} has {len(values)} frames {how}, and {len(reference)} else"
         )
-        wrong, error = _listed(_differences(ours, theirs) != 0), largest_error(ours, theirs)
-        what = (
-            f"{label(clip)} has different values {how}: frames {wrong} of {len(ours)}, by "
-            f"{error:.2g} of the largest"
+        wrong = _listed(_differences(values, reference) != 0)
+        assert values.tobytes() == reference.tobytes(), (
+            f"{label(clip)} has different values {how}: frames {wrong} of {len(values)}, by "
+            f"{largest_error(values, reference):.2g} of the largest; no bit may depend on that"
         )
-        assert ours.tobytes() == theirs.tobytes(), f"{what}; no bit may depend on that"
 
 
 def _listed(wrong: NDArray[np.bool_]) -> str:
@@ -733,45 +696,44 @@ def _listed(wrong: NDArray[np.bool_]) -> str:
     return ", ".join(map(str, numbers[:5])) + (" …" if len(numbers) > 5 else "")
 
 
-def _differences(found: Features, reference: Features) -> NDArray[np.float64]:
-    """The largest difference in each frame, float64 `[frames]`."""
-    apart = np.abs(found.astype(np.float64) - reference.astype(np.float64))
-    return np.asarray(
-        apart.reshape(len(apart), math.prod(apart.shape[1:])).max(axis=1, initial=0.0)
-    )
+def _differences(values: Features, reference: Features) -> NDArray[np.float64]:
+    """Return the largest difference in each frame, float64 `[frames]`."""
+    apart = np.abs(values.astype(np.float64) - reference.astype(np.float64))
+    by_frame = apart.reshape(len(apart), math.prod(apart.shape[1:]))
+    return np.asarray(by_frame.max(axis=1, initial=0.0))
 
 
 def _with_weights_in(folder: Path, config: Config) -> Config:
-    """The config with a copy of its weights in `folder`. The check is skipped if the
+    """Return the config with a copy of its weights in `folder`. The check is skipped if the
     weights are not on disk."""
-    named = config.resolved()["params"].get("weights")
-    if not named or not (weights := Path(named)).exists():
+    weights_param = config.resolved()["params"].get("weights")
+    if not weights_param or not Path(weights_param).exists():
         pytest.skip("the config names no weights in a folder or file")
-    shutil.copytree(weights if weights.is_dir() else weights.parent, folder)
-    return as_config(
-        config, {"params.weights": str(folder if weights.is_dir() else folder / weights.name)}
-    )
+    weights = Path(weights_param)
+    if weights.is_dir():
+        shutil.copytree(weights, folder)
+        return as_config(config, {"params.weights": str(folder)})
+    shutil.copytree(weights.parent, folder)
+    return as_config(config, {"params.weights": str(folder / weights.name)})
 
 
 def _torch_settings() -> dict[str, object]:
-    called = (
-        torch.get_num_threads,
-        torch.get_default_dtype,
-        torch.get_float32_matmul_precision,
-        torch.is_grad_enabled,
-    )
-    flags = {
-        f"torch.backends.cudnn.{key}": getattr(torch.backends.cudnn, key)
-        for key in ("allow_tf32", "benchmark")
+    return {
+        "torch.get_num_threads": torch.get_num_threads(),
+        "torch.get_default_dtype": torch.get_default_dtype(),
+        "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.is_grad_enabled": torch.is_grad_enabled(),
+        "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
     }
-    return {f"torch.{setting.__name__}": setting() for setting in called} | flags
 
 
 def _check_pieces(extractor: AnyRowExtractor, lengths: Sequence[int]) -> None:
     """Assert that the pieces of clips of these lengths give each frame once."""
     for n in lengths:
         pieces = extractor.pieces(n)
-        frames, expected = [piece.num_frames for piece in pieces], extractor.num_frames(n)
+        frames = [piece.num_frames for piece in pieces]
+        expected = extractor.num_frames(n)
         assert sum(frames) == expected, (
             f"the pieces of {n} samples give {frames} frames, num_frames says {expected}"
         )
