@@ -1,4 +1,4 @@
-"""Where audio is: in a file, or inside a container; on this machine, or at a URL.
+"""Locations of audio: a file, or inside a container; on this machine, or at a URL.
 
 A path that names a container, a slash, and what is inside, is a `Member`:
 
@@ -8,9 +8,8 @@ A path that names a container, a slash, and what is inside, is a `Member`:
     data-00000-of-00002.arrow/audio/123    the same in Arrow, as `save_to_disk` of datasets writes
     dump/raw.1.ark:1234                    from byte 1234 of a Kaldi archive on, as in `wav.scp`
 
-The column holds bytes, or structs with a field `bytes`. What a container is, its suffix
-says, in lower case. A folder that is called like a container is a folder, but at a URL,
-where there are no folders.
+The column holds bytes, or structs with a field `bytes`. A container has one of these
+suffixes, in lower case. On this machine, a folder of such a name is only a folder.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from urllib.parse import unquote
 from featcache.errors import refuse_secrets
 from featcache.strings import Strings
 
-# how URLs may begin whose files are fetched
 AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
+"""The beginnings of URLs that are fetched."""
 
 _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
@@ -40,81 +39,83 @@ _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 
 
 class Url(str):
-    """The URL of a file that is fetched, or, as a root, the beginning of such URLs."""
+    """The URL of a file that is fetched, or a root of such URLs."""
 
     __slots__ = ()
 
 
 class Member(NamedTuple):
-    """A part of a container that holds the bytes of an audio file."""
+    """The bytes of an audio file inside a container."""
 
     container: Path | Url
-    """The container: a tar, a table of Parquet or Arrow, or an archive of Kaldi's."""
+    """A tar, a table of Parquet or Arrow, or an archive of Kaldi."""
     name: str
-    """The name in a tar; in a table, column and row from 0, as `audio/123`; in an
-    archive, the byte it begins at."""
+    """The name in a tar; column and row in a table, as `audio/123`; the first byte in an
+    archive."""
 
     def __str__(self) -> str:
         return f"{self.container}{':' if suffix_of(self.container) == '.ark' else '/'}{self.name}"
 
 
 class Command(str):
-    """A command that prints audio, with the bar that ends it, as in Kaldi's `wav.scp`."""
+    """A command that prints audio, with the bar at its end, as in Kaldi's `wav.scp`."""
 
     __slots__ = ()
 
 
 AudioLocation = Path | Url
-"""Where a file is, or what relative paths are relative to."""
+"""A file, or a root of relative paths."""
 
 AudioSource = AudioLocation | Member | Command
-"""Where audio is: a file, a part of one, or what a command prints."""
+"""A file, a part of one, or a command."""
 
 CopiedSource = Url | Member | Command
 """Audio that is decoded from a copy of its bytes."""
 
 
 def is_command(path: str) -> bool:
-    """Whether a path is a command that prints audio."""
+    """Tell whether a path is a command that prints audio."""
     return path.rstrip().endswith("|")
 
 
 def is_audio_url(path: str) -> bool:
-    """Whether a path is the URL of a file that is fetched."""
+    """Tell whether a path is a URL that is fetched."""
     return "://" in path and _FETCHED.match(path) is not None
 
 
 def url_of(source: AudioSource) -> Url | None:
-    """What is asked for at a server: a file, or the container that audio is in; None if
-    it is on this machine."""
+    """Return the URL of a file or its container; None if it is on this machine."""
     location = source.container if isinstance(source, Member) else source
-    return location if isinstance(location, Url) else None
+    if isinstance(location, Url):
+        return location
+    return None
 
 
 def suffix_of(container: Path | Url) -> str:
-    """What a container is: the last suffix of its name."""
+    """Return the suffix, which tells the kind of a container."""
     return os.path.splitext(container)[1]
 
 
 def is_compressed(container: Path | Url) -> bool:
-    """Whether a container is a tar that has to be unpacked before members can be reached."""
+    """Tell whether a container is a compressed tar."""
     return _COMPRESSED.search(os.fspath(container)) is not None
 
 
 def need_pyarrow(paths: Strings) -> bool:
-    """Whether one of the paths may be inside a table, or a tar compressed by Zstandard."""
+    """Tell whether a path may be inside a table, or a tar compressed by Zstandard."""
     return _NEEDS_PYARROW.search(paths.blob.data) is not None
 
 
 def locate(root: AudioLocation, path: str) -> AudioSource:
-    """Where the audio of a path is: below `root`, unless the path is absolute, a URL or a
+    """Locate the audio of a path: below `root`, unless the path is absolute, a URL or a
     command."""
     if is_command(path):
         return Command(path)
     if "://" in path:
         if _FETCHED.match(path):
             return _at_url(path)
-        if local := _LOCAL.match(path):
+        local = _LOCAL.match(path)
+        if local:
             return _local(unquote(path[local.end() :]))
     if isinstance(root, Url) and not isabs(path):
         return _at_url(f"{root.rstrip('/')}/{path.removeprefix('./')}")
@@ -122,30 +123,27 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
 
 
 def why_no_file(path: str, root: AudioLocation) -> str | None:
-    """Why a path below `root` names nothing that is read, whatever there is; None if it
-    may name something."""
-    # as `wav.scp` may have it
+    """Say why a path below `root` can never be read; None if it may."""
+    # in `wav.scp`
     if path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]):
         return "ranges of an archive's entries are not read, only whole ones"
     if _ANY.match(path) and not (_FETCHED.match(path) or _LOCAL.match(path)):
         return f"URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
-    return (
-        "~ stands for no folder in a manifest"
-        if path.startswith("~") and not isinstance(root, Url)
-        else None
-    )
+    if path.startswith("~") and not isinstance(root, Url):
+        return "~ stands for no folder in a manifest"
+    return None
 
 
 def names_container(path: str) -> bool:
-    """Whether a path looks as if it led into a container."""
+    """Tell whether a path seems to lead into a container."""
     return _INSIDE.search(path) is not None or _IN_ARCHIVE.search(path) is not None
 
 
 def _at_url(url: str) -> Url | Member:
     path = url.find("/", url.find("://") + 3)  # a host may be called like a container
-    found = _INSIDE.search(url, path) if path >= 0 else None
-    if found and "?" not in url[: found.end()]:
-        return Member(Url(url[: found.end() - 1]), url[found.end() :])
+    inside = _INSIDE.search(url, path) if path >= 0 else None
+    if inside and "?" not in url[: inside.end()]:
+        return Member(Url(url[: inside.end() - 1]), url[inside.end() :])
     return _in_archive(url, Url) or Url(url)
 
 
@@ -157,11 +155,11 @@ def _in_archive(path: str, of: Callable[[str], Path | Url]) -> Member | None:
 
 
 def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
-    whole = path if isabs(path) else f"{root}/{path}"  # a root may be a container, too
-    for found in _INSIDE.finditer(whole):
-        container = Path(whole[: found.end() - 1])
+    whole = path if isabs(path) else f"{root}/{path}"  # a root may be a container too
+    for inside in _INSIDE.finditer(whole):
+        container = Path(whole[: inside.end() - 1])
         if not _is_folder(container):
-            return Member(container, whole[found.end() :])
+            return Member(container, whole[inside.end() :])
     return _in_archive(whole, Path) or Path(root, path)
 
 
@@ -171,7 +169,8 @@ def _is_folder(container: Path) -> bool:
 
 
 def as_root(text: str) -> AudioLocation:
-    """A root, as a command line or a record has it: a folder, or URLs' beginning; an
-    ArgumentError for secrets."""
+    """Read a root: a folder, or the beginning of URLs; an ArgumentError for secrets."""
     refuse_secrets("--root", text)
-    return Url(text) if is_audio_url(text) else Path(text)
+    if is_audio_url(text):
+        return Url(text)
+    return Path(text)

@@ -1,13 +1,9 @@
-"""Copies of utterances that differ in speed or have noise: their ids, and which copy an
-id is.
+"""Copies of utterances with another speed or noise, and their ids.
 
 A config's `augment` section makes copies of each utterance of a manifest: at every speed
-a clean copy, and one for every signal-to-noise ratio. The id of a copy is the utterance's
-id with a suffix, as in Lhotse: `utt-1_sp0.9`, `utt-1_snr15`, `utt-1_sp0.9_snr15`. The
-clean copy at speed 1 is the utterance itself, and keeps its id.
-
-The section alone gives the copies, an id's suffix its copy. Extraction, checks and the
-loader all use this file."""
+a clean copy, and one for every signal-to-noise ratio. The id of a copy has a suffix, as in
+Lhotse: `utt-1_sp0.9`, `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the
+utterance itself, and keeps its id."""
 
 from __future__ import annotations
 
@@ -25,27 +21,29 @@ from featcache.strings import Strings
 
 
 class Copy(NamedTuple):
-    """How one of an utterance's copies differs from the utterance itself."""
+    """A copy of an utterance."""
 
     speed: float = 1.0
-    """How many times as fast as the recording the copy is."""
+    """The speed relative to the recording's."""
     snr: float | None = None
-    """The ratio of the speech and the noise that is added, in dB; None for a clean copy."""
+    """The ratio of speech to added noise in dB; None for a clean copy."""
 
     @property
     def suffix(self) -> str:
-        """What follows the utterance's id in the copy's id; empty for the utterance
-        itself."""
-        speed = "" if self.speed == 1 else f"_sp{self.speed:g}"
-        return speed if self.snr is None else f"{speed}_snr{self.snr:g}"
+        """The end of the copy's id; empty for the utterance itself."""
+        suffix = ""
+        if self.speed != 1:
+            suffix += f"_sp{self.speed:g}"
+        if self.snr is not None:
+            suffix += f"_snr{self.snr:g}"
+        return suffix
 
 
 PLAIN = Copy()  # the utterance itself
 
 
 class Copies(tuple[Copy, ...]):
-    """The copies that are made of every utterance, all different, in the order in which a
-    version stores them."""
+    """The copies of every utterance, all different, in the order of a version."""
 
     @cached_property
     def suffixes(self) -> list[str]:
@@ -54,13 +52,13 @@ class Copies(tuple[Copy, ...]):
 
     @cached_property
     def _longest_first(self) -> list[int]:
-        """The numbers of the copies by their suffixes: `_sp0.9_snr15` also ends in
-        `_snr15`, and every id in none."""
+        """The numbers of the copies, long suffixes first: `_sp0.9_snr15` also ends in
+        `_snr15`."""
         return sorted(range(len(self)), key=lambda number: -len(self.suffixes[number]))
 
     @property
     def are_plain(self) -> bool:
-        """Whether the utterance itself is the only copy."""
+        """True if the utterance itself is the only copy."""
         return self.suffixes == [""]
 
     @property
@@ -74,49 +72,42 @@ class Copies(tuple[Copy, ...]):
         return np.array([copy.snr for copy in self], np.float64)
 
     def copy_of(self, id_: str) -> Copy:
-        """The copy that an id names; the utterance itself if the id has none of the
-        suffixes."""
+        """Return the copy that an id names; the utterance itself without a suffix."""
         for number in self._longest_first:
             if id_.endswith(self.suffixes[number]):
                 return self[number]
         return PLAIN
 
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
-        """The number of the copy that each id names, int64 `[n]`; -1 if there is no such
-        copy."""
-        found = np.full(len(ids), -1, np.int64)
+        """Return the number of the copy that each id names, int64 `[n]`, or -1."""
+        numbers = np.full(len(ids), -1, np.int64)
         # the longest suffix is written last, so it counts
         for number in reversed(self._longest_first):
-            found[_end_in(ids, self.suffixes[number])] = number
-        return found
+            numbers[_end_in(ids, self.suffixes[number])] = number
+        return numbers
 
     def ids(self, ids: Strings) -> Strings:
-        """The ids of all copies of some utterances `[n * copies]`, those of an utterance
-        next to each other."""
-        return (
-            ids
-            if self.are_plain
-            else Strings.of(f"{id_}{suffix}" for id_ in ids for suffix in self.suffixes)
-        )
+        """Return the ids of all copies `[n * copies]`, those of an utterance together."""
+        if self.are_plain:
+            return ids
+        return Strings.of(f"{id_}{suffix}" for id_ in ids for suffix in self.suffixes)
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
-        """Raise a ManifestError, which names some, if ids of utterances would be taken
-        for those of copies."""
-        # the last one if there is no such copy, as -1 says
+        """Raise a ManifestError if ids of utterances look like those of copies."""
+        # number -1, no copy, finds the last
         have_suffix = np.array([*map(bool, self.suffixes), False])
         rows = np.flatnonzero(have_suffix[self.numbers(ids)])
         if len(rows):
-            suffixes, names = listing(filter(None, self.suffixes)), listing(ids.take(rows[:10]))
-            what = (
-                f"{len(rows):,} of {len(ids):,} ids end in a suffix of the config's copies "
-                f"({suffixes}), as {names}"
+            raise ManifestError(
+                f"{source}: {len(rows):,} of {len(ids):,} ids end in a suffix of the config's "
+                f"copies ({listing(filter(None, self.suffixes))}), as "
+                f"{listing(ids.take(rows[:10]))}: rename them, or leave out rows that are copies"
             )
-            raise ManifestError(f"{source}: {what}: rename them, or leave out rows that are copies")
 
 
 def copies_of(config: Mapping[str, Any]) -> Copies:
-    """The copies that a resolved config makes: at every speed the clean one, then one for
-    each SNR; without an `augment` section, the utterance itself alone."""
+    """Return the copies that a resolved config makes: at every speed the clean one, then
+    one for each SNR."""
     augment = config.get("augment") or {}
     snrs = (augment.get("noise") or {}).get("snr", [])
     return Copies(
@@ -125,11 +116,9 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
-    """A manifest with a row for every copy, an utterance's together; a ManifestError if
-    an id ends in a copy's suffix.
-
-    The `start` and `duration` of a copy are those of the recording, whatever the copy's
-    speed."""
+    """Return a manifest with a row for every copy, an utterance's together; a ManifestError
+    if an id ends in a copy's suffix. At any speed, `start` and `duration` are times of the
+    recording."""
     if copies.are_plain:
         return manifest
     copies.refuse_suffixed(manifest.ids, manifest.source)
@@ -138,12 +127,11 @@ def expand(manifest: Manifest, copies: Copies) -> Manifest:
 
 
 def _end_in(ids: Strings, suffix: str) -> NDArray[np.bool_]:
-    """Which ids end in a suffix, bool `[n]`."""
     wanted = np.frombuffer(suffix.encode(), np.uint8)
     rows = np.flatnonzero(ids.byte_lengths() >= len(wanted))
     ends = ids.offsets[1:].astype(np.int64, copy=False)
     for back, byte in enumerate(wanted[::-1].tolist(), 1):
         rows = rows[ids.blob[ends[rows] - back] == byte]
-    found = np.zeros(len(ids), bool)
-    found[rows] = True
-    return found
+    end_in = np.zeros(len(ids), bool)
+    end_in[rows] = True
+    return end_in

@@ -1,4 +1,4 @@
-"""Numbered files: which of them are not there."""
+"""Finds the files that are missing among numbered ones."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ Files = dict[int, re.Match[str]]
 
 
 def broken_promises(names: Iterable[str]) -> list[str]:
-    """Find files whose names say how many there are, such as `train-00000-of-00003.parquet`,
-    where there are more or fewer: a line for each set of them."""
+    """Write a line for each set of files that is not as large as their names say, such as
+    `train-00000-of-00003.parquet`."""
     sets: dict[tuple[str, str], list[re.Match[str]]] = defaultdict(list)
-    for name in names:
-        if match := _counted(name):
-            sets[name[: match.start("number")], os.path.splitext(name)[1]].append(match)
+    for match in filter(None, map(_counted, names)):
+        name = match.string
+        sets[name[: match.start("number")], os.path.splitext(name)[1]].append(match)
     lines = []
     for (_, suffix), matches in sets.items():
+        first = matches[0]
         files: Files = {int(match["number"]): match for match in matches}
-        counts = {int(match["count"]) for match in matches}
-        if len(counts) > 1 or len(files) < len(matches):
+        total = int(first["count"])
+        if len(files) < len(matches) or any(int(match["count"]) != total for match in matches):
             alike = listing(sorted(match.string for match in matches))
             lines.append(f"two sets of numbered files are mixed: {alike}")
             continue
-        promised = counts.pop()
-        is_from_1 = 0 not in files and (promised in files or matches[0].re is _SPLIT)
-        end = matches[0].end()
-        lines += absent(files, int(is_from_1), promised, matches[0].string[:end] + suffix)
+        is_from_1 = 0 not in files and (total in files or first.re is _SPLIT)
+        lines += absent(files, int(is_from_1), total, first[0] + suffix)
     return lines
 
 
 def gaps(names: Iterable[str]) -> list[str]:
-    """Find the numbers missing between files that are numbered from 0 or 1 without a count:
-    a line for each row of such files."""
+    """Write a line for each row of files, numbered from 0 or 1 without a count, with gaps."""
     rows: dict[tuple[str, str], Files] = defaultdict(dict)
     for name in names:
-        for match in () if _counted(name) else _NUMBER.finditer(name):
-            rows[name[: match.start()], name[match.end() :]][int(match[0])] = match
+        if not _counted(name):
+            for match in _NUMBER.finditer(name):
+                rows[name[: match.start()], name[match.end() :]][int(match[0])] = match
     lines = []
     for files in rows.values():
         first = min(files)
@@ -58,10 +57,10 @@ def gaps(names: Iterable[str]) -> list[str]:
 
 
 def absent(files: Mapping[int, re.Match[str]], first: int, total: int, like: str = "") -> list[str]:
-    """Say in a line which of `total` numbers from `first` on have no file; no line if all
-    have one. `like` is a file's name, if it is not one of `files`."""
-    lacking = total - len(files)
-    if lacking <= 0:
+    """Write a line with the `total` numbers from `first` on that have no file; no line if
+    all have one. `like` is a file's name, if none of `files` is."""
+    num_missing = total - len(files)
+    if num_missing <= 0:
         return []
     match = next(iter(files.values()))
     name = like or match.string
@@ -69,10 +68,12 @@ def absent(files: Mapping[int, re.Match[str]], first: int, total: int, like: str
     numbers = (number for number in count(first) if number not in files)
     missing = [
         f"{name[:start]}{number:0{end - start}}{name[end:]}"
-        for number in islice(numbers, min(lacking, _NAMED))
+        for number in islice(numbers, min(num_missing, _NAMED))
     ]
-    more = f" and {lacking - _NAMED:,} more" if lacking > _NAMED else ""
-    return [f"{lacking:,} of {total:,} numbered files missing: {listing(missing)}{more}"]
+    line = f"{num_missing:,} of {total:,} numbered files missing: {listing(missing)}"
+    if num_missing > _NAMED:
+        line += f" and {num_missing - _NAMED:,} more"
+    return [line]
 
 
 def _counted(name: str) -> re.Match[str] | None:

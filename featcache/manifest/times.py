@@ -1,7 +1,5 @@
-"""Columns of time: what their names say.
-
-A name says a role and perhaps a unit: `onset`, `start_ms`, `Begin Time (s)`, `xmax`,
-`num_samples`. Where it says no unit, seconds are meant."""
+"""Columns of time, by their names: `onset`, `start_ms`, `Begin Time (s)`, `xmax`,
+`num_samples`. Seconds are meant if a name has no unit."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ UNITS = {
     "samples": "samples?",
     "": "frames?",
 }
-"""The units of times, and how names say them. Frames have no fixed length."""
+"""The units of times, with their spellings. Frames have no fixed length."""
 
 _UNIT = "|".join(UNITS.values()).strip("|")
 _NAME = re.compile(
@@ -29,7 +27,7 @@ _MAYBE = re.compile(
     r"(?!original)(?:.*_)?(?:start|begin|onset|offset|end|stop|from|to)(?:_.*)?", re.DOTALL
 )
 _STARTS_ALONE = {"offset": "onset", "t1": "t0"}
-"""Words for an end that mean a start where no column has the other word."""
+"""Words for an end that mean a start unless a column has the other word."""
 
 
 class Time(NamedTuple):
@@ -40,34 +38,36 @@ class Time(NamedTuple):
     unit: str
     """A key of `UNITS`; empty if the times cannot be turned into seconds."""
     is_explicit: bool
-    """Whether the name says the unit."""
+    """True if the unit is in the name."""
 
 
 def times_of(names: Iterable[str]) -> dict[str, Time]:
-    """The columns whose names say times."""
-    plain = {name: _plain(name) for name in names}
-    is_box = not {"ymin", "y_min"}.isdisjoint(plain.values())
-    matches = {name: _NAME.fullmatch(text) for name, text in plain.items()}
+    """Find the columns of time."""
+    plain_names = {name: _plain(name) for name in names}
+    matches = {name: _NAME.fullmatch(plain) for name, plain in plain_names.items()}
+    is_box = not {"ymin", "y_min"}.isdisjoint(plain_names.values())
     words = {name: match["word"].replace("_", "") for name, match in matches.items() if match}
     times = {}
     for name, word in words.items():
         match = matches[name]
         if match is None or (is_box and word in ("xmin", "xmax")):
             continue
-        role = "start" if match["start"] else "end" if match["end"] else "duration"
-        if word in _STARTS_ALONE and _STARTS_ALONE[word] not in words.values():
+        role = "duration"
+        if match["start"] or _STARTS_ALONE.get(word, word) not in words.values():
             role = "start"
-        said = match["before"] or match["after"] or match["s"] or ""
-        unit = next(unit for unit, spelled in UNITS.items() if re.fullmatch(spelled, said))
+        elif match["end"]:
+            role = "end"
+        unit_word = match["before"] or match["after"] or match["s"] or ""
+        unit = next(unit for unit, spelled in UNITS.items() if re.fullmatch(spelled, unit_word))
         # these count samples or frames as often as seconds
-        if not said and word in ("stop", "length", "len"):
+        if not unit_word and word in ("stop", "length", "len"):
             unit = ""
-        times[name] = Time(role, unit, bool(said))
+        times[name] = Time(role, unit, bool(unit_word))
     return times
 
 
 def may_be_time(name: str) -> bool:
-    """Whether a name has a word of times in it."""
+    """Tell whether a name has a word of times in it."""
     return _MAYBE.fullmatch(_plain(name)) is not None
 
 

@@ -1,5 +1,4 @@
-"""A manifest: utterances as flat columns; how these are spelled, and what their cells
-mean."""
+"""A manifest: utterances as flat columns; the spellings of these, and how cells are read."""
 
 from __future__ import annotations
 
@@ -26,16 +25,15 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.manifest.columns import TypedColumn, cells_of, typed
+from featcache.manifest.columns import WRITTEN, TypedColumn, Values
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.manifest.times import times_of
 from featcache.strings import GrowingStrings, Strings
 
 
 def nearest_sample(seconds: float, rate: float) -> int:
-    """The number of samples nearest to some seconds; half a sample counts as one, as
-    Lhotse and Kaldi count it. It is Lhotse's `compute_num_samples`: what is off by less
-    than 1e-8 samples, as binary fractions are, is a half too."""
+    """Return the number of samples nearest to some seconds, as Lhotse's
+    `compute_num_samples`: half a sample counts as one, within 1e-8 samples."""
     return math.floor(round(seconds * rate, 8) + 0.5)
 
 
@@ -44,128 +42,130 @@ class Manifest(SegmentColumns):
     """A table of utterances, by column; `manifest[row]` is an `Utterance`."""
 
     source: str
-    """What was read, for messages: the file as it was named, or `<stdin>`."""
+    """The file as it was named, or `<stdin>`, for messages."""
     root: AudioLocation
-    """What relative paths are relative to: a folder, absolute, or the beginning of URLs."""
+    """The root of relative paths: an absolute folder, or the beginning of URLs."""
     ids: Strings
     """The ids `[rows]`, all different."""
     columns: dict[str, Strings]
-    """Every other column `[rows]`, as text, by its own name; `typed` has the values."""
+    """Every other column `[rows]` as text, by its name; `typed` returns the values."""
     format: str = "csv"
     """The format that it was read in: a name of `featcache.manifest.formats.FORMATS`."""
     notes: tuple[str, ...] = ()
-    """What to tell the user about what was read."""
+    """Notes for the user about what was read."""
     placeholders: frozenset[str] = frozenset()
-    """The names of the placeholders in its paths and other columns, with a value or
-    without."""
+    """The names of the placeholders in its columns, with a value or without."""
     kinds: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
-    """The kind of each cell of the other columns; of written text without it."""
+    """The kind of each cell of the other columns; without it, cells are written text."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, row: int) -> Utterance:
-        start, duration, channel = (
-            float(self.start[row]),
-            float(self.duration[row]),
-            int(self.channel[row]),
-        )
+        start, duration = float(self.start[row]), float(self.duration[row])
+        channel = int(self.channel[row])
         return Utterance.of_columns(self.ids[row], self.paths[row], start, duration, channel)
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
-        """The manifest of some of the rows, in that order."""
-        taken: dict[str, Any] = {
-            name: getattr(self, name)[rows] for name in ("start", "duration", "channel")
-        }
-        taken["columns"] = {name: column.take(rows) for name, column in self.columns.items()}
-        taken["kinds"] = {name: kinds[rows] for name, kinds in self.kinds.items()}
-        return replace(self, ids=self.ids.take(rows), paths=self.paths.take(rows), **taken)
+        """Return the manifest of some of the rows, in that order."""
+        return replace(
+            self,
+            ids=self.ids.take(rows),
+            paths=self.paths.take(rows),
+            start=self.start[rows],
+            duration=self.duration[rows],
+            channel=self.channel[rows],
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+            kinds={name: kinds[rows] for name, kinds in self.kinds.items()},
+        )
+
+    def _values(self, name: str) -> Values:
+        texts = self.columns[name]
+        kinds = self.kinds.get(name)
+        if kinds is None:
+            kinds = np.full(len(texts), WRITTEN, np.uint8)
+        return Values(texts, kinds)
 
     def typed(self, name: str) -> TypedColumn:
-        """Another column, with values of the types that its cells have."""
-        return typed(self.columns[name], self.kinds.get(name))
+        """Return another column, with values of the types that its cells have."""
+        return self._values(name).typed()
 
     def cells(self, name: str) -> Sequence[Any]:
-        """The cells of another column, as they are written in JSON; None if not given."""
-        return cells_of(self.columns[name], self.kinds.get(name))
+        """Return the cells of another column as JSON has them, None if missing."""
+        return self._values(name).as_json()
 
     def resolve(self, path: str) -> AudioSource:
-        """Where the audio of one of the `paths` is: under `root`, unless the path is
-        absolute or a URL."""
+        """Locate the audio of one of the `paths`."""
         return locate(self.root, path)
 
     @property
     def has_urls(self) -> bool:
-        """Whether files have to be fetched."""
+        """True if files have to be fetched."""
         if isinstance(self.root, Url):
             return True
-        return re.search(rb"://", self.paths.blob.data) is not None and any(
-            map(is_audio_url, self.paths)
-        )
+        may_have_urls = re.search(rb"://", self.paths.blob.data) is not None
+        return may_have_urls and any(map(is_audio_url, self.paths))
 
 
 class CallersUrls(frozenset[Url]):
-    """The URLs that a user's own manifest names, if he has given one, and no others.
+    """The URLs in a user's own manifest, if he has given one.
 
-    Paths in a cache are a stranger's, if the cache is: they alone must not make this
-    machine send a request, since that may be to a service that trusts this machine. A
-    file at a URL is fetched if a manifest names it, too."""
+    A cache may be a stranger's: a path in it alone must not make this machine send a
+    request, perhaps to a service that trusts this machine. featcache fetches a URL only
+    if a manifest names it too."""
 
     def __new__(cls, manifest: Manifest | None) -> CallersUrls:  # noqa: D102
         if manifest is None or not manifest.has_urls:
             return super().__new__(cls)
-        return super().__new__(
-            cls, filter(None, map(url_of, map(manifest.resolve, manifest.paths)))
-        )
+        urls = map(url_of, map(manifest.resolve, manifest.paths))
+        return super().__new__(cls, filter(None, urls))
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
-    """A sample of the rows 0 to `count` - 1 from the first to the last, rising; int64,
-    all rows if they are few."""
+    """Return at most that many of the rows 0 to `count` - 1, rising; int64."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 
 
 LONGEST = 4000
-"""The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has
-place for (4,096)."""
+"""The most bytes of an id or a path: Linux opens 4,095, and a shard has place for 4,096."""
 
 MOST_SECONDS = 1e9
-"""The latest second of a recording that a cell may name: a later one is a slip, such as a
-number of samples."""
+"""The latest second that a cell may name: a larger number is samples, for example."""
 
-_CONTROL, _NUL = re.compile(r"[\x00-\x1f\x7f-\x9f]"), re.compile(r"\x00")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NUL = re.compile(r"\x00")
 
 
 def shown(cell: Any) -> str:
-    """A cell for a message: short, and none that may give access, also inside a list."""
-    text = cell if isinstance(cell, str) else repr(cell)
-    may_give_access = may_have_secret(text) if len(text) > LONGEST else secret_in(text)
-    return "a URL" if may_give_access else reprlib.repr(cell)
+    """Shorten a cell for a message, without URLs that may give access, also in a list."""
+    text = str(cell)
+    if may_have_secret(text) and (len(text) > LONGEST or secret_in(text)):
+        return "a URL"
+    return reprlib.repr(cell)
 
 
 def refused_command(path: str) -> str:
-    """What is wrong with a path that is a command. Of its arguments, which may give
-    access, nothing is said."""
+    """Say that a path is a command, without arguments, which may give access."""
     return f"is a command, which runs only with --allow-commands: {shown(path.split()[0])}"
 
 
 def refuse_secrets(cell: Any, allow_queries: bool) -> None:
     """Raise a ValueError, which does not quote it, if a cell of any column has a URL that
     gives access to something."""
-    if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
-        remedy = (
-            "give the URL without it, and credentials by the environment; --allow-queries "
-            "takes a harmless query"
+    if not isinstance(cell, str):
+        return
+    fault = secret_in(cell, allow_query=allow_queries)
+    if fault:
+        raise ValueError(
+            f"{fault}, and would be stored in the cache: give the URL without it, and "
+            "credentials by the environment; --allow-queries takes a harmless query"
         )
-        raise ValueError(f"{fault}, and would be stored in the cache: {remedy}")
 
 
 def _id(cell: Any) -> str:
-    return (
-        str(cell)
-        if isinstance(cell, int) and not isinstance(cell, bool)
-        else _text(cell, _CONTROL, "control")
-    )
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    return _text(cell, _CONTROL, "control")
 
 
 def _path(cell: Any) -> str:
@@ -175,13 +175,12 @@ def _path(cell: Any) -> str:
 
 
 def path_or_command(cell: Any) -> str:
-    """A cell of the column `path` where commands are allowed; a ValueError says what is
-    wrong with it."""
+    """Check a cell of the column `path` where commands are allowed; a ValueError if it is
+    wrong."""
     return _text(cell, _NUL, "NUL")
 
 
 def _text(cell: Any, refused: re.Pattern[str], kind: str) -> str:
-    """A cell that is text, and can be stored. Some characters of a kind are refused."""
     if not isinstance(cell, str):
         raise ValueError(f"is not text: {shown(cell)}")
     if not cell.isprintable() and refused.search(cell):
@@ -208,7 +207,7 @@ def _number(cell: Any) -> float:
 
 
 def seconds_of(cell: Any) -> float:
-    """A cell of the column `start`, or of an end; a ValueError says what is wrong with it."""
+    """Read a start or an end; a ValueError if it is wrong."""
     seconds = _number(cell)
     if seconds < 0:
         raise ValueError(f"is negative: {seconds}")
@@ -232,25 +231,22 @@ def _channel(cell: Any) -> int:
 
 
 def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
-    """Cells that are ids or paths as they are, whatever is allowed; None if one of them
-    needs a look by itself."""
     if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > LONGEST:
         return None
     text = "".join(cells)
-    return cells if text.isprintable() and "|" not in text and not may_have_secret(text) else None
+    if text.isprintable() and "|" not in text and not may_have_secret(text):
+        return cells
+    return None
 
 
 def _plain_numbers(of: type[list[float]], cells: Sequence[Any]) -> Sequence[Any] | None:
-    """Numbers that are all of a type, in msgspec's terms, or written so; None if one
-    needs a look by itself."""
     try:
         return msgspec.convert(cells, of, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return None
 
 
-# Names that do not say seconds are left out on purpose: a `length` is as often in samples
-# or frames.
+# without names that do not say seconds: a `length` is as often in samples or frames
 SPELLINGS = {
     "id": (
         "id",
@@ -264,86 +260,92 @@ SPELLINGS = {
         "key",
     ),
     "path": (
-        *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
-        *("file", "file_path", "filepath", "file_name", "filename"),
+        "path",
+        "wav",
+        "wav_path",
+        "audio",
+        "audio_path",
+        "audio_file",
+        "audio_filepath",
+        "file",
+        "file_path",
+        "filepath",
+        "file_name",
+        "filename",
     ),
     "start": ("start", "start_time", "begin", "begin_time", "offset"),
     "duration": ("duration", "dur"),
     "channel": ("channel",),
 }
-"""How manifests may spell each column that an `Utterance` has, in any case. A table with
-two spellings of one column is refused, unless one of them is exactly the column's own
-name, the key here: then the others are carried."""
+"""The spellings of each column that an `Utterance` has, in any case. Two spellings of one
+column are refused, unless one is the exact key: then the others are carried."""
 
 _COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
 
 
 class Column(NamedTuple):
-    """A column that an `Utterance` has: what its cells mean."""
+    """A column that an `Utterance` has."""
 
     name: str
     """The name of the column, and of the utterance's attribute."""
     parse: Callable[[Any], Any]
-    """Gives the value of a cell that is not empty. Raises a ValueError that says what is
-    wrong with it."""
+    """Reads a cell that is not empty; a ValueError if it is wrong."""
     not_given: Any
     """The value of an empty cell."""
     growing: Callable[[], Any]
-    """Makes what values are gathered in, flat: it has `extend`."""
+    """Makes a flat buffer for values, with `extend`."""
     plain: Callable[[Sequence[Any]], Sequence[Any] | None] = lambda _: None
-    """Gives the values of some cells at once; None if `parse` has to look at each."""
+    """Reads some cells at once; None if each has to be parsed."""
 
 
-_SECONDS_FROM_0 = list[Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]]
-_SECONDS_ABOVE_0 = list[Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]]
+_STARTS = list[Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]]
+_DURATIONS = list[Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]]
+_floats = partial(array, "d")
 
-START = Column(
-    "start", seconds_of, math.nan, partial(array, "d"), partial(_plain_numbers, _SECONDS_FROM_0)
-)
+START = Column("start", seconds_of, math.nan, _floats, partial(_plain_numbers, _STARTS))
 
 COLUMNS = (
     Column("id", _id, "", GrowingStrings, _plain_texts),
     Column("path", _path, "", GrowingStrings, _plain_texts),
     START,
-    Column(
-        "duration",
-        _duration,
-        math.nan,
-        partial(array, "d"),
-        partial(_plain_numbers, _SECONDS_ABOVE_0),
-    ),
+    Column("duration", _duration, math.nan, _floats, partial(_plain_numbers, _DURATIONS)),
     Column("channel", _channel, -1, partial(array, "i")),
 )
 
 
 def meaning_of(name: str) -> str:
-    """The column that a name means; the name itself if it means none."""
+    """Return the column that a name means; the name itself if it means none."""
     return _COLUMN_OF.get(name.strip().lower(), name)
 
 
 def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
-    """The names by which columns are carried where rows are whole files, named by the
-    column `path`: what a start, a duration or a channel tells is where a clip came from,
-    and what it says of the file."""
-    of_clips = {
-        name
-        for name in names
-        if meaning_of(name) in ("start", "duration", "channel") or name == "path"
-    }
-    of_clips |= {name for name, time in times_of(names).items() if time.role != "duration"}
-    return [
-        "path" if name == path else f"original_{name}" if name in of_clips else name
-        for name in names
-    ]
+    """Rename columns where each row is a whole file, named by the column `path`: a start,
+    a duration or a channel is where the clip came from."""
+    of_clips = {name for name, time in times_of(names).items() if time.role != "duration"}
+    renamed = []
+    for name in names:
+        if name == path:
+            renamed.append("path")
+        elif (
+            name == "path"
+            or name in of_clips
+            or meaning_of(name) in ("start", "duration", "channel")
+        ):
+            renamed.append(f"original_{name}")
+        else:
+            renamed.append(name)
+    return renamed
 
 
 def default_id(path: str, start: float, duration: float, channel: int) -> str:
-    """The id of a row that has none: its path, and what it cuts of the file in hundredths
-    of seconds, as NeMo names its cuts of rows. NaN and -1 mean not given. A ValueError
-    says why a path is no id; without a path, the id is empty."""
+    """Make the id of a row without one: its path, then start and duration in hundredths
+    of seconds, as in NeMo. NaN and -1 mean not given. Raises ValueError if the path is no
+    id; the id of an empty path is empty."""
     if not path:
         return ""
-    name = path if math.isnan(start) else f"{path}-{round(start * 100):06d}"
-    if not (math.isnan(start) or math.isnan(duration)):
-        name += f"-{round(duration * 100):06d}"
+    name = path
+    if not math.isnan(start):
+        name += f"-{round(start * 100):06d}"
+        if not math.isnan(duration):
+            name += f"-{round(duration * 100):06d}"
     return _id(name if channel < 0 else f"{name}-c{channel}")

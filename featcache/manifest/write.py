@@ -1,4 +1,4 @@
-"""Writes a manifest that has been read: as a table, or as NeMo and Lhotse have them."""
+"""Writes a manifest: as a table, or for NeMo or Lhotse."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ AudioFile = tuple[int, int, int]
 
 
 def format_to_write(target: Path, name: str | None) -> str:
-    """The format to write: the one named, or the one of the file's suffix; an
-    ArgumentError if there is no such one."""
+    """Return the format with this name, or of the file's suffix; an ArgumentError if it
+    does not exist."""
     chosen = name or PLAIN.get(suffix_of(target))
-    if chosen not in WRITTEN:
-        what = (
-            f"--to: there is no {name!r}: choose"
-            if name
-            else f"-o: {target} does not say the format: give --to"
-        )
-        raise ArgumentError(f"{what} {listing(WRITTEN)}")
-    return chosen
+    if chosen in WRITTEN:
+        return chosen
+    if name:
+        raise ArgumentError(f"--to: there is no {name!r}: choose {listing(WRITTEN)}")
+    raise ArgumentError(f"-o: {target} does not say the format: give --to {listing(WRITTEN)}")
 
 
 def to_csv(manifest: Manifest) -> bytes:
-    """CSV with a header."""
-    columns, out = _columns(manifest, manifest.columns.__getitem__), io.StringIO(newline="")
+    """Write CSV with a header."""
+    columns = _columns(manifest, manifest.columns.__getitem__)
+    out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
@@ -47,14 +45,14 @@ def to_csv(manifest: Manifest) -> bytes:
 
 
 def to_jsonl(manifest: Manifest) -> bytes:
-    """JSON lines; what is not given has no key."""
+    """Write JSON lines; missing values have no key."""
     columns = _columns(manifest, manifest.cells)
     rows = (zip(columns, cells, strict=True) for cells in zip(*columns.values(), strict=True))
     return _json_lines({name: cell for name, cell in row if cell is not None} for row in rows)
 
 
 def to_parquet(manifest: Manifest) -> bytes:
-    """Parquet; what is not given is null."""
+    """Write Parquet; missing values are null."""
     arrow = pyarrow("a manifest in Parquet")
     numbers = {"start": arrow.float64(), "duration": arrow.float64(), "channel": arrow.int32()}
     columns = _columns(manifest, manifest.cells).items()
@@ -68,8 +66,8 @@ def to_parquet(manifest: Manifest) -> bytes:
 
 
 def require_names(manifest: Manifest, kind: str) -> None:
-    """Raise a ManifestError if NeMo, or Lhotse, has no name for where the audio is:
-    inside a container, or for NeMo, what a command prints."""
+    """Raise a ManifestError for audio that NeMo, or Lhotse, cannot name: inside a
+    container, or for NeMo, the output of a command."""
     for path in manifest.paths:
         location = manifest.resolve(path)
         if isinstance(location, Member):
@@ -82,28 +80,27 @@ def require_names(manifest: Manifest, kind: str) -> None:
 
 
 def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
-    """NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
-
+    """Write NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
     carried = _carried(manifest)
 
     def of_row(number: int) -> dict[str, Any]:
         row = manifest[number]
-        found = {
+        entry = {
             "audio_filepath": str(manifest.resolve(row.path)),
             "duration": row.duration,
             "id": row.id,
+            "offset": row.start,
+            "channel": row.channel,
         }
-        optional = {"offset": row.start, "channel": row.channel}
-        found |= {name: value for name, value in optional.items() if value is not None}
-        # which no column of its names replaces
-        return found | carried(number) | found
+        entry = {name: value for name, value in entry.items() if value is not None}
+        others = carried(number)
+        return entry | {name: others[name] for name in others if name not in entry}
 
     return _json_lines(map(of_row, range(len(manifest))))
 
 
 def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
-    """Lhotse's cuts, with absolute paths. `files` has the file of each row; every row has
-    a duration."""
+    """Write Lhotse's cuts, with absolute paths. Every row has a duration."""
     carried = _carried(manifest)
     return _json_lines(
         _cut(manifest, number, files[number], carried(number)) for number in range(len(manifest))
@@ -117,48 +114,61 @@ def _cut(
     rate, num_samples, num_channels = file
     location = manifest.resolve(row.path)
     channels = list(range(num_channels))
-    channel: int | list[int] = (
-        row.channel if row.channel is not None else channels if num_channels > 1 else 0
-    )
+    channel: int | list[int] = row.channel or 0
+    if row.channel is None and num_channels > 1:
+        channel = channels
     start = row.start or 0.0
     seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
     segment = {"start": start, "duration": seconds, "channel": channel}
-    supervision = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
+    supervision: dict[str, Any] = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
     supervision |= {name: carried.pop(name) for name in SAID if name in carried}
-    kind, source = "url" if isinstance(location, Url) else "file", str(location)
-    if isinstance(location, Command):
+    if carried:
+        supervision["custom"] = carried
+    kind, source = "file", str(location)
+    if isinstance(location, Url):
+        kind = "url"
+    elif isinstance(location, Command):
         kind, source = "command", source.rstrip()[:-1].rstrip()
-    sources = [{"type": kind, "channels": channels, "source": source}]
     recording = {
         "id": row.path,
-        "sources": sources,
+        "sources": [{"type": kind, "channels": channels, "source": source}],
         "sampling_rate": rate,
         "num_samples": num_samples,
+        "duration": num_samples / rate,
+        "channel_ids": channels,
     }
-    recording |= {"duration": num_samples / rate, "channel_ids": channels}
-    supervisions = [supervision | ({"custom": carried} if carried else {})]
-    cut = {"id": row.id, **segment, "supervisions": supervisions, "recording": recording}
-    return cut | {"type": "MultiCut" if isinstance(channel, list) else "MonoCut"}
+    return {
+        "id": row.id,
+        **segment,
+        "supervisions": [supervision],
+        "recording": recording,
+        "type": "MultiCut" if isinstance(channel, list) else "MonoCut",
+    }
 
 
 WRITTEN: dict[str, Callable[..., bytes]] = {
-    **{"csv": to_csv, "jsonl": to_jsonl, "parquet": to_parquet},
-    **{"nemo": to_nemo, "lhotse": to_lhotse},
+    "csv": to_csv,
+    "jsonl": to_jsonl,
+    "parquet": to_parquet,
+    "nemo": to_nemo,
+    "lhotse": to_lhotse,
 }
-"""The formats that are written. The last two take the rows' files, too."""
+"""The writers of formats. The last two also need the file of each row."""
 
 
 def packed(data: bytes, target: Path) -> bytes:
-    """The bytes for a file of this name: compressed, if it ends in `.gz`."""
-    return gzip.compress(data, mtime=0) if target.suffix.lower() == ".gz" else data
+    """Compress bytes if the name of their file ends in `.gz`."""
+    if target.suffix.lower() == ".gz":
+        return gzip.compress(data, mtime=0)
+    return data
 
 
 def _columns(
     manifest: Manifest, cells_of: Callable[[str], Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
-    """The cells of all columns, by name; None for what is not given. `cells_of` gives those
-    of a column that an `Utterance` does not have. A column without any value is left out,
-    unless another column would then be taken for it."""
+    """Return the cells of all columns by name, None if missing. `cells_of` returns those
+    of a column that an `Utterance` lacks. A column without a value is left out, unless
+    another column would then be taken for it."""
     columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
     for name in ("start", "duration", "channel"):
@@ -170,8 +180,8 @@ def _columns(
 
 
 def _carried(manifest: Manifest) -> Callable[[int], dict[str, Any]]:
-    """Gives the values of a row's other columns that are not empty, and would not be taken
-    for its id or path. What is said is text, whatever it looks like."""
+    """Return a function that gives a row's values of other columns, except empty ones, or
+    any that would be taken for its id or path. The columns `SAID` are text."""
     columns = {
         name: manifest.columns[name] if name in SAID else manifest.cells(name)
         for name in manifest.columns

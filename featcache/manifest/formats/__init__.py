@@ -1,5 +1,4 @@
-"""The formats of manifests: one table of what they are called, how they are recognised,
-and what reads them."""
+"""The table of the formats of manifests: how each is recognised and read."""
 
 from __future__ import annotations
 
@@ -16,11 +15,10 @@ class Format(NamedTuple):
     """A format of manifests."""
 
     read: Callable[[Source], Iterator[Batch]]
-    """Gives the rows, by column. Adds faults to the source's, and leaves out rows that
+    """Reads the rows, by column. Adds to the source's faults, and leaves out rows that
     cannot be read."""
     fits: Callable[[Source], bool] = lambda _: False
-    """Whether a source looks like it. Those that never do are what is left if no other
-    fits: see `format_of`."""
+    """Tells whether a source looks like this format."""
 
 
 FORMATS = {
@@ -46,12 +44,11 @@ FORMATS = {
 
 
 def format_of(source: Source, name: str | None = None) -> str:
-    """The name of a source's format: the one given (an ArgumentError if there is none of
-    that name), or the one that it is recognised as (a ManifestError if several fit, or it
-    is plainly no manifest).
+    """Return the name of a source's format: the given one (an ArgumentError if it does not
+    exist), or the recognised one (a ManifestError if several fit, or none can).
 
-    A folder that fits none is one of audio files. A file that fits none is a table with a
-    header or keys: the suffix says which, or else the first line."""
+    If none fits, a folder is one of audio files, and a file a table with a header or keys:
+    its suffix or first line tells which."""
     if name is not None:
         if name not in FORMATS:
             raise ArgumentError(
@@ -59,17 +56,19 @@ def format_of(source: Source, name: str | None = None) -> str:
             )
         if source.no_manifest is None or name in ("datasets", "parquet"):
             return name
-    if (what := source.no_manifest) is not None:
-        raise ManifestError(what)
-    found = [name for name, format_ in FORMATS.items() if format_.fits(source)]
-    if len(found) > 1:
-        bars = {
-            name: f"{name} ({toolkits.bars_reading(name, source)})"
-            for name in found
-            if name in toolkits.BARS
-        }
-        readings = [bars.get(name, name) for name in found]
+    if source.no_manifest is not None:
+        raise ManifestError(source.no_manifest)
+    fitting = [name for name, format_ in FORMATS.items() if format_.fits(source)]
+    if len(fitting) > 1:
+        readings = [
+            f"{name} ({toolkits.bars_reading(name, source)})" if name in toolkits.BARS else name
+            for name in fitting
+        ]
         raise ManifestError(
-            f"may be {' or '.join(readings)}: say which with --format {found[0]}, for example"
+            f"may be {' or '.join(readings)}: say which with --format {fitting[0]}, for example"
         )
-    return found[0] if found else "folder" if source.is_folder else tables.plain_format(source)
+    if fitting:
+        return fitting[0]
+    if source.is_folder:
+        return "folder"
+    return tables.plain_format(source)

@@ -1,9 +1,8 @@
 """Folders of audio, and datasets of Hugging Face: AudioFolder, with metadata in tables;
-Parquet with audio inside; and folders that `save_to_disk` has written.
+Parquet with audio inside; and folders that `save_to_disk` wrote.
 
-A row's path, with audio inside, is its place in the table, as in
-`train-00000.parquet/audio/123` (see `manifest.audio_locations`), or without bytes, the
-path that the table has, as `to_parquet` of files writes it."""
+The path of audio inside a table is its place, `train-00000.parquet/audio/123` (see
+`manifest.audio_locations`), or without bytes, the path in the table."""
 
 from __future__ import annotations
 
@@ -42,11 +41,15 @@ _MANIFEST = re.compile(
     r"\.(?:csv|tsv|json|jsonl|parquet|arrow|scp)(?:\.gz)?$|\.(?:tar|tgz|tar\.\w+|zip)$", re.I
 )
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_PLACE = "audio.path"
+"""The column with the places of audio: a name without a meaning."""
+
+_STATE_BYTES = 4 << 20
 
 
 def read_folder(source: Source) -> Iterator[Batch]:
-    """Every audio file below a folder, sorted by path; its id is its path without the
-    suffix. Links to folders are followed, each folder once; hidden files are left out."""
+    """List every audio file below a folder, sorted by path; the id is the path without its
+    suffix. Each folder is read once, even behind links; hidden files are left out."""
     audio: list[str] = []
     others: list[str] = []
     for path in _walk(source.path):
@@ -57,18 +60,18 @@ def read_folder(source: Source) -> Iterator[Batch]:
 
 
 def _note_others(source: Source, paths: Sequence[str]) -> None:
-    """Note how many files of a folder are left out, and which may be manifests."""
     kinds = Counter(f"*{os.path.splitext(path)[1].lower()}" for path in paths)
     if kinds:
         counts = listing(f"{count:,} {kind!r}" for kind, count in kinds.most_common())
         source.note(f"{counted(len(paths), 'file')} not named as audio left out: {counts}")
-    if tables := [path for path in paths if _MANIFEST.search(path)]:
+    tables = [path for path in paths if _MANIFEST.search(path)]
+    if tables:
         names = listing(map(repr, tables))
         source.note(f"tables and tars among them are read when they are given: {names}")
 
 
 def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    taken: dict[str, str] = {}
+    path_of: dict[str, str] = {}
     for path in paths:
         try:
             path.encode()
@@ -76,18 +79,15 @@ def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]
             source.faults.add(0, f"the name of a file is not UTF-8: {path!r}")
             continue
         id_ = os.path.splitext(path)[0]
-        if taken.setdefault(id_, path) == path:
+        other = path_of.setdefault(id_, path)
+        if other == path:
             yield id_, path
         else:
-            source.faults.add(
-                0,
-                f"{taken[id_]!r} and {path!r} would have the same id: list the files that "
-                "are meant",
-            )
+            what = f"{other!r} and {path!r} would have the same id"
+            source.faults.add(0, f"{what}: list the files that are meant")
 
 
 def _walk(top: os.PathLike[str]) -> Iterator[str]:
-    """The files below a folder, relative to it."""
     start, seen = len(os.path.join(top, "")), set()
     for folder, folders, files in os.walk(top, onerror=_not_listed, followlinks=True):
         status = os.stat(folder)
@@ -104,23 +104,23 @@ def _not_listed(error: OSError) -> None:
 
 
 def has_metadata(source: Source) -> bool:
-    """Whether it is a folder with metadata that name files, in it or in its folders."""
+    """Tell whether metadata in a folder, or in its folders, names files."""
     return any(
         _names_files(source, path) for path in _here_or_below(source, _METADATA.__contains__)
     )
 
 
 def read_audiofolder(source: Source) -> Iterator[Batch]:
-    """The rows of all metadata, whose `file_name` is relative to their folder; a
-    ManifestError for none, or two."""
-    found = _here_or_below(source, _METADATA.__contains__)
-    folders = [os.path.dirname(path) for path in found]
-    if not found or len(set(folders)) < len(folders):
+    """Read all metadata; `file_name` is relative to its folder. Raises ManifestError if a
+    folder has two tables, or none exists."""
+    tables = _here_or_below(source, _METADATA.__contains__)
+    folders = [os.path.dirname(path) for path in tables]
+    if not tables or len(set(folders)) < len(folders):
         raise ManifestError(
-            f"a folder needs one of {listing(_METADATA)}, and has {listing(found) or 'none'}"
+            f"a folder needs one of {listing(_METADATA)}, and has {listing(tables) or 'none'}"
         )
     source.renamed = partial(names_of_whole_files, "file_name")
-    for path, folder in zip(found, folders, strict=True):
+    for path, folder in zip(tables, folders, strict=True):
         for places, cells in _read_metadata(source, path):
             paths = [
                 posixpath.join(folder, name) if isinstance(name, str) and name else name
@@ -149,38 +149,39 @@ def _names_files(source: Source, path: str) -> bool:
 
 
 def is_dataset(source: Source) -> bool:
-    """Whether it is a folder by `save_to_disk`, or Parquet with a column of audio, a file
-    or below a folder."""
+    """Tell whether `save_to_disk` wrote a folder, or a file, or one in a folder, is Parquet
+    with a column of audio."""
     if not source.is_folder:
         return source.is_parquet and bool(parquet_table(source.stream).audio)
     if _is_saved(source):
         return True
-    for first in _parquet_below(source)[:1]:
-        with opened(source.path / first) as stream:
-            return bool(parquet_table(stream).audio)
-    return False
+    files = _parquet_below(source)
+    if not files:
+        return False
+    with opened(source.path / files[0]) as stream:
+        return bool(parquet_table(stream).audio)
 
 
 def read_dataset(source: Source) -> Iterator[Batch]:
-    """The rows of all tables of a dataset, with every column without bytes. Raises
-    ManifestError if there are none, or one has no column of audio, is damaged, or is not
-    called `.parquet`."""
+    """Read all tables of a dataset, with every column without bytes. Raises ManifestError
+    if there are none, or one has no column of audio, is damaged, or lacks the suffix
+    `.parquet`."""
     source.renamed = partial(names_of_whole_files, _PLACE)
     if not source.is_folder:
-        # its audio is read from it later, by a path that says what it is
+        # the path of audio in it needs the suffix
         if source.path.suffix != ".parquet":
             raise ManifestError(
                 "is Parquet with audio inside: name it with .parquet at its end, as a file"
             )
-        yield from parquet_batches(
-            _with_places(parquet_table(source.stream), source.path.name, source), source
-        )
+        table = _with_places(parquet_table(source.stream), source.path.name, source)
+        yield from parquet_batches(table, source)
         return
     files = _saved(source) if _is_saved(source) else _parquet_below(source)
     if not files:
         raise ManifestError("there are no tables of a dataset in it")
-    if wrong := broken_promises(files):
-        raise ManifestError(f"{'; '.join(wrong)}: put all there, or give the paths of some")
+    incomplete = broken_promises(files)
+    if incomplete:
+        raise ManifestError(f"{'; '.join(incomplete)}: put all there, or give the paths of some")
     for line in gaps(files):
         source.note(line)
     for file in files:
@@ -190,36 +191,25 @@ def read_dataset(source: Source) -> Iterator[Batch]:
 
 
 def _is_saved(folder: Source) -> bool:
-    """Whether `save_to_disk` has written a folder."""
-    return any(name in folder.names for name in ("dataset_dict.json", "state.json"))
+    return not folder.names.keys().isdisjoint(("dataset_dict.json", "state.json"))
 
 
 def _with_places(table: Table, file: str, source: Source) -> Table:
-    """A table with the places of its audio, in `file`, relative to the manifest's folder,
-    as a column."""
+    """Add a column with the places of the audio in a table, a file of the manifest."""
     if not table.audio:
         raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
     audio, *others = table.audio
     if others:
-        source.note(
-            f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}"
-        )
+        left_out = listing(map(repr, others))
+        source.note(f"audio is read from the column {audio!r}, and not from {left_out}")
     outside = table.paths_outside(audio)
 
     def batches(columns: Collection[str]) -> Iterator[Batch]:
         for rows, cells in table.batches([name for name in columns if name != _PLACE]):
-            yield (
-                rows,
-                {
-                    _PLACE: [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows],
-                    **cells,
-                },
-            )
+            places = [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows]
+            yield rows, {_PLACE: places, **cells}
 
     return Table([_PLACE, *table.names], batches)
-
-
-_PLACE = "audio.path"  # the column with the places of audio, by a name that has no meaning
 
 
 def _parquet_below(source: Source) -> list[str]:
@@ -227,26 +217,18 @@ def _parquet_below(source: Source) -> list[str]:
 
 
 def _here_or_below(source: Source, is_meant: Callable[[str], bool]) -> list[str]:
-    """The files in a folder that are meant by their names; if there are none, those in
-    its folders."""
     here = sorted(filter(is_meant, source.names))
-    below = (
-        (folder, name)
+    return here or [
+        f"{folder}/{name}"
         for folder in source.folders
-        for name in sorted(os.listdir(source.path / folder))
-    )
-    return here or [f"{folder}/{name}" for folder, name in below if is_meant(name)]
+        for name in sorted(filter(is_meant, os.listdir(source.path / folder)))
+    ]
 
 
 def _saved(source: Source) -> list[str]:
-    """The Arrow files of a folder that `save_to_disk` has written: of each split, in
-    order."""
-    has_splits = "dataset_dict.json" in source.names
-    splits = (
-        [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
-        if has_splits
-        else [""]
-    )
+    splits = [""]
+    if "dataset_dict.json" in source.names:
+        splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
     return [
         f"{split}{name}"
         for split in splits
@@ -255,20 +237,14 @@ def _saved(source: Source) -> list[str]:
 
 
 def _listed(source: Source, file: str, key: str) -> list[str]:
-    """The names in the list that a small JSON file has under a key."""
     with opened(source.path / file) as stream:
         data = stream.read(_STATE_BYTES)
-    # it is not as written: as if no name were good
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        names = [
-            item["filename"] if isinstance(item, dict) else item for item in json.loads(data)[key]
-        ]
+        items = json.loads(data)[key]
+        names = [item["filename"] if isinstance(item, dict) else item for item in items]
         if all(
             isinstance(name, str) and os.path.basename(name) == name and name.isprintable()
             for name in names
         ):
             return names
     raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")
-
-
-_STATE_BYTES = 4 << 20

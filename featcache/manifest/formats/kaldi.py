@@ -1,5 +1,4 @@
-"""Data directories of Kaldi, ESPnet and CosyVoice: `wav.scp`, `segments`, `text`,
-`utt2spk` and the like."""
+"""Data directories of Kaldi, ESPnet and CosyVoice: `wav.scp`, `segments`, `text` …"""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import compress, count
+from itertools import chain, compress, count
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,15 +27,19 @@ from featcache.manifest.formats.source import (
 from featcache.manifest.utterances import refused_command
 from featcache.strings import GrowingStrings
 
-_FILES = ("text", "utt2spk", "utt2lang", "utt2gender", "utt2category", "instruct")
-_COLUMNS = dict(
-    zip(_FILES, ("text", "speaker", "language", "gender", "category", "instruct"), strict=True)
-)
-"""The files with a value for each utterance, and the columns that they become."""
+_COLUMNS = {
+    "text": "text",
+    "utt2spk": "speaker",
+    "utt2lang": "language",
+    "utt2gender": "gender",
+    "utt2category": "category",
+    "instruct": "instruct",
+}
+"""The columns that files with a value for each utterance become."""
 
 
 def is_data_folder(source: Source) -> bool:
-    """Whether it is a folder with `wav.scp`, or a file that has its form."""
+    """Tell whether a folder has `wav.scp`, or a file has its form."""
     if source.is_folder:
         return "wav.scp" in source.names
     _, _, path = source.first_fields.strip().partition(" ")
@@ -48,51 +51,51 @@ def is_data_folder(source: Source) -> bool:
 
 
 def read_data_folder(source: Source) -> Iterator[Batch]:
-    """A data directory; or a `wav.scp` alone, or `segments` beside its `wav.scp`."""
+    """Read a data directory, or a `wav.scp`."""
     if not source.is_folder:
         for places, cells in _recordings(source, source.stream, 0):
             yield _by_file(source, places, cells)
         return
     lookups = {
-        _COLUMNS[name]: _lookup(source, name)
-        for name in _COLUMNS
+        column: _lookup(source, name)
+        for name, column in _COLUMNS.items()
         if source.carry and name in source.names
     }
     with opened(source.path / "wav.scp") as stream:
-        found = _recordings(source, stream, source.faults.file("wav.scp"))
+        batches = _recordings(source, stream, source.faults.file("wav.scp"))
         if "segments" in source.names:
-            found = _segments(source, _by_id(found, source.faults))
-        for places, cells in found:
+            batches = _segments(source, _by_id(batches, source.faults))
+        for places, cells in batches:
             values = {column: values_of(cells["id"]) for column, values_of in lookups.items()}
             yield _by_file(source, places, {**cells, **values})
 
 
 def _by_file(source: Source, places: Sequence[int], cells: Cells) -> Batch:
-    """The rows, with one for each file where ESPnet has several, the channels of an
-    utterance."""
+    """Split rows of several files, an utterance's channels in ESPnet."""
     files = [_files_of(path) for path in cells["path"]]
     if max(map(len, files)) == 1:
         return places, cells
     source.note("utterances of several files, their channels, are read as ID-c0, ID-c1 …")
-    rows = [row for row, paths in enumerate(files) for _ in paths]
+    rows: list[int] = []
+    ids: list[str] = []
+    for row, paths in enumerate(files):
+        id_ = cells["id"][row]
+        numbers = range(len(paths))
+        ids += [f"{id_}-c{number}" for number in numbers] if len(paths) > 1 else [id_]
+        rows += [row for _ in numbers]
     split: Cells = {name: [values[row] for row in rows] for name, values in cells.items()}
-    split["path"] = [path for paths in files for path in paths]
-    suffixes = [f"-c{number}" for paths in files for number in range(len(paths))]
-    split["id"] = [
-        f"{id_}{suffix}" if len(files[row]) > 1 else id_
-        for id_, suffix, row in zip(split["id"], suffixes, rows, strict=True)
-    ]
+    split |= {"id": ids, "path": [*chain.from_iterable(files)]}
     return [places[row] for row in rows], split
 
 
 def _files_of(path: str) -> list[str]:
-    """The files that a path names: several, if all between its spaces are audio."""
     paths = path.split()
-    return paths if len(paths) > 1 and all(map(names_audio, paths)) else [path]
+    if len(paths) > 1 and all(map(names_audio, paths)):
+        return paths
+    return [path]
 
 
 def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
-    """The ids and paths of `wav.scp`."""
     for places, lines in _fields(stream, source.faults, base, 1):
         if set(map(len, lines)) == {2}:
             ids, paths = zip(*lines, strict=True)
@@ -104,7 +107,6 @@ def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
 
 
 def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
-    """The cells of a line of `wav.scp`, or a ValueError."""
     if len(fields) < 2:
         raise ValueError("path is missing")
     if is_command(fields[1]) and not allow_commands:
@@ -123,24 +125,25 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
     return paths
 
 
+_NAMES = ("id", "path", "start", "duration", "channel")
+
+
 def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
     faults = source.faults
     with opened(source.path / "segments") as stream:
         for places, lines in _fields(stream, faults, faults.file("segments")):
-            if (plain := _plain_segments(lines, recordings)) is not None:
+            plain = _plain_segments(lines, recordings)
+            if plain is not None:
                 yield places, plain
                 continue
-            names = ("id", "path", "start", "duration", "channel")
-            yield from batched(
-                zip(places, lines, strict=True), names, partial(_segment, recordings), faults
-            )
+            rows = zip(places, lines, strict=True)
+            yield from batched(rows, _NAMES, partial(_segment, recordings), faults)
 
 
 def _plain_segments(
     lines: Sequence[list[str]], recordings: dict[str, str]
 ) -> dict[str, Sequence[Any]] | None:
-    """The cells of lines of `segments`, at once: as `_segment` gives them; None if one
-    needs a look by itself."""
+    """Read lines of `segments` at once; None if one needs `_segment`."""
     if set(map(len, lines)) != {4}:
         return None
     ids, names, *texts = zip(*lines, strict=True)
@@ -152,19 +155,13 @@ def _plain_segments(
     seconds = np.subtract(end, start)
     if not (seconds.min() > 0 and seconds.max() < math.inf):
         return None
-    return {
-        "id": ids,
-        "path": paths,
-        "start": start,
-        "duration": [round(value, 9) for value in seconds.tolist()],
-    }
+    durations = [round(value, 9) for value in seconds.tolist()]
+    return {"id": ids, "path": paths, "start": start, "duration": durations}
 
 
 def _segment(
     recordings: dict[str, str], fields: list[str]
 ) -> tuple[str, str, float, float | None, str | None]:
-    """The cells of a line of `segments`, or a ValueError. A segment without an end goes
-    on to its recording's."""
     if not 4 <= len(fields) <= 5:
         raise ValueError(
             f"{len(fields)} fields, but utterance, recording, start and end are expected"
@@ -185,23 +182,26 @@ def _segment(
 
 
 def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
-    """Finds utterances' values in a file of ids and values, read on only until they are
-    found: files are in one order. Of an id that is twice in it, the first value
-    counts."""
+    """Return a function that finds utterances' values in a file of ids and values. It
+    reads on only until they are found, since files have the same order. The first value
+    of an id counts."""
     ahead: dict[str, str] = {}
     base = source.faults.file(name)
 
     def lines() -> Iterator[list[str]]:
         with opened(source.path / name) as stream:
-            for _, some in _fields(stream, source.faults, base, 1):
-                yield from some
+            for _, batch in _fields(stream, source.faults, base, 1):
+                yield from batch
 
-    rest = lines()
+    unread = lines()
 
     def values_of(ids: Sequence[str]) -> list[str]:
         values = []
         for id_ in ids:
-            while id_ not in ahead and (fields := next(rest, None)) is not None:
+            while id_ not in ahead:
+                fields = next(unread, None)
+                if fields is None:
+                    break
                 ahead.setdefault(fields[0], fields[1] if len(fields) == 2 else "")
             values.append(ahead.pop(id_, ""))
         return values
@@ -212,11 +212,10 @@ def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
 def _fields(
     stream: BinaryIO, faults: Faults, base: int, most: int = -1
 ) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """The fields, between white space of ASCII alone, of lines that are not blank, and
-    their places, some at a time."""
+    """Split lines that are not blank at white space of ASCII, with their places."""
     first = base + 1
     for text in texts_of(stream, faults, base):
-        # If so, all white space in it are line ends and spaces between fields.
+        # then all white space is line ends, and spaces between fields
         is_plain = (
             text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"
         )

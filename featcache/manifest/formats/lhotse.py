@@ -1,8 +1,8 @@
 """Lhotse's recordings, supervisions and cuts, as JSON lines; and Lhotse Shar.
 
 Shar is a folder of cuts, `cuts.000000.jsonl.gz`, each beside a tar with their audio,
-`recording.000000.tar`: of each cut in a member called by its id, with a suffix that is
-the same for all, and a JSON file that says nothing else than the cut. See
+`recording.000000.tar`. A member is called by its cut's id and one suffix for all, next to
+a JSON file that only repeats the cut. See
 https://github.com/lhotse-speech/lhotse/tree/master/lhotse/shar."""
 
 from __future__ import annotations
@@ -14,42 +14,40 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.formats.source import Batch, Source, batched, opened
+from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened
 from featcache.manifest.formats.tables import json_rows
 from featcache.manifest.numbered import Files, absent
 from featcache.manifest.utterances import meaning_of
 
-# what supervisions have fields for; other columns are their `custom`
 SAID = ("text", "speaker", "language", "gender")
+"""The columns that are fields of supervisions; other columns are their `custom`."""
 
 _CUTS_OF_SHAR = re.compile(r"cuts\.\d+\.jsonl(?:\.gz)?")
 _FIELD_OF_SHAR = re.compile(r"(\w+)\.(?P<number>\d+)\.(?:jsonl|tar)(?:\.gz)?")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
-"""The suffixes of what lies beside audio in Shar, or stands for what a cut has not."""
+"""The suffixes of members of Shar that lie beside audio, or stand for missing data."""
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
-
-# the cells of a row
 _COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")
 
 _INSTEAD = {
     "Speed": "augment.speed in the config makes copies",
     "Resample": "audio is resampled to the config's rate",
 }
-"""What there is in place of a transform."""
+"""The ways to do without a transform."""
 
 Audio = tuple[Any, tuple[int, ...]]
-"""A recording's path, None if Shar's, and its channels' numbers: tuples, which the
-garbage collector can forget."""
+"""A recording's path, None in Shar, and its channels: tuples, which the garbage collector
+can forget."""
 
 
-# Lhotse's objects; what they have besides is skipped. Values of type Any become cells,
-# which are checked as others are.
+# Lhotse's objects; msgspec skips other fields. Values of type Any become cells, which are
+# checked as others are.
 
 
 class _AudioSource(msgspec.Struct, gc=False):
@@ -66,8 +64,6 @@ class _Recording(msgspec.Struct, gc=False):
 
 
 class _Said(msgspec.Struct, kw_only=True, gc=False):
-    """A supervision in a cut."""
-
     text: Any = None
     speaker: Any = None
     language: Any = None
@@ -94,78 +90,76 @@ class _Cut(msgspec.Struct, gc=False):
     supervisions: tuple[_Said, ...] | None = None
 
 
-def kind_of(found: dict[str, Any]) -> str | None:
-    """Whether an object is a recording, a supervision or a cut of Lhotse's; None if it is
-    none of them."""
-    if found.get("type") in _CUTS or {"recording", "start", "duration"} <= found.keys():
+def kind_of(row: dict[str, Any]) -> str | None:
+    """Tell whether an object is a cut, a recording or a supervision of Lhotse; else None."""
+    if row.get("type") in _CUTS or {"recording", "start", "duration"} <= row.keys():
         return "cut"
-    if {"sources", "sampling_rate"} <= found.keys():
+    if {"sources", "sampling_rate"} <= row.keys():
         return "recording"
-    if {"recording_id", "start", "duration"} <= found.keys() and not any(
-        meaning_of(key) == "path" for key in found
-    ):
+    if {"recording_id", "start", "duration"} <= row.keys() and "path" not in map(meaning_of, row):
         return "supervision"
     return None
 
 
 def is_shar(source: Source) -> bool:
-    """Whether a source is a folder of Lhotse Shar."""
+    """Tell whether a source is a folder of Lhotse Shar."""
     return any(map(_CUTS_OF_SHAR.fullmatch, source.names))
 
 
 def is_lhotse(source: Source) -> bool:
-    """Whether a source is a folder of Lhotse Shar, or a file of recordings, supervisions
-    or cuts."""
+    """Tell whether a source is a folder of Lhotse Shar, or a file of Lhotse's objects."""
     return is_shar(source) or kind_of(source.first_object) is not None
 
 
 def read_lhotse(source: Source) -> Iterator[Batch]:
-    """Recordings, supervisions (a ManifestError if their recordings are not beside them),
-    or cuts, also a folder's."""
+    """Read cuts, recordings, or supervisions beside their recordings."""
     source.has_types = True
     for places, cells in _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source):
-        there = {
-            name: values
-            for name, values in cells.items()
-            if name == "id" or values.count(None) < len(values)
-        }
-        yield places, {"path": cells["path"], **there}
+        yield (
+            places,
+            {
+                name: values
+                for name, values in cells.items()
+                if name in ("id", "path") or values.count(None) < len(values)
+            },
+        )
 
 
 def _rows_of_file(source: Source) -> Iterator[Batch]:
     stream, kind = source.stream, kind_of(source.first_object)
-    reader: tuple[type, Callable[[Any], Sequence[Any]]] = (
-        _Cut,
-        partial(_of_cut, _SharTar(source, source.path.name)),
-    )
+    if kind == "cut":
+        cells_of = partial(_of_cut, _SharTar(source, source.path.name))
+        return _batches(stream, source.faults, 0, _Cut, cells_of)
     if kind == "recording":
-        reader = _Recording, _of_recording
-    elif kind == "supervision":
-        reader = _Supervision, partial(_of_supervision, _audio_beside(source))
-    elif kind is None:
-        raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
-    of, cells_of = reader
-    return batched(json_rows(stream, source.faults, of=of), _COLUMNS, cells_of, source.faults)
+        return _batches(stream, source.faults, 0, _Recording, _of_recording)
+    if kind == "supervision":
+        cells_of = partial(_of_supervision, _audio_beside(source))
+        return _batches(stream, source.faults, 0, _Supervision, cells_of)
+    raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
+
+
+def _batches(
+    stream: BinaryIO, faults: Faults, base: int, of: type, cells_of: Callable[[Any], Sequence[Any]]
+) -> Iterator[Batch]:
+    return batched(json_rows(stream, faults, base, of), _COLUMNS, cells_of, faults)
 
 
 def _cuts_of_folder(source: Source) -> Iterator[Batch]:
-    if others := {name.partition(".")[0] for name in source.names} - {"cuts", "recording"}:
-        source.notes.append(
-            "of Lhotse Shar, cuts and recording are read, and nothing else: "
-            f"{listing(sorted(others))}"
-        )
+    others = {name.partition(".")[0] for name in source.names} - {"cuts", "recording"}
+    if others:
+        left_out = listing(sorted(others))
+        source.note(f"of Lhotse Shar, cuts and recording are read, and nothing else: {left_out}")
     _refuse_holes(source)
     for name in sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names)):
-        base, cells_of = source.faults.file(name), partial(_of_cut, _SharTar(source, name))
+        cells_of = partial(_of_cut, _SharTar(source, name))
         with opened(source.path / name) as stream:
-            yield from batched(
-                json_rows(stream, source.faults, base, _Cut), _COLUMNS, cells_of, source.faults
-            )
+            base = source.faults.file(name)
+            yield from _batches(stream, source.faults, base, _Cut, cells_of)
 
 
 def _refuse_holes(source: Source) -> None:
-    """Raise a ManifestError if Lhotse Shar lacks cuts or recordings of a number from the
-    first to the last that any field has."""
+    """Raise a ManifestError if Lhotse Shar lacks cuts or recordings of a number between
+    those of any field."""
     fields: dict[str, Files] = defaultdict(dict)
     for match in filter(None, map(_FIELD_OF_SHAR.fullmatch, source.names)):
         fields[match[1]][int(match["number"])] = match
@@ -173,27 +167,24 @@ def _refuse_holes(source: Source) -> None:
     first, last = min(numbers), max(numbers)
     if first > 0:
         source.note(f"the first number of Lhotse Shar is 0, and the first that is here {first}")
-    for files in (fields["cuts"], fields["recording"]):
-        if files and (wrong := absent(files, first, last + 1 - first)):
-            raise ManifestError(f"{wrong[0]}: put all there, or give the paths of some cuts")
+    for files in filter(None, (fields["cuts"], fields["recording"])):
+        missing = absent(files, first, last + 1 - first)
+        if missing:
+            raise ManifestError(f"{missing[0]}: put all there, or give the paths of some cuts")
 
 
 class _SharTar:
-    """The tar with the audio of a file of cuts of Lhotse Shar."""
-
     def __init__(self, source: Source, cuts: str) -> None:
         self._source = source
-        self._name = (
-            f"{cuts.removesuffix('.gz').removesuffix('.jsonl').replace('cuts', 'recording', 1)}.tar"
-        )
+        stem = cuts.removesuffix(".gz").removesuffix(".jsonl")
+        self._name = f"{stem.replace('cuts', 'recording', 1)}.tar"
 
     def path_of(self, cut: str) -> str:
         return f"{self._name}/{cut}{self._suffix}"
 
     @cached_property
     def _suffix(self) -> str:
-        """How the names of audio end in it; the suffix of the first, for looking at all
-        takes as long as a tar does."""
+        """The suffix of the first audio; to look at all would be slow."""
         try:
             with (
                 opened(self._source.folder / self._name) as file,
@@ -202,8 +193,7 @@ class _SharTar:
                 suffixes = (os.path.splitext(member.name)[1] for member in tar)
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
         except (OSError, tarfile.TarError, StopIteration):
-            # It may be elsewhere, below --root, and whatever else is wrong with it is
-            # said when it is read.
+            # it may be elsewhere, below --root; reading it says whatever else is wrong
             self._source.note(
                 "not each tar can be read beside its cuts: it is taken to hold FLAC, as "
                 "Lhotse writes it"
@@ -212,25 +202,24 @@ class _SharTar:
 
 
 def _audio_beside(source: Source) -> dict[str, Audio]:
-    """The recordings' audio beside supervisions, in a file of a like name, by id; a
-    ManifestError if there is none."""
-    beside = source.path.with_name(source.path.name.replace("supervisions", "recordings"))
+    name = source.path.name.replace("supervisions", "recordings")
+    beside = source.path.with_name(name)
     if beside == source.path or not beside.is_file():
-        there = "" if beside == source.path else f", and there is no {beside.name} beside them"
+        why = "" if beside == source.path else f", and there is no {name} beside them"
         raise ManifestError(
-            f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and "
+            f"supervisions have no paths{why}: `lhotse cut simple` makes cuts of them and "
             "recordings"
         )
+    audio: dict[str, Audio] = {}
     with opened(beside) as stream:
-        objects = json_rows(stream, source.faults, source.faults.file(beside.name), _Recording)
-        batches = batched(
-            objects, ("id", "audio"), lambda one: (str(one.id), _audio(one)), source.faults
-        )
-        return {
-            id_: audio
-            for _, cells in batches
-            for id_, audio in zip(cells["id"], cells["audio"], strict=True)
-        }
+        rows = json_rows(stream, source.faults, source.faults.file(name), _Recording)
+        for _, cells in batched(rows, ("id", "audio"), _id_and_audio, source.faults):
+            audio.update(zip(cells["id"], cells["audio"], strict=True))
+    return audio
+
+
+def _id_and_audio(recording: _Recording) -> tuple[str, Audio]:
+    return str(recording.id), _audio(recording)
 
 
 def _of_recording(recording: _Recording) -> tuple[Any, ...]:
@@ -238,19 +227,12 @@ def _of_recording(recording: _Recording) -> tuple[Any, ...]:
     return recording.id, path, None, recording.duration, *(None for _ in _COLUMNS[4:])
 
 
-def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[Any, ...]:
-    if (audio := recordings.get(str(one.recording_id))) is None:
-        raise ValueError(f"recording {one.recording_id!r} is not among the recordings")
-    path, channels = audio
-    return (
-        one.id,
-        path,
-        one.start,
-        one.duration,
-        _channel(one.channel, channels),
-        *_said_by(one),
-        one.custom or None,
-    )
+def _of_supervision(recordings: dict[str, Audio], row: _Supervision) -> tuple[Any, ...]:
+    if str(row.recording_id) not in recordings:
+        raise ValueError(f"recording {row.recording_id!r} is not among the recordings")
+    path, channels = recordings[str(row.recording_id)]
+    channel = _channel(row.channel, channels)
+    return row.id, path, row.start, row.duration, channel, *_said_by(row), row.custom or None
 
 
 def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
@@ -259,38 +241,28 @@ def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
     if cut.start is msgspec.UNSET or cut.duration is msgspec.UNSET:
         raise ValueError("a cut without start or duration")
     path, channels = _audio(cut.recording, is_shar=True)
-    path = tar.path_of(cut.id) if path is None else path
-    said = _all_said(cut.supervisions or ())
-    return (
-        cut.id,
-        path,
-        cut.start,
-        cut.duration,
-        _channel(cut.channel, channels),
-        *said,
-        cut.custom or None,
-    )
+    if path is None:
+        path = tar.path_of(cut.id)
+    channel, said = _channel(cut.channel, channels), _all_said(cut.supervisions or ())
+    return cut.id, path, cut.start, cut.duration, channel, *said, cut.custom or None
 
 
 _said_by: Callable[[_Said], tuple[Any, ...]] = attrgetter(*SAID)
-"""The columns of what a supervision says."""
 
 
 def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
-    """The columns of what supervisions say: of several, the texts one after the other,
-    and each speaker once."""
     if len(supervisions) == 1:
         return _said_by(supervisions[0])
-    said = []
+    joined = []
     for name in SAID:
-        values = [str(value) for one in supervisions if (value := getattr(one, name)) is not None]
-        said.append(" ".join(values if name == "text" else dict.fromkeys(values)) or None)
-    return tuple(said)
+        cells = [getattr(supervision, name) for supervision in supervisions]
+        texts = [str(cell) for cell in cells if cell is not None]
+        joined.append(" ".join(texts if name == "text" else dict.fromkeys(texts)) or None)
+    return tuple(joined)
 
 
 def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
-    """The number of a part's channel among those of its file; None if they are all there
-    are."""
+    """Return the number of a channel among its file's; None for all of them."""
     if (wanted,) == channels or wanted == [*channels]:
         return None
     if isinstance(wanted, list):
@@ -305,31 +277,31 @@ def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
 
 
 def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
-    """The audio of a recording; only that of a cut may be Shar's."""
-    if transforms := recording.transforms:
-        names = dict.fromkeys(
-            str(one.get("name") if isinstance(one, dict) else one) for one in transforms
-        )
-        instead = "; ".join(_INSTEAD[name] for name in names if name in _INSTEAD)
-        way_out = (
-            f"give the cuts without: {instead}"
-            if names.keys() <= _INSTEAD.keys()
-            else "save its audio first"
-        )
-        raise ValueError(
-            f"the recording has transforms, which are not applied: {listing(names)}: {way_out}"
-        )
-    if (count := len(recording.sources)) != 1:
+    if recording.transforms:
+        raise ValueError(_why_not_transformed(recording.transforms))
+    count = len(recording.sources)
+    if count != 1:
         raise ValueError(
             f"the recording has {count} sources, and one is read: make a recording of each"
         )
-    (one,) = recording.sources
-    if one.type == "command":
-        return f"{one.source} |", one.channels
-    if one.type == "shar" and is_shar:
-        return None, one.channels
-    if one.type not in ("file", "url"):
+    (source,) = recording.sources
+    if source.type == "command":
+        return f"{source.source} |", source.channels
+    if source.type == "shar" and is_shar:
+        return None, source.channels
+    if source.type not in ("file", "url"):
         raise ValueError(
-            f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'"
+            f"a source of type {source.type!r} is not read, only 'file', 'url' and 'command'"
         )
-    return one.source, one.channels
+    return source.source, source.channels
+
+
+def _why_not_transformed(transforms: Sequence[Any]) -> str:
+    names = dict.fromkeys(
+        str(transform.get("name") if isinstance(transform, dict) else transform)
+        for transform in transforms
+    )
+    remedy = "save its audio first"
+    if names.keys() <= _INSTEAD.keys():
+        remedy = f"give the cuts without: {'; '.join(map(_INSTEAD.__getitem__, names))}"
+    return f"the recording has transforms, which are not applied: {listing(names)}: {remedy}"

@@ -1,5 +1,4 @@
-"""What a manifest is read from: a file, a folder or standard input, opened once; its
-beginning; and its faults."""
+"""A manifest's source: a file, a folder or standard input, opened once; and its faults."""
 
 from __future__ import annotations
 
@@ -35,14 +34,15 @@ _KINDS = (
     "mov qt 3ga 3gp 3gpp 3g2 f4a f4v mka mkv webm weba wma wmv asf avi ts"
 )
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
-"""How the names of audio files end: a folder's files with these are its utterances."""
+"""The suffixes of audio files: a folder's files with these are its utterances."""
 
 ROWS_PER_BATCH = 256
-"""So few that they stay in the caches of a core: rows of JSON take a quarter less time
-than with 1,024."""
+"""So few that they stay in a core's caches: 1,024 rows of JSON take a third longer each."""
 
-HEAD_BYTES = 1 << 20  # the most bytes of a file by which its format is recognised
-_HEAD_LINES = 200  # the most lines
+HEAD_BYTES = 1 << 20
+"""The most bytes of a file by which its format is recognised."""
+
+_HEAD_LINES = 200
 
 _TO_SEGMENTS = (
     "write its times as `segments` (utterance, recording, start, end) beside a `wav.scp`, "
@@ -69,47 +69,46 @@ _NO_MANIFESTS = {
     rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk "
     "of datasets wrote, or Parquet",
 }
-"""What begins like this is plainly no table or list."""
+"""The beginnings of files that are plainly no table or list."""
 
 _FAULTS_SHOWN = 20
-# of more faults that are the same but for their place, the first is shown, with their
-# number
 _ALIKE_SHOWN = 3
+"""More faults that differ by their place alone are shown as the first, with their number."""
+
 _LINE_BYTES = 4 << 20
-_COPY_IN_MEMORY = 16 << 20  # the most bytes of a copy that needs no disk
+_COPY_IN_MEMORY = 16 << 20
 _BLOCK_BYTES = 256 << 10
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# the bits of a place that tell the line: more than there are lines in a file
+
 _FILE_SHIFT = 40
+"""The bits of a place that hold the line."""
 
 Cells = dict[str, Sequence[Any]]
 """The cells of some rows, by column."""
 
 Batch = tuple[Sequence[int], Cells]
-"""The place of each of some rows; their cells."""
+"""The places of some rows; their cells."""
 
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
 
 
 class Faults:
-    """Counts the faults of a manifest, and keeps those that are shown: the first by
-    place, like ones together.
+    """The faults of a manifest: their number, and the first by place.
 
-    A place is a line of a file, as one number: the line's, and what `file` gave for the
-    file. Line 0 is all of it."""
+    A place is a line's number plus what `file` returned for its file. Line 0 is the
+    whole file."""
 
     def __init__(self, source: str) -> None:
         self.count = 0
         self._source = source
-        # what is wrong -> how often, and the first places
+        # by message: how often, and the first places
         self._first: dict[str, tuple[int, list[int]]] = {}
         self._files = [("", "line")]
 
     def file(self, name: str, unit: str = "line") -> int:
-        """Begin one of several files that a manifest is in, or the only one, without a
-        name, if other units than lines are counted in it; gives the place of its line
-        0."""
+        """Begin a file, nameless if it is the only one, and return the place of its line
+        0. `unit` is what its rows are counted in."""
         self._files.append((name, unit))
         return (len(self._files) - 1) << _FILE_SHIFT
 
@@ -130,21 +129,21 @@ class Faults:
         *cells: Sequence[Any],
         default: Any = None,
     ) -> list[Any]:
-        """What a function makes of the cells at each place. A ValueError of it is a
-        fault, whose message `what` begins, and leaves the default."""
+        """Parse the cells at each place. A ValueError is a fault, whose message begins
+        with `what`, and gives the default."""
         with suppress(ValueError):  # all at once, which takes half the time
             return [*map(parse, *cells)]
         values = []
-        for place, *given in zip(places, *cells, strict=True):
+        for place, *arguments in zip(places, *cells, strict=True):
             try:
-                values.append(parse(*given))
+                values.append(parse(*arguments))
             except ValueError as error:
                 self.add(place, f"{what}{error}")
                 values.append(default)
         return values
 
     def add_repeated(self, ids: Strings, places: Sequence[int], remedy: str = "") -> None:
-        """Add the ids that are there twice, at the places that come after the first."""
+        """Add each id that repeats an earlier one."""
         hashes = ids.hashes()
         ordered = np.sort(hashes)
         repeated = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -153,25 +152,23 @@ class Faults:
             name = ids[row]
             first = first_rows.setdefault(name, row)
             if name and first != row:
-                self.add(
-                    places[row], f"id {name!r} is already on {self.where(places[first])}{remedy}"
-                )
+                first_place = self.where(places[first])
+                self.add(places[row], f"id {name!r} is already on {first_place}{remedy}")
 
     def where(self, place: int) -> str:
-        """A place in words: `line 3`, or `segments, line 3`; empty for the whole manifest."""
-        (name, unit), line = self._files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1)
-        return ", ".join([*([name] if name else []), *([f"{unit} {line}"] if line else [])])
+        """Name a place: `line 3`, or `segments, line 3`; empty for the whole manifest."""
+        name, unit = self._files[place >> _FILE_SHIFT]
+        line = place & ((1 << _FILE_SHIFT) - 1)
+        return ", ".join(filter(None, [name, f"{unit} {line}" if line else ""]))
 
     def raise_first(self, why: str) -> None:
-        """Raise a ManifestError of one line if there are several faults: all have one
-        reason, and one is an example."""
+        """Raise a ManifestError of one line, with the first fault as an example, if there
+        are several."""
         if self.count > 1:
-            ((_, _, first), *_) = self._shown()
-            raise ManifestError(f"{why}: {first}")
+            _, _, example = self._shown()[0]
+            raise ManifestError(f"{why}: {example}")
 
     def _shown(self) -> list[tuple[int, int, str]]:
-        """The first place of each line of a message, how many faults it stands for, and
-        what it says."""
         shown = []
         for what, (times, places) in self._first.items():
             lines = [(place, 1, "") for place in places]
@@ -179,85 +176,72 @@ class Faults:
                 lines = [(places[0], times, f" and {times - 1:,} more")]
             for place, stands_for, more in lines:
                 where = f"{self.where(place)}{more}".strip()
-                shown.append((place, stands_for, f"{where}: {what}" if where else what))
+                text = ": ".join(filter(None, [where, what]))
+                shown.append((place, stands_for, text))
         return sorted(shown, key=itemgetter(0))[:_FAULTS_SHOWN]
 
     def raise_if_any(self) -> None:
-        """Raise a ManifestError that says how many faults there are, and lists the first
-        by place."""
+        """Raise a ManifestError that counts the faults, and lists the first by place."""
         if not self.count:
             return
         shown = self._shown()
-        message = [
-            f"{self._source}: {counted(self.count, 'error')}",
-            *(f"  {line}" for _, _, line in shown),
-        ]
-        if left := self.count - sum(stands_for for _, stands_for, _ in shown):
-            message.append(f"  … and {left:,} more")
+        message = [f"{self._source}: {counted(self.count, 'error')}"]
+        message += [f"  {line}" for _, _, line in shown]
+        more = self.count - sum(stands_for for _, stands_for, _ in shown)
+        if more:
+            message.append(f"  … and {more:,} more")
         raise ManifestError("\n".join(message))
 
 
 @dataclass(eq=False)
 class Source:
-    """A manifest that is being read: from a file, a folder or standard input, as
-    `open_source` has opened it; or from memory, where it has neither a file nor a
-    path."""
+    """A manifest that is being read, opened by `open_source`, or in memory."""
 
     name: str
     """The manifest, for messages."""
     path: Path = Path()
     """The file or the folder; `-` for standard input."""
     audio: bool = True
-    """Whether paths are required."""
+    """True if paths are required."""
     carry: bool = True
-    """Whether columns that an `Utterance` does not have are wanted; they may be there
-    even if not."""
+    """False if columns that an `Utterance` lacks may be left out."""
     allow_commands: bool = False
-    """Whether a path may be a command whose output is the audio."""
+    """True if a path may be a command that prints audio."""
     allow_queries: bool = False
-    """Whether URLs may have a query or a fragment, which then are stored."""
+    """True if URLs may have a query or a fragment, which then are stored."""
     given_root: str | Path | None = None
-    """What relative paths are relative to if the user says so: a folder, a container or a
-    URL."""
+    """The root of relative paths if the user gives one: a folder, a container or a URL."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """What stands for placeholders in paths, by name."""
-    root: str | Path | None = field(default=None, init=False)
-    """What relative paths are relative to if the manifest says so; set by the format's
-    reader."""
-    notes: list[str] = field(default_factory=list, init=False)
-    """What the user is to be told about what was read, in the order it was found; added
-    to by the format's reader."""
-    placeholders: set[str] = field(default_factory=set, init=False)
-    """The names of the placeholders that were found; added to by the format's reader."""
-    renamed: Callable[[Sequence[str]], Sequence[str]] = field(default=list, init=False)
-    """Gives the names that columns are to have, for those that they have; set by the
-    format's reader."""
-    has_types: bool = field(default=False, init=False)
-    """Whether the cells that are read now have types, as JSON's; set by the format's
-    reader. Otherwise they are written text."""
-    times: dict[str, Time] = field(default_factory=dict, init=False)
-    """The columns of time that are read besides `start` and `duration`; added to by the
-    format's reader."""
-    unread: dict[str, bool] = field(default_factory=dict, init=False)
-    """The columns that may say where rows begin and end, and are not read; whether there
-    are numbers in them."""
-    has_ids: bool = field(default=True, init=False)
-    """Whether rows have ids of their own, or their paths stand for them."""
-    file: BinaryIO | None = field(default=None, init=False)
-    """The file's bytes, from its beginning, unpacked if gzip has compressed it; None if
-    it is a folder."""
-    head: bytes = field(default=b"", init=False)
-    """The beginning of the file, by which its format is recognised."""
+    """The values of placeholders in paths, by name."""
 
     def __post_init__(self) -> None:
-        self.allow_queries |= not self.audio  # what is only compared is not stored
+        self.allow_queries |= not self.audio  # such paths are only compared, not stored
         self.faults = Faults(self.name)
         self.suffix = suffix_of(self.path)
-        """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
+        self.file: BinaryIO | None = None
+        """The file's unpacked bytes, from its beginning; None for a folder."""
+        self.head = b""
+        """The beginning of the file, by which its format is recognised."""
+        self.root: str | Path | None = None
+        """The root of relative paths in the manifest."""
+        self.notes: list[str] = []
+        """Notes for the user about what was read."""
+        self.placeholders: set[str] = set()
+        """The names of the placeholders in the manifest."""
+        self.renamed: Callable[[Sequence[str]], Sequence[str]] = list
+        """Gives new names for a table's names of columns."""
+        self.has_types = False
+        """True if the cells that are read now have types, and are no written text."""
+        self.times: dict[str, Time] = {}
+        """The columns of time that are read besides `start` and `duration`."""
+        self.unread: dict[str, bool] = {}
+        """The columns that may hold times, and are not read: True if they have numbers."""
+        self.has_ids = True
+        """False if paths stand for ids."""
 
     @property
     def sample_rate(self) -> int:
-        """The rate of the files as `--set` gives it; a ManifestError if it does not."""
+        """The rate of the files in `--set`; a ManifestError if it is not there."""
         self.placeholders.add("sample_rate")
         rate = self.values.get("sample_rate", "")
         if not rate.isdecimal() or int(rate) == 0:
@@ -268,24 +252,25 @@ class Source:
         return int(rate)
 
     def note(self, what: str) -> None:
-        """Add to what the user is to be told, if it is not there yet."""
+        """Add a note for the user once."""
         if what not in self.notes:
             self.notes.append(what)
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder."""
+        """True for a folder."""
         return self.file is None
 
     @property
     def folder(self) -> Path:
-        """The folder that relative paths are relative to: the manifest's, or the manifest
-        itself if it is one."""
-        return self.path if self.is_folder else self.path.parent
+        """The folder that relative paths are relative to."""
+        if self.is_folder:
+            return self.path
+        return self.path.parent
 
     @property
     def stream(self) -> BinaryIO:
-        """The file; a ManifestError if it is a folder."""
+        """The file; a ManifestError for a folder."""
         if self.file is None:
             raise ManifestError("is a folder, and this format is a file's")
         return self.file
@@ -297,8 +282,7 @@ class Source:
 
     @cached_property
     def names(self) -> Mapping[str, bool]:
-        """The names in the folder, without hidden files, and whether each is a folder;
-        none if it is a file."""
+        """The names in the folder that are not hidden: True for those of folders."""
         if not self.is_folder:
             return {}
         with os.scandir(self.path) as entries:
@@ -306,133 +290,114 @@ class Source:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether it is a Parquet file, by its name or its beginning."""
+        """True for a Parquet file, by its name or its beginning."""
         return not self.is_folder and (self.suffix == ".parquet" or self.head.startswith(b"PAR1"))
 
     @property
     def no_manifest(self) -> str | None:
-        """What the file is if it is plainly no table or list, as the end of a message
-        with what to do."""
+        """The reason and the remedy if the file is plainly no table or list."""
         head = self.head
         if self.is_folder or self.is_parquet or head.startswith(_UTF_16):
             return None
-        found = next(
-            (
-                what
-                for beginning, what in _NO_MANIFESTS.items()
-                if re.match(beginning, head, re.DOTALL)
-            ),
-            None,
-        )
-        is_binary = any(b"\0" in line for line in head.split(b"\n", 2)[:2])
-        other = (
-            "is neither text nor Parquet: give a table, a list, or a folder of audio"
-            if is_binary
-            else None
-        )
-        return found or other
+        for beginning, what in _NO_MANIFESTS.items():
+            if re.match(beginning, head, re.DOTALL):
+                return what
+        if any(b"\0" in line for line in head.split(b"\n", 2)[:2]):
+            return "is neither text nor Parquet: give a table, a list, or a folder of audio"
+        return None
 
     @cached_property
     def first_lines(self) -> list[str]:
-        """The first 200 lines that are not blank, of at most 1 MiB, without their ends;
-        none if it is not UTF-8."""
+        """The first lines that are not blank, without their ends; none if not UTF-8."""
         if self.is_parquet or self.head.startswith(_UTF_16):
             return []
         text = self.head.decode("utf-8-sig", errors="replace")
-        return [
-            *islice((line.rstrip("\r") for line in text.split("\n") if line.strip()), _HEAD_LINES)
-        ]
+        lines = (line.rstrip("\r") for line in text.split("\n") if line.strip())
+        return list(islice(lines, _HEAD_LINES))
 
     @property
     def first_fields(self) -> str:
-        """The first line of what may be a list or a table of fields; empty if it is JSON."""
+        """The first line of a list or a table of fields; empty for JSON."""
         first = self.first_lines[0] if self.first_lines else ""
-        return (
-            ""
-            if self.suffix in (".json", ".jsonl") or first.lstrip().startswith(("{", "["))
-            else first
-        )
+        if self.suffix in (".json", ".jsonl") or first.lstrip().startswith(("{", "[")):
+            return ""
+        return first
 
     @cached_property
     def first_object(self) -> dict[str, Any]:
         """The JSON object on the first line; empty if there is none."""
-        # there is no line, or no JSON on it
         with suppress(IndexError, ValueError, RecursionError):
-            if isinstance(found := json.loads(self.first_lines[0]), dict):
-                return found
+            value = json.loads(self.first_lines[0])
+            if isinstance(value, dict):
+                return value
         return {}
 
 
 @contextmanager
 def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
-    """Open a file, a folder, or `-` for standard input; a file once, since it may be a
-    pipe, of which a copy is read. `options` are other fields of a `Source`."""
+    """Open a file, a folder, or `-` for standard input; of a pipe, a copy is read.
+    `options` are other fields of a `Source`."""
     is_stdin, path = str(source) == "-", Path(source)
     if is_stdin and sys.stdin is None:
-        raise ManifestError(
-            "standard input is closed: give a manifest's path, or pipe a manifest in"
-        )
-    reading = Source("<stdin>" if is_stdin else str(source), path=path, **options)
+        raise ManifestError("standard input is closed: give a manifest's path, or pipe one in")
+    opening = Source("<stdin>" if is_stdin else str(source), path=path, **options)
+    if not is_stdin and path.is_dir():
+        yield opening
+        return
     with ExitStack() as stack:
-        if is_stdin or not path.is_dir():
-            reading.file = file = (
-                sys.stdin.buffer if is_stdin else stack.enter_context(opened(path, True))
-            )
-            reading.head = file.read(HEAD_BYTES)
-            # of a pipe, gzip says that it is, too
-            if file.seekable() and (is_stdin or path.is_file()):
-                file.seek(0)
-            elif reading.no_manifest is None:  # which a device without an end is not
-                reading.file = copied = cast(
-                    BinaryIO, stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY))
-                )
-                copied.write(reading.head)
-                copyfileobj(file, copied)
-                copied.seek(0)
-        yield reading
+        file = sys.stdin.buffer if is_stdin else stack.enter_context(opened(path, True))
+        opening.file = file
+        opening.head = file.read(HEAD_BYTES)
+        # gzip is seekable over a pipe too
+        if file.seekable() and (is_stdin or path.is_file()):
+            file.seek(0)
+        elif opening.no_manifest is None:  # a device without an end is none
+            copied = stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY))
+            opening.file = cast(BinaryIO, copied)
+            copied.write(opening.head)
+            copyfileobj(file, copied)
+            copied.seek(0)
+        yield opening
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
+    """Return the suffix that tells the format: `.csv` for `train.csv.gz` too."""
     return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 @contextmanager
 def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked if gzip has compressed it. A pipe, whose writer would
-    be waited for, or a device is a ManifestError: only what the user names may be one."""
+    """Open a file, unpacked if it is gzip. A pipe, whose writer may never come, or a
+    device is a ManifestError, unless the user named it."""
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
-        yield (
-            cast(BinaryIO, gzip.GzipFile(fileobj=file))
-            if file.peek(2).startswith(b"\x1f\x8b")
-            else file
-        )
+        is_gzip = file.peek(2).startswith(b"\x1f\x8b")
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
 
 
 def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
-    """The lines of `texts_of`, one at a time."""
-    return chain.from_iterable(
-        io.StringIO(text, newline="\n") for text in texts_of(stream, faults, base)
-    )
+    """Give the lines of `texts_of`, one at a time."""
+    texts = texts_of(stream, faults, base)
+    return chain.from_iterable(io.StringIO(text, newline="\n") for text in texts)
 
 
 def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
-    """Some whole lines at a time as text; a faulty line as some other text, so that the
-    rest is checked too. `base` is the place of the file's line 0."""
+    """Give whole lines, many at a time. A fault is repaired, so that the rest is checked.
+    `base` is the place of the file's line 0."""
     done = base
     blank_bytes = 0
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline(_LINE_BYTES + 1)
         if done == base:
             if data.startswith(_UTF_16):
-                faults.add(
-                    base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it"
-                )
+                remedy = "iconv -f UTF-16 -t UTF-8 converts it"
+                faults.add(base + 1, f"UTF-16, and UTF-8 is expected: {remedy}")
                 return
             data = data.removeprefix(codecs.BOM_UTF8)
-        blank_bytes = 0 if data.strip() else blank_bytes + len(data)
+        blank_bytes += len(data)
+        if data.strip():
+            blank_bytes = 0
         if blank_bytes > _LINE_BYTES:
             faults.add(done + 1, f"more than {_LINE_BYTES:,} bytes of blank lines")
             return
@@ -446,15 +411,13 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
             continue
         for raw in io.BytesIO(data):
             done += 1
-            # a device, or no table: the rest of it may have no end
-            if len(raw) > _LINE_BYTES:
+            if len(raw) > _LINE_BYTES:  # perhaps a device without an end
                 faults.add(done, f"longer than {_LINE_BYTES:,} bytes")
                 return
             yield _line(raw, done, faults)
 
 
 def _line(raw: bytes, place: int, faults: Faults) -> str:
-    """A line as text, in spite of its faults."""
     try:
         line = raw.decode()
     except UnicodeDecodeError as error:
@@ -466,20 +429,29 @@ def _line(raw: bytes, place: int, faults: Faults) -> str:
     return line
 
 
+def in_batches(
+    rows: Rows, at_once: int = ROWS_PER_BATCH
+) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
+    """Give the places of some rows, and their cells."""
+    while batch := list(islice(rows, at_once)):
+        places, cells = zip(*batch, strict=True)
+        yield places, cells
+
+
 def batched(
     rows: Rows, names: Sequence[str], parse: Callable[[Any], Sequence[Any]], faults: Faults
 ) -> Iterator[Batch]:
-    """Batches of these columns: the cells that a function makes of rows, each with its
-    place; a ValueError of it is a fault, and leaves the row out."""
-    while batch := list(islice(rows, ROWS_PER_BATCH)):
-        places, given = zip(*batch, strict=True)
-        cells = faults.parsed(places, "", parse, given)
+    """Parse rows into cells of these columns. A row with a ValueError is a fault, and left
+    out."""
+    for places, unparsed in in_batches(rows):
+        cells = faults.parsed(places, "", parse, unparsed)
         if None in cells:
-            places, cells = tuple(compress(places, cells)), [*filter(None, cells)]
+            places = tuple(compress(places, cells))
+            cells = [*filter(None, cells)]
         if cells:
             yield places, dict(zip(names, zip(*cells, strict=True), strict=True))
 
 
 def names_audio(text: str) -> bool:
-    """Whether a cell ends as the name of an audio file does, or as that and a bar."""
+    """Tell whether a cell ends as an audio file's name, or as one and a bar."""
     return text.rstrip().removesuffix("|").rstrip().lower().endswith(AUDIO_SUFFIXES)
