@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from featcache.loader.dataset import FeatureDataset as FeatureDataset
     from featcache.loader.opening import open as open  # noqa: A004
     from featcache.loader.sampler import BucketBatchSampler as BucketBatchSampler
-    from featcache.loader.spans import Crop as Crop
+    from featcache.loader.windows import Crop as Crop
     from featcache.quantize import dequantize as dequantize
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ _HOME = {
     "Cache": "loader.cache",
     "Cmvn": "cmvn",
     "Corpus": "loader.corpus",
-    "Crop": "loader.spans",
+    "Crop": "loader.windows",
     "DataLoader": "loader.data_loader",
     "FeatcacheError": "errors",
     "FeatcacheWarning": "errors",

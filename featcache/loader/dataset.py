@@ -30,7 +30,7 @@ from featcache.errors import (
 )
 from featcache.loader.cache import Cache, Memory
 from featcache.loader.passes import Epoch, RowLengths, Rows, digest_of
-from featcache.loader.spans import Crop, Spans, Windows, positions_in
+from featcache.loader.spans import Spans, positions_in
 from featcache.loader.utterances import (
     DatasetVersion,
     Selection,
@@ -38,6 +38,7 @@ from featcache.loader.utterances import (
     take,
     versions_of,
 )
+from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest

@@ -12,7 +12,7 @@ from make_cache import made_cache, make_version
 import featcache
 from featcache import Crop
 from featcache.errors import ArgumentError, DamagedError, MissingItemError
-from featcache.loader.spans import Windows
+from featcache.loader.windows import Windows
 from featcache.spec import Frames
 
 
