@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from featcache.version.ledger import Failure
 
 _LARGEST_KEPT = 256 << 20
-"""Bytes of a batch beyond which its memory is given back: such batches are not those of
-training."""
+"""The most bytes of a batch whose memory is kept."""
 
 _SLACK = 1.25
-"""How much more memory is taken than a batch needs, since batches differ in length."""
+"""The memory taken for a batch, relative to its size: later batches may be longer."""
 
 _Default = TypeVar("_Default")
 
@@ -52,7 +51,7 @@ Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
 
 Memory: TypeAlias = "Callable[[int], memoryview | torch.Tensor]"
-"""Gives so many bytes in CPU memory, of any content, uint8."""
+"""A function that returns a number of bytes in CPU memory, of any content, uint8."""
 
 
 class Cache:
@@ -84,14 +83,15 @@ class Cache:
     ) -> None:
         self.version, self.check, self._tiers = version, check, tiers
         self.index = open_index(version) if index is None else index
-        if tiers is None and isinstance(version.path, Path):
-            self._shards = Shards(version, self.index, check=check)
-        else:
-            from featcache.loader.local_copies import FolderShards, ObjectShards, Tiers
-
-            kind = FolderShards if isinstance(version.path, Path) else ObjectShards
-            self._shards = kind(version, self.index, check, [*(tiers or Tiers()).places(version)])
+        self._shards = self._open_shards()
         self._buffers = Buffers()
+
+    def _open_shards(self) -> Shards:
+        if self._tiers is None and isinstance(self.version.path, Path):
+            return Shards(self.version, self.index, check=self.check)
+        from featcache.loader.local_copies import open_copied
+
+        return open_copied(self.version, self.index, self.check, self._tiers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         version = replace(self.version, shards=self.index.shards)
@@ -101,14 +101,15 @@ class Cache:
         return f"{type(self).__name__}({self.version.path.name}: {', '.join(self._facts())})"
 
     def _facts(self) -> list[str]:
-        """What it holds, in numbers with their units."""
+        """Describe the content in numbers with their units."""
         spec, num_frames = self.spec, int(self.lengths.sum())
         num_bytes = num_frames * math.prod(spec.item_shape) * self.stored_dtype.itemsize
-        in_uint8 = " in uint8" if spec.is_quantized else ""
-        of_each = f"{spec.dtype}{in_uint8} {spec.main.shape_text()}, {spec.axis}"
+        dtype = f"{spec.dtype} in uint8" if spec.is_quantized else spec.dtype
+        facts = [f"{len(self):,} utterances"]
         seconds = spec.axis.seconds(num_frames)
-        time = [] if math.isnan(seconds) else [f"{hours(seconds)} of frames"]
-        return [f"{len(self):,} utterances", *time, megabytes(num_bytes), of_each]
+        if not math.isnan(seconds):
+            facts.append(f"{hours(seconds)} of frames")
+        return [*facts, megabytes(num_bytes), f"{dtype} {spec.main.shape_text()}, {spec.axis}"]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -123,21 +124,21 @@ class Cache:
         return self.item(key)
 
     def keys(self) -> Strings:
-        """The ids."""
+        """Return the ids."""
         return self.ids
 
     def values(self) -> Iterator[NDArray[Any]]:
-        """The arrays of all utterances, in the order of `ids`, one after the other."""
+        """Yield the arrays of all utterances, in the order of `ids`."""
         return map(self.item, range(len(self)))
 
     def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Each id with its array, likewise."""
+        """Yield each id with its array, in the order of `ids`."""
         return zip(self.ids, self.values(), strict=True)
 
     def get(
         self, key: str | SupportsIndex, default: _Default | None = None
     ) -> NDArray[Any] | _Default | None:
-        """The array of an utterance, as `cache[key]`; the default if there is none."""
+        """Return the array of an utterance, as `cache[key]`; the default if there is none."""
         try:
             return self.item(key)
         except (MissingItemError, IndexError):
@@ -145,7 +146,7 @@ class Cache:
 
     @property
     def spec(self) -> FeatureSpec:
-        """What the features are: shape of a frame, dtype, frame rate, units."""
+        """The description of the features: shape of a frame, dtype, frame rate, units."""
         return self.version.info.spec
 
     @property
@@ -154,12 +155,10 @@ class Cache:
         return self.version.dtype
 
     def track(self, name: str) -> Cache:
-        """Open one of the version's tracks as a cache of its own, with the same utterances:
+        """Open one of the version's tracks, with the same utterances, as a cache:
         `codes.track("codes_24hz")`. `spec.tracks` has their names. Raises ArgumentError if
         there is no such track."""
-        from featcache.loader.track import TrackCache
-
-        return self if name == MAIN else TrackCache(self, name)
+        return self if name == MAIN else _TrackCache(self, name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -180,13 +179,13 @@ class Cache:
         return lengths
 
     def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
-        """The ids, in parts, and a hash of what each was extracted from, uint64
+        """Return the ids, in parts, and a hash of the source of each, uint64
         `[utterances]`."""
         return [self.index.ids], self.index.row_hash
 
     def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        """The positions of utterances; int64 `[ids]`. Raises MissingItemError if ids are
-        missing: names up to ten, and says how many failed in extraction."""
+        """Return the positions of utterances; int64 `[ids]`. Raises MissingItemError if ids
+        are missing: names up to ten, and says how many failed in extraction."""
         if isinstance(ids, str):
             raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
         try:
@@ -194,7 +193,8 @@ class Cache:
         except (AttributeError, TypeError, UnicodeError):
             raise ArgumentError("ids are not all text: give a list of ids") from None
         positions = self.index.find(wanted)
-        if len(missing := np.flatnonzero(positions < 0)):
+        missing = np.flatnonzero(positions < 0)
+        if len(missing):
             raise self.missing_error([*wanted.take(missing)], len(wanted))
         return positions
 
@@ -208,13 +208,12 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> NDArray[Any]:
-        """The features of one utterance by its id or position, as `cache[key]`; or a part
-        of them, as in `batch`.
+        """Return the features of one utterance by its id or position, as `cache[key]`; or a
+        part of them, as in `batch`.
 
         Returns:
             `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-            `check`, or if values are computed of quantised features. Dtypes and errors
-            are as in `batch`.
+            `check`, or if the features are quantised. Dtypes and errors are as in `batch`.
         """
         position = self.position(key)
         frames = self._shards.utterance(position)
@@ -244,22 +243,22 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The features of several utterances, or of a part of each, padded at their ends
-        to the longest; vectors are stacked.
+        """Return the features of several utterances, or of a part of each, padded at their
+        ends to the longest; vectors are stacked.
 
         Args:
             keys: Ids or positions, in any order; they may repeat. Without keys, the batch
                 is empty.
             start: Where the parts begin, in seconds: one number, or one for each key; at
                 the beginning by default.
-            duration: The length of the parts, likewise; to the end by default.
+            duration: The length of the parts, in seconds; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
             out: A contiguous CPU tensor of the batch's dtype and any shape that is large
                 enough, to be overwritten.
             raw: Return quantised features as stored: levels, uint8, padded with 0, for
                 `featcache.dequantize`.
-            check: Whether to compare each utterance with its checksum; by default as the
+            check: True to compare each utterance with its checksum; by default as the
                 cache was opened.
 
         Returns:
@@ -301,41 +300,31 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """The features that `batch` returns, of frames that are there. Only `out` is
-        checked: it may be memory, too; by default that of the cache's own buffers."""
+        """Return the features that `batch` returns, of existing frames. Only `out` is
+        checked, which may also be memory; by default that of the cache's own buffers."""
         as_values = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
         read = spans
-        if is_checked:  # all of each utterance has one checksum
-            read = Spans(
-                spans.positions, np.zeros_like(spans.firsts), self.index.num_frames[spans.positions]
-            )
-        frames_of = self._shards.frames(read)
-        # Memory is asked for once the reader has found the frames there, in files of
-        # their size.
+        if is_checked:  # a checksum covers a whole utterance
+            whole = self.index.num_frames[spans.positions]
+            read = Spans(spans.positions, np.zeros_like(spans.firsts), whole)
+        # This finds the frames in files of their size, before memory is taken for them.
+        arrays = self._shards.frames(read)
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
         dtype = np.dtype(self.spec.dtype) if as_values else self.stored_dtype
         padded = tensor_in(self._buffers.take if out is None else out, shape, dtype)
         rows = padded.numpy()
-        with self._shards.read_ahead(frames_of):
-            parts = self._checked(rows, spans, frames_of) if is_checked else iter(frames_of)
+        with self._shards.read_ahead(arrays):
+            parts: Iterable[NDArray[Any]] = arrays
+            if is_checked:
+                parts = self._checked(rows, spans, arrays)
             if codebooks is not None:
                 parts = (frames[:, :codebooks] for frames in parts)
-            if frames_of and not (is_checked or as_values):
-                pad_into(rows, [*parts], padding_value)  # faster than row by row
-                return self._shaped(padded)
-            for row, position, frames in zip(rows, spans.positions.tolist(), parts, strict=True):
-                if as_values:
-                    scale, offset = self._shards.quantization(position)
-                    dequantize_array(frames, scale, offset, out=row[: len(frames)])
-                elif not np.may_share_memory(frames, row):
-                    row[: len(frames)] = frames
-                row[len(frames) :] = padding_value
-        return self._shaped(padded)
-
-    def _shaped(self, padded: torch.Tensor) -> torch.Tensor:
-        """Return a batch as users get it: vectors have no dimension of frames."""
+            if is_checked or as_values:
+                self._fill(rows, spans.positions, parts, padding_value, as_values)
+            else:
+                pad_into(rows, [*parts], padding_value)
         if self.spec.axis.is_ragged:
             return padded
         return padded.view(len(padded), *padded.shape[2:])
@@ -343,9 +332,8 @@ class Cache:
     def _checked(
         self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
     ) -> Iterator[NDArray[Any]]:
-        """The frames of a batch, read and checked one utterance after the other, each
-        while it is in the processor's cache: each is valid until the next one. It is read
-        into its row, where that takes all of it as it is stored."""
+        """Read and check the frames of a batch, one utterance after the other. Each array
+        is valid until the next. It is read into its row, if that takes all of it as stored."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
@@ -353,9 +341,26 @@ class Cache:
             out = row if are_alike and count == len(frames) else room
             yield self._shards.load_checked(position, frames, out)[first : first + count]
 
+    def _fill(
+        self,
+        rows: NDArray[Any],
+        positions: NDArray[np.int64],
+        parts: Iterable[NDArray[Any]],
+        padding_value: float,
+        as_values: bool,
+    ) -> None:
+        """Copy utterances into their rows, each while it is in the processor's cache."""
+        for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
+            if as_values:
+                scale, offset = self._shards.quantization(position)
+                dequantize_array(frames, scale, offset, out=row[: len(frames)])
+            elif not np.may_share_memory(frames, row):
+                row[: len(frames)] = frames
+            row[len(frames) :] = padding_value
+
     def quantization(self, keys: Keys) -> torch.Tensor:
-        """Scale and offset of each utterance and dimension, for `featcache.dequantize`:
-        value = offset + scale * level.
+        """Return scale and offset of each utterance and dimension, for
+        `featcache.dequantize`: value = offset + scale * level.
 
         Returns float32 `[keys, 2, *item_shape]`. Raises StoreError if the features are
         not quantised, see `spec.is_quantized`; other errors as in `batch`."""
@@ -366,25 +371,25 @@ class Cache:
         return tensor_of(self.scales_and_offsets(self._positions(keys)))
 
     def scales_and_offsets(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """What `quantization` returns, by positions, as an array; nothing is checked."""
+        """Return the scales and offsets at positions, as an array; nothing is checked."""
         parameters = [self._shards.quantization(position) for position in positions.tolist()]
         return np.array(parameters, np.float32).reshape(-1, 2, *self.spec.item_shape)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
-        """An utterance's entries of one of the side arrays that `spec.side` lists, such
-        as scales: read-only, `[entries, *item_shape]`, maybe empty. With `check`, the
-        shard's whole array is compared with its checksum. Raises StoreError if there is
+        """Return an utterance's entries of a side array in `spec.side`, such as scales:
+        read-only, `[entries, *item_shape]`, maybe empty. With `check`, the shard's whole
+        array is compared with its checksum. Raises StoreError if there is
         no such side array; other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard by its number in the index, as stored: `[count,
-        *item_shape]`, read-only, unchecked."""
+        """Read frames of a shard by its number in the index, as stored: `[count,
+        *item_shape]`, unchecked."""
         return self._shards.range(shard, first, count)
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
-        """The error for ids that are not here, of `num_wanted` in all; it says whether,
-        and why, they failed."""
+        """Return the error for missing ids, of `num_wanted` in all; it says whether, and
+        why, they failed."""
         from featcache.version.join import missing_error
 
         return missing_error(self.version, self.index, self._failures, ids, num_wanted)
@@ -396,24 +401,26 @@ class Cache:
         return standing_failures(self.version, self.index)
 
     def position(self, key: str | SupportsIndex) -> int:
-        """The position of one utterance by its id or position, from 0; errors as in
-        `batch`."""
+        """Return the position of one utterance by its id or position, from 0; errors as
+        in `batch`."""
         if isinstance(key, str):
-            if (position := self.index.find_one(key)) < 0:
+            position = self.index.find_one(key)
+            if position < 0:
                 raise self.missing_error([key], 1)
             return position
         try:
             position = operator.index(key)
         except TypeError:
-            several = "cache.batch(range(3)) reads several, and so does map(cache.item, range(3))"
-            raise ArgumentError(f"{key!r}: give an id, or a position; {several}") from None
+            raise ArgumentError(
+                f"{key!r}: give an id, or a position; cache.batch(range(3)) reads several"
+            ) from None
         if not -len(self) <= position < len(self):
             raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
-        # an array of one
-        if isinstance(keys, str) or not isinstance(keys, Iterable) or not getattr(keys, "ndim", 1):
+        is_single = isinstance(keys, str) or getattr(keys, "ndim", 1) == 0
+        if is_single or not isinstance(keys, Iterable):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
         keys = keys if isinstance(keys, Sized) else [*keys]
         if len(keys) and isinstance(next(iter(keys)), str):
@@ -423,22 +430,49 @@ class Cache:
         )
 
 
-class Buffers:
-    """Memory for batches, which it takes back when they are gone. Safe to use from
-    several threads.
+class _TrackCache(Cache):
+    """The utterances of a cache, with the entries of one of its other tracks as features.
+    With `check`, the track's array of a whole shard is compared with its checksum, once."""
 
-    New memory costs more than copying a batch into it: the kernel clears every page that
-    is touched for the first time, and a batch of speech is larger than what `malloc`
-    keeps. So batches take turns in the same memory. Training drops each batch for the
-    next one, so it is enough to keep the memory of two that nobody has any more
-    (`kept`)."""
+    def __init__(self, cache: Cache, name: str) -> None:
+        from featcache.loader.track import index_of_track
+
+        self._cache, self._name = cache, name
+        self._spec = FeatureSpec.of(cache.spec.sample_rate, cache.spec.track(name))
+        index = index_of_track(cache.version, cache.index, name)
+        super().__init__(cache.version, check=cache.check, index=index)
+
+    def _open_shards(self) -> Shards:
+        from featcache.loader.track import TrackShards
+
+        return TrackShards(self.version, self.index, self._name, check=self.check)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TrackCache, (self._cache, self._name)
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The description of the track's entries."""
+        return self._spec
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The dtype of the entries, on disk and when they are read."""
+        return np.dtype(self._spec.dtype)
+
+
+class Buffers:
+    """Memory for batches, used again once they are gone. Safe to use from several threads.
+
+    The kernel clears every page of new memory, which costs more than copying a batch into
+    it, and `malloc` does not keep blocks as large as a batch. Training drops each batch
+    for the next one, so the memory of two (`kept`) is enough."""
 
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes of any content. They are free again when nobody has them any
-        more, nor an array in them."""
+        """Return bytes of any content. They are free again once no array refers to them."""
         if num_bytes > _LARGEST_KEPT:
             return np.empty(num_bytes, np.uint8).data
         try:
@@ -446,17 +480,16 @@ class Buffers:
         except IndexError:
             memory = np.empty(0, np.uint8)
         if len(memory) < num_bytes:
-            # numpy's memory is in huge pages, torch's is not
+            # Unlike torch's, numpy's memory is in huge pages.
             memory = np.empty(int(num_bytes * _SLACK), np.uint8)
         held = memory[:num_bytes]
         weakref.finalize(held, self._free.append, memory).atexit = False
-        # which arrays hold, where of an array they would hold what it is a view of
+        # An array of a memoryview refers to it; one of an array would refer to `memory`.
         return held.data
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor in the memory of an array, which it holds; MissingDependencyError without
-    torch."""
+    """Return a tensor in an array's memory. Raises MissingDependencyError without torch."""
     try:
         import torch
     except ImportError as error:
@@ -467,13 +500,13 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 def tensor_in(
     out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> torch.Tensor:
-    """A tensor of any content: the beginning of `out`, or one in memory that it gives.
+    """Return a tensor of any content: the beginning of `out`, or in memory that it gives.
     Raises ArgumentError if `out` is not a contiguous tensor in CPU memory, of this dtype
     and large enough."""
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
         memory = out(needed * dtype.itemsize)
-        # by numpy: each operation of torch gives the interpreter's lock away
+        # numpy keeps the interpreter's lock, which each operation of torch gives away.
         if isinstance(memory, memoryview):
             return tensor_of(np.frombuffer(memory, dtype).reshape(shape))
         return memory.view(wanted.dtype).view(shape)
@@ -494,12 +527,13 @@ def tensor_in(
 def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
     """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with
     a value beyond their ends."""
+    if not arrays:
+        return
     padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
     pieces = []
     for array in arrays:
         pieces.append(array)
-        # of windows and of alike utterances, none: empty pieces would take longer
-        if len(array) < len(padding):
+        if len(array) < len(padding):  # an empty piece would take time
             pieces.append(padding[len(array) :])
-    # one call: a loop over rows takes longer
+    # One call is faster than a loop over rows.
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))

@@ -127,13 +127,15 @@ class Tiers:
             num_bytes, folder, None if copy_limit is None else parse_size("copy_limit", copy_limit)
         )
 
-    def places(self, version: Version) -> Iterator[Place]:
-        """The places of a version's copies, the nearest one first."""
+    def places(self, version: Version) -> list[Place]:
+        """List the places of a version's copies, the nearest one first."""
         idle_seconds = None if isinstance(version.path, Path) else _IDLE_SECONDS
+        places: list[Place] = []
         if self.ram is not None:
-            yield memory(version, self.ram, idle_seconds)
+            places.append(memory(version, self.ram, idle_seconds))
         if self.copy_to is not None:
-            yield Disk(self.copy_to, version, self.copy_limit, idle_seconds)
+            places.append(Disk(self.copy_to, version, self.copy_limit, idle_seconds))
+        return places
 
 
 def parse_size(name: str, value: str | float) -> int:
@@ -468,6 +470,13 @@ class ObjectShards(CopiedShards):
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
         out[...] = frames
+
+
+def open_copied(version: Version, index: Index, check: bool, tiers: Tiers | None) -> CopiedShards:
+    """Open the shards of a version that is copied nearer, or lies in an object store."""
+    kind = FolderShards if isinstance(version.path, Path) else ObjectShards
+    places = [] if tiers is None else tiers.places(version)
+    return kind(version, index, check, places)
 
 
 @contextmanager
