@@ -1,12 +1,10 @@
 """Batches made ahead of training: gathered by threads, copied to the device while it
 works on the previous batch.
 
-**Ahead of batches**, shards of an object store are fetched while training works on those
-before. A sampler that takes the utterances of a few shards at a time knows what comes
-next. While the batches of one window are made, the shards of the next ones are copied to
-the local disk or into memory, in the order in which they are read, as far as there is
-room for them beside what is still needed. A copy is held until the last batch of these
-windows that reads it has been made; then it may make room for others at once."""
+**Shards of an object store** are fetched ahead of batches, if the sampler takes the
+utterances of a few shards at a time. While the batches of one window are made, the shards
+of the next windows are copied in the order in which they are read, as far as there is
+room. A copy is held until the last of these batches that reads it has been made."""
 
 from __future__ import annotations
 
@@ -39,17 +37,17 @@ from featcache.loader.utterances import ByName, DatasetVersion, by_version
 from featcache.quantize import dequantize
 
 Reading: TypeAlias = AbstractContextManager[None]
-"""The context to make a batch in: its shards stay meanwhile."""
+"""A context in which a batch is made, and its shards stay."""
 
 _PREFETCH = 2
-_PREFETCH_ASKED = 8
-"""Batches that are prepared ahead if each waits for its own requests."""
+_PREFETCH_REQUESTS = 8
+"""Batches that are prepared ahead, without local copies and with requests."""
 
 _SHARDS_AT_ONCE = 8
-"""Shards that are fetched side by side ahead of batches."""
+"""Shards that are fetched at the same time, ahead of batches."""
 
 _MOST_WINDOWS = 4
-"""Windows that are taken ahead."""
+"""Windows that are taken ahead of the current one."""
 
 
 class DataLoader:
@@ -117,21 +115,22 @@ class DataLoader:
                 f"batch_sampler is {batch_sampler!r}: give lists of positions; batch_size= "
                 "limits rows"
             )
-        if unknown := [name for name in batching if name not in Batching.__annotations__]:
-            takes = (
+        unknown = batching.keys() - Batching.__annotations__.keys()
+        if unknown:
+            raise ArgumentError(
+                f"featcache.DataLoader has no {listing(sorted(unknown))}: it takes "
                 f"{listing(Batching.__annotations__)}; threads make the batches, and "
                 "transform= changes them"
             )
-            raise ArgumentError(f"featcache.DataLoader has no {listing(unknown)}: it takes {takes}")
         if batch_sampler is not None and batching:
             raise ArgumentError(
                 f"batch_sampler makes the batches already: leave it out, or {listing(batching)}"
             )
         self.dataset = _whole(dataset)
         self._makes_batches = batch_sampler is None
-        self.batch_sampler: Any = (
-            _own_sampler(self.dataset, batching) if batch_sampler is None else batch_sampler
-        )
+        self.batch_sampler: Any = batch_sampler
+        if batch_sampler is None:
+            self.batch_sampler = _own_sampler(self.dataset, batching)
         if not (transform is None or callable(transform)):
             raise ArgumentError(f"transform is {transform!r}: give a function of a batch")
         self.transform = transform
@@ -139,11 +138,14 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        asks = any(not shards.places for _, shards in _remote(self.dataset))
-        prefetch = (_PREFETCH_ASKED if asks else _PREFETCH) if prefetch is None else prefetch
+        sends_requests = any(not shards.places for _, shards in _remote(self.dataset))
+        if prefetch is None:
+            prefetch = _PREFETCH_REQUESTS if sends_requests else _PREFETCH
         self.prefetch = require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
-        self._threads = self.prefetch if asks else min(self.prefetch, len(os.sched_getaffinity(0)))
+        self._threads = self.prefetch
+        if not sends_requests:
+            self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._latest = _Progress()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,7 +156,7 @@ class DataLoader:
         return f"DataLoader({self.dataset!r}, {self.batch_sampler!r}, {settings})"
 
     def __len__(self) -> int:
-        """How many batches an epoch has, if the sampler knows."""
+        """Return the number of batches of an epoch, if the sampler knows it."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -170,15 +172,16 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for new batches and new random crops. An iteration in progress
         keeps its epoch."""
-        if (sampler := self._with("set_epoch")) is not None:
+        sampler = self._with("set_epoch")
+        if sampler is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of training in the epoch: after the batches that it has received, not
-        after those made ahead. Raises ArgumentError if the sampler keeps no state."""
+        """Return the state of training in the epoch: after the batches that it has received,
+        not after those made ahead. Raises ArgumentError if the sampler keeps no state."""
         sampler = self._stateful()
-        # as the sampler counts: it may be in another pass by now
+        # The sampler may be in another pass.
         consumed = min(sampler.given, self._latest.received)
         state = sampler.state_dict(consumed=consumed)
         return {"sampler": state, "rows": self.dataset.lengths.digest}
@@ -200,15 +203,14 @@ class DataLoader:
         sampler.load_state_dict(inner)
 
     def _with(self, name: str) -> Any:
-        """The sampler, or the one that it makes batches of, if it has an attribute; a
-        `BatchSampler` has no epochs."""
+        """Return the sampler with this attribute: the batch sampler, or its own sampler."""
         samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
     @cached_property
     def _transfer(self) -> Transfer:
         transfer = _CudaTransfer if self.device.type == "cuda" else Transfer
-        # training holds one batch while it asks for the next
+        # Training holds one batch while it asks for the next.
         return transfer(self.device, self.prefetch + 2)
 
     def _stateful(self) -> Any:
@@ -226,38 +228,35 @@ class DataLoader:
         of_pass = batches if hasattr(batches, "epoch") else self._with("epoch")
         epoch = self.dataset.epoch if of_pass is None else of_pass.epoch
         self.dataset.set_epoch(epoch)
-        ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
-        are_fetched = any(shards.places for _, shards in _remote(self.dataset))
-        shards = (
-            ShardsAhead(self.dataset)
-            if are_fetched and getattr(batches, "has_windows", False)
-            else None
-        )
-        rows_of = map(_rows_of, batches)
-        given = (
-            zip(rows_of, repeat(nullcontext()))
-            if shards is None
-            else shards.windows(rows_of, batches)
-        )
+        shards: ShardsAhead | None = None
+        upcoming: Iterator[tuple[list[int], Reading]]
+        upcoming = zip(map(_rows_of, batches), repeat(nullcontext()))
+        are_copied = any(shards.places for _, shards in _remote(self.dataset))
+        if are_copied and getattr(batches, "has_windows", False):
+            shards = ShardsAhead(self.dataset)
+            upcoming = shards.windows(map(_rows_of, batches), batches)
+        ahead: deque[Future[list[Any]]] = deque()
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
-            def ask(count: int) -> None:
+            def prepare(count: int) -> None:
                 try:
-                    for rows, reading in islice(given, count):
+                    for rows, reading in islice(upcoming, count):
                         ahead.append(threads.submit(self._make, rows, epoch, reading))
-                except Exception as error:  # noqa: BLE001 - raised where the batch would have come
-                    ahead.append(Future())
-                    ahead[-1].set_exception(error)
+                except Exception as error:  # noqa: BLE001 - raised in the batch's place
+                    failed: Future[list[Any]] = Future()
+                    failed.set_exception(error)
+                    ahead.append(failed)
 
             try:
-                ask(self.prefetch)
+                prepare(self.prefetch)
                 while ahead:
                     made = ahead.popleft().result()
-                    ask(1)
+                    prepare(1)
                     progress.received += 1
-                    # nobody but training holds its memory
-                    mark, batch = made.pop(), made.pop()
+                    # Once popped, only training refers to the batch, and frees its memory.
+                    mark = made.pop()
+                    batch = made.pop()
                     self._transfer.make_ready(mark, batch)
                     progress.waited += perf_counter() - started
                     yield batch
@@ -278,8 +277,8 @@ class DataLoader:
                     shards.close()
 
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
-        """Gather a batch and send it on its way: the batch as training gets it, and the
-        mark of its arrival."""
+        """Gather a batch and send it to the device. Returns the batch as training gets it,
+        and the mark of its arrival."""
 
         def gather(ranges: FrameRanges) -> torch.Tensor:
             return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
@@ -293,20 +292,18 @@ class DataLoader:
 
 
 def _whole(dataset: Any) -> FeatureDataset:
-    """A dataset by itself, without the subsets of torch around it."""
+    """Return a dataset without the subsets of torch around it."""
     if isinstance(dataset, Subset):
         return _whole(dataset.dataset).subset(dataset.indices)
     if not isinstance(dataset, FeatureDataset):
-        wanted = (
-            "featcache.DataLoader takes a FeatureDataset, or a Subset of one; "
-            "torch.utils.data's takes any"
+        raise ArgumentError(
+            f"dataset is a {type(dataset).__name__}: featcache.DataLoader takes a "
+            "FeatureDataset, or a Subset of one; torch.utils.data's takes any"
         )
-        raise ArgumentError(f"dataset is a {type(dataset).__name__}: {wanted}")
     return dataset
 
 
 def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSampler:
-    """The sampler of a loader to which none is given."""
     if not {"max_frames", "batch_size"} & batching.keys():
         raise ArgumentError(
             "nothing says what the batches are: give batch_size= or max_frames=, or a batch_sampler"
@@ -316,43 +313,41 @@ def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSamp
 
 
 def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[str, torch.dtype]:
-    """The dtypes to convert the versions' features to, by name. One dtype for all is for
-    those that it fits. Raises ArgumentError if it is not a dtype, or features cannot be
-    converted to it without loss."""
+    """Return the dtypes to convert features to, by the versions' names. One dtype for all
+    is left out where it does not fit. Raises ArgumentError if it fits no version, or one of
+    several dtypes does not fit its version."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
-    given = [version for version in dataset.versions if version.name in dtypes]
-    faults = {
-        version.name: fault for version in given if (fault := _fault(dtypes[version.name], version))
-    }
+    faults: dict[str, str] = {}
+    for version in dataset.versions:
+        fault = _fault(dtypes[version.name], version) if version.name in dtypes else None
+        if fault is not None:
+            faults[version.name] = fault
     if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
         raise ArgumentError(next(iter(faults.values())))
     return {name: wanted for name, wanted in dtypes.items() if name not in faults}
 
 
 def _fault(dtype: object, version: DatasetVersion) -> str | None:
-    """Why a version's features cannot be converted to a dtype."""
+    """Explain why a version's features cannot be converted to a dtype without loss; None
+    if they can."""
     if not isinstance(dtype, torch.dtype):
         return f"dtype is {dtype!r}: give one of torch's, such as torch.float32"
-    spec = version.cache.spec
+    spec, padding = version.cache.spec, version.padding_value
     stored = np.dtype(spec.dtype)
     if stored.kind == "f":
-        what = f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
-        return None if dtype.is_floating_point else what
+        if dtype.is_floating_point:
+            return None
+        return f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return (
             f"dtype is {dtype}, and these features are {spec.units}: give one of integers, "
             "such as torch.int64"
         )
-    largest = max(
-        max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max,
-        version.padding_value,
-    )
     limits = torch.iinfo(dtype)
-    if version.padding_value < limits.min:
-        return (
-            f"dtype is {dtype}, which begins at {limits.min:,}, and padding_value is "
-            f"{version.padding_value:,}"
-        )
+    if padding < limits.min:
+        return f"dtype is {dtype}, which begins at {limits.min:,}, and padding_value is {padding:,}"
+    most = max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max
+    largest = max(most, padding)
     if largest > limits.max:
         return (
             f"dtype is {dtype}, which ends at {limits.max:,}: these features go up to {largest:,}"
@@ -365,27 +360,25 @@ class _Progress:
     """The state of an iteration."""
 
     received: int = 0
-    """The number of batches that training has received, of those that the sampler has
-    given."""
+    """The number of batches that training has received."""
     waited: float = 0.0
     """The seconds that training has waited."""
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:
-    """The rows of a batch that a sampler gives."""
+    """Return the rows of a sampler's batch. Raises ArgumentError if it is no batch."""
     try:
         return [*batch]
     except TypeError:
-        wanted = (
-            "featcache.DataLoader needs lists of positions, which "
+        raise ArgumentError(
+            f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions, which "
             "torch.utils.data.BatchSampler makes"
-        )
-        raise ArgumentError(f"the sampler gives {batch!r}: {wanted}") from None
+        ) from None
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
-    """The versions that are in an object store; of those without places for copies,
-    batches ask it for their bytes."""
+    """List the versions in an object store; without places for copies, batches send
+    requests."""
     versions = ((version, version.cache._shards) for version in dataset.versions)
     return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
 
@@ -393,77 +386,78 @@ def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]
 _Key: TypeAlias = tuple[ObjectShards, int]
 """A shard by its number."""
 
+_Window: TypeAlias = list[tuple[int, list[int]]]
+"""The batches of a window: the number and the rows of each."""
+
 
 class ShardsAhead:
     """The shards that the batches of one iteration will read. Safe to use from several
     threads.
 
-    A batch waits for its shards, unless it is the first of those that have not been made:
-    so whatever there is room for, there is one that goes on. What cannot be fetched is no
-    error here, but where it is read."""
+    A batch waits for its shards. The first of the unmade batches waits only while there is
+    room for them, so that one batch always goes on. A shard that cannot be fetched raises
+    its error where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
-        self._versions = [
-            (version, shards) for version, shards in _remote(dataset) if shards.places
-        ]
+        remote = _remote(dataset)
+        self._versions = [(version, shards) for version, shards in remote if shards.places]
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
         self._is_closed = False
-        # the numbers of those that have not been made, in their order
         self._batches: deque[int] = deque()
-        # What these read, in the order in which it is fetched: the number of the last one
-        # that reads each shard.
+        """The numbers of the batches that have not been made, in their order."""
         self._last: dict[_Key, int] = {}
+        """The last batch that reads each shard, in the order in which shards are fetched."""
         self._begun: set[_Key] = set()
-        # what lets go of those that are there, if they are
+        """The shards whose fetching has begun."""
         self._held: dict[_Key, Callable[[], None] | None] = {}
+        """The fetched shards, with the function that lets go of each; None for a failed one."""
 
     def windows(
         self, batches: Iterator[list[int]], sampler: Any
     ) -> Iterator[tuple[list[int], Reading]]:
-        """The batches, of which windows are taken ahead: at least one, and as many as
-        keep all threads fetching while there is room; each with the context to make it
-        in. `sampler`, which gives them, has the `window` of the latest.
+        """Yield the batches, each with the context to make it in. Windows are taken ahead:
+        at least one, and more while there are threads and room. `sampler` yields the
+        batches, and its `window` is that of the latest.
 
         The context raises CancelledError if all was closed meanwhile."""
-        upcoming: deque[list[tuple[int, list[int]]]] = deque()
+        upcoming: deque[_Window] = deque()
         for _, group in groupby(enumerate(batches), lambda _: sampler.window):
-            upcoming.append([*group])
-            are_begun = self._expect(upcoming[-1])
+            window = [*group]
+            upcoming.append(window)
+            are_begun = self._expect(window)
             if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
-                yield from (
-                    (rows, self._reading(number, rows)) for number, rows in upcoming.popleft()
-                )
-        for rest in upcoming:
-            yield from ((rows, self._reading(number, rows)) for number, rows in rest)
+                yield from self._readings(upcoming.popleft())
+        for window in upcoming:
+            yield from self._readings(window)
 
-    def _expect(self, window: list[tuple[int, list[int]]]) -> bool:
-        """Fetch what a window's batches read, as soon as there is room; whether all that
-        is expected has begun."""
-        last = {key: number for number, rows in window for key in self._wanted(rows)}
+    def _readings(self, window: _Window) -> Iterator[tuple[list[int], Reading]]:
+        return ((rows, self._reading(number, rows)) for number, rows in window)
+
+    def _expect(self, window: _Window) -> bool:
+        """Fetch the shards of a window as soon as there is room. Returns whether the
+        fetching of all expected shards has begun."""
+        last = {key: number for number, rows in window for key in self._keys(rows)}
         with self._changed:
             self._batches += [number for number, _ in window]
             self._last |= last
             self._go_on()
             return len(self._begun) == len(self._last)
 
-    def _wanted(self, rows: list[int]) -> dict[_Key, None]:
-        """The shards that are copied to read some rows, in the order of these."""
-        at = np.array(rows, np.int64)
-        numbers = (
-            (shards, shards.index.shard[version.positions_of(at)])
-            for version, shards in self._versions
-        )
-        return dict.fromkeys(
-            (shards, number) for shards, each in numbers for number in each.tolist()
-        )
+    def _keys(self, rows: list[int]) -> list[_Key]:
+        """List the shards that are copied to read some rows, in the order of these."""
+        keys: dict[_Key, None] = {}
+        for version, shards in self._versions:
+            positions = version.positions_of(np.array(rows, np.int64))
+            keys |= dict.fromkeys((shards, n) for n in shards.index.shard[positions].tolist())
+        return [*keys]
 
     @contextmanager
     def _reading(self, number: int, rows: list[int]) -> Iterator[None]:
-        wanted = self._wanted(rows)
+        keys = self._keys(rows)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._may_read(number, wanted))
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(number, keys))
             if self._is_closed:
                 raise CancelledError
         try:
@@ -474,10 +468,10 @@ class ShardsAhead:
                     self._batches.remove(number)
                     self._go_on()
 
-    # A default, since at the interpreter's exit the module's own names may be gone.
+    # At the interpreter's exit, the module's names may be gone: hence the default.
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Fetch nothing more, and hold nothing."""
-        # a forked child has neither the threads nor the locks
+        # A forked child has neither the threads nor the locks.
         if is_ending() or os.getpid() != self._process:
             return
         with self._changed:
@@ -486,53 +480,51 @@ class ShardsAhead:
             self._go_on()
         self._threads.shutdown(wait=False)
 
-    def _may_read(self, number: int, wanted: Iterable[_Key]) -> bool:
-        """Whether a batch's shards are there; for the first one, those that there is room
-        for."""
-        missing = [key for key in wanted if key not in self._held]
+    def _may_read(self, number: int, keys: Iterable[_Key]) -> bool:
+        """Tell whether a batch's shards are fetched; for the first batch, whether there is
+        no room for more."""
+        missing = [key for key in keys if key not in self._held]
         if not self._begun.isdisjoint(missing):
             return False
         return not missing or (number == self._batches[0] and self._next() is None)
 
     def _next(self) -> _Key | None:
-        """What is to begin next, if there is room for it."""
+        """Return the shard to fetch next; None if there is none, or no room for it."""
         key = next((key for key in self._last if key not in self._begun), None)
-        if key is None or (room := key[0].room) == math.inf:
+        if key is None or key[0].room == math.inf:
             return key
-        begun = [other for other in self._begun if other[0].where == key[0].where]
-        return (
-            key
-            if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room
-            else None
-        )
+        same_places = [other for other in self._begun if other[0].where == key[0].where]
+        num_bytes = sum(int(shards.sizes[number]) for shards, number in [*same_places, key])
+        return key if num_bytes <= key[0].room else None
 
     def _go_on(self) -> None:
-        """Let go of what nobody reads any more; only then begin, in their order, what
-        there are threads and room for, and no more, since the interpreter does not end
-        before what has been begun. Wake who waits for that."""
+        """Let go of the shards that were read last. Begin to fetch others, in their order,
+        as far as there are threads and room: the interpreter does not end before what has
+        begun. Wake all waiting threads."""
         first = self._batches[0] if self._batches else math.inf
-        for read in [key for key, last in self._last.items() if last < first]:
-            if read in self._held or read not in self._begun:  # else it goes once it is there
-                del self._last[read]
-                self._begun.discard(read)
-                if let_go := self._held.pop(read, None):
-                    let_go()
-        while (key := self._next()) is not None and len(self._begun) - len(
-            self._held
-        ) < _SHARDS_AT_ONCE:
-            self._begun.add(key)
+        for key in [key for key, last in self._last.items() if last < first]:
+            if key in self._begun and key not in self._held:
+                continue  # until it is fetched
+            del self._last[key]
+            self._begun.discard(key)
+            let_go = self._held.pop(key, None)
+            if let_go is not None:
+                let_go()
+        while len(self._begun) - len(self._held) < _SHARDS_AT_ONCE:
+            upcoming = self._next()
+            if upcoming is None:
+                break
+            self._begun.add(upcoming)
             try:
-                self._threads.submit(self._fetch, key)
-            except (
-                RuntimeError
-            ):  # the interpreter is ending, or there are no more threads: who reads it fetches it
-                self._held[key] = None
+                self._threads.submit(self._fetch, upcoming)
+            except RuntimeError:  # no more threads: the batch that reads it fetches it
+                self._held[upcoming] = None
         self._changed.notify_all()
 
     def _fetch(self, key: _Key) -> None:
         shards, number = key
         let_go = None
-        with suppress(Exception):  # which is raised where it is read
+        with suppress(Exception):  # raised again where it is read
             let_go = shards.hold(number)
         with self._changed:
             self._held[key] = let_go
@@ -540,9 +532,9 @@ class ShardsAhead:
 
 
 class Transfer:
-    """Brings batches, of which there are so many at a time, to CPU memory; to a device
-    that is not CUDA, torch copies them, and waits. That to a GPU returns tensors that may
-    still be on their way. Safe to use from several threads."""
+    """The way of batches to CPU memory, or to a device other than CUDA, where torch copies
+    them and waits. Subclasses may return tensors that are still on their way. Safe to use
+    from several threads."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = device
@@ -550,43 +542,39 @@ class Transfer:
         self._converted = Buffers(kept=num_batches)
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather the padded frames of a batch, and have them copied to the device and
-        converted there."""
+        """Gather the padded frames of a batch; copy them to the device and convert them."""
         gathered = ranges.gather(self._gathered.take)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
         if dtype is None or dtype == gathered.dtype:
             return gathered
-        converted = torch.from_numpy(
-            np.asarray(self._converted.take(gathered.numel() * dtype.itemsize))
-        )
+        memory = self._converted.take(gathered.numel() * dtype.itemsize)
+        converted = torch.from_numpy(np.asarray(memory))
         return converted.view(dtype).view(gathered.shape).copy_(gathered)
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Have a small tensor copied to the device."""
+        """Copy a small tensor to the device."""
         return tensor.to(self._device)
 
     def begin(self) -> None:
-        """Have the work on batches wait for what the caller's stream has been given
-        before."""
+        """Let the work on batches wait for the earlier work on the caller's stream."""
 
     def working(self) -> AbstractContextManager[Any]:
-        """The context to work on batches in, before the mark."""
+        """Return the context in which batches are changed, before the mark."""
         return nullcontext()
 
     def mark(self) -> Any:
-        """A mark after everything that this thread has sent on its way."""
+        """Return a mark after all that this thread has sent to the device."""
 
     def make_ready(self, mark: Any, batch: Any) -> None:
-        """Have the caller's stream wait for a mark before it uses the tensors of a batch."""
+        """Let the caller's stream wait for a mark before it uses a batch's tensors."""
 
 
 class _CudaTransfer(Transfer):
-    """Batches on a GPU, copied from page-locked memory on a stream of their own.
+    """The way of batches to a GPU, from page-locked memory on a stream of its own.
 
-    The allocator must not give a batch's memory to others while the training's stream
-    still works on it, although it was taken on the copies' stream: hence
-    `record_stream`."""
+    `record_stream` keeps the allocator from reusing a batch's memory, which was taken on
+    this stream, while training's stream still works on it."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = on_this_device(device)
@@ -597,7 +585,7 @@ class _CudaTransfer(Transfer):
             self._free.put(PinnedMemory())
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        # a quarter of the bytes are copied, and become values on the GPU
+        # Levels have a quarter of the bytes, and become values on the GPU.
         raw = ranges.version.cache.spec.is_quantized
         pinned = self._free.get()
         try:
@@ -613,8 +601,7 @@ class _CudaTransfer(Transfer):
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.working():
-            # From memory that is not page-locked, the copy would first wait for all
-            # others on the stream.
+            # A copy from other memory would wait for all others on the stream.
             return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def begin(self) -> None:
@@ -637,26 +624,27 @@ class _CudaTransfer(Transfer):
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, also in dictionaries, lists and tuples."""
+    """Yield the tensors of a batch, also in dictionaries, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_in(each)
+    elif isinstance(value, Mapping):
+        yield from _tensors_in([*value.values()])
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _tensors_in(element)
 
 
 def dequantized(
     levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move
 ) -> torch.Tensor:
-    """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move`
-    copies to that."""
+    """Return the values of levels, uint8 `[batch, frames, *item_shape]`, on their device,
+    to which `move` copies."""
     quantization = move(ranges.version.cache.quantization(ranges.positions))
     lengths = move(torch.from_numpy(ranges.counts))
-    values_dtype = torch.float32 if dtype is None else dtype
     return dequantize(
         levels,
         quantization,
-        values_dtype,
+        torch.float32 if dtype is None else dtype,
         lengths=lengths,
         padding_value=ranges.version.padding_value,
     )
