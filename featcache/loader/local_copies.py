@@ -1,22 +1,19 @@
-"""Copies of shards nearer than the cache, on a local disk, in memory, or both (memory is
-filled from the disk); and shards that are read from such copies, or asked of an object
-store.
+"""Local copies of shards, on a disk of the machine, in its memory, or both (memory is
+filled from the disk); and shards that are read from copies, or from an object store.
 
-**Of a cache in a folder**, copies are made in the background, and a shard is read from
-its copy once that is complete. One thread in each process makes them for all its caches,
-one after another, in the order in which shards were first read. It ends when there is
-nothing to do. What is read changes only where it is read: the thread puts a finished copy
-into a list, and `Shards` collects it before its next read.
+**A cache in a folder** is copied in the background, and a shard is read from its copy once
+that is complete. One thread in each process makes the copies for all its caches, in the
+order in which shards were first read, and ends when there is nothing to do. The thread
+puts a finished copy into a list, and `Shards` collects it before its next read.
 
-**Of a cache in an object store**, a shard is copied whole before anything of it is read.
-So each byte is fetched once, however many processes of the machine read it, in any order,
-while the copy stays. Without room, copies go that nobody holds (see `ShardsAhead`) and
-nobody has read for a while, and those of which the processes together have read as many
-frames as there are: of an epoch that takes shards one after the other, those that it is
-done with. If all are in use, ranges are read from the store instead: to copy a shard
-again and again for single utterances would fetch far more.
+**A shard of an object store** is copied whole before anything of it is read, so each byte
+is fetched once, however many processes read it, while the copy stays. Without room, two
+kinds of copies go: those that nobody holds (see `ShardsAhead`) and nobody has read for a
+while; and those of which the processes together have read as many frames as there are. If
+all are in use, ranges are read from the store: copying a shard again for single utterances
+would fetch far more.
 
-Threads and their locks do not survive a fork: a child begins anew when it reads."""
+Threads and their locks do not survive a fork: a child begins again when it reads."""
 
 from __future__ import annotations
 
@@ -57,23 +54,19 @@ from featcache.version.index import Index
 from featcache.version.version import Version
 
 _IDLE_SECONDS = 60.0
-"""How long nobody has read a copy of a shard in an object store that may make room for
-another."""
+"""The time without a read after which a copy from an object store may make room."""
 
 _WAIT_SECONDS = 0.5
-"""How long to wait if other processes are copying all that is wanted."""
+"""The time between two looks if other processes are copying all wanted shards."""
 
 _POLL_SECONDS = 0.05
-"""How long to wait for a shard that another process is copying, and that is to be read
-now."""
+"""The time between two looks for a shard that is read now, and another process copies."""
 
 _COPIES_AT_ONCE = 8
-"""Shards that a process fetches side by side: each takes some blocks of memory, and a
-batch may need dozens."""
+"""Shards that a process fetches at the same time; each takes some blocks of memory."""
 
 _MOST_HELD = 128
-"""Copies that a process holds at a time: each takes a file descriptor. Others stay as
-long as they are in use."""
+"""Copies that a process holds at a time; each takes a file descriptor."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kmgt])(i?))?b?", re.ASCII)
 
@@ -83,7 +76,7 @@ _thread: threading.Thread | None = None
 
 
 class Copying(TypedDict, total=False):
-    """What `featcache.open` takes to keep shards nearer."""
+    """The arguments of `featcache.open` about local copies."""
 
     ram: str | float | None
     copy_to: str | Path | None
@@ -92,8 +85,7 @@ class Copying(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Tiers:
-    """What a cache keeps nearer, and how much of it, in bytes: the arguments of
-    `featcache.open`, checked."""
+    """The checked arguments of `featcache.open` about local copies, in bytes."""
 
     ram: int | None = None
     copy_to: Path | None = None
@@ -106,26 +98,26 @@ class Tiers:
         copy_to: str | Path | None = None,
         copy_limit: str | float | None = None,
     ) -> Tiers:
-        """The tiers. An ArgumentError refuses an invalid size or folder, or a limit
+        """Check the arguments. Raises ArgumentError for an invalid size or folder, or a limit
         without a folder."""
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(
                 f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to="
             )
-        # Empty is a variable that is not set, and would be the working directory.
+        # An empty text, as of a variable that is not set, would be the working directory.
         if copy_to == "" or not isinstance(copy_to, (str, os.PathLike, NoneType)):
             raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
+        memory_bytes = disk_bytes = folder = None
         if copy_to is not None:
             refuse_url("copy_to", copy_to)
-        num_bytes = None if ram is None else parse_size("ram", ram)
-        if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf(
-            "SC_PHYS_PAGES"
-        ):
-            raise ArgumentError(f"ram is {num_bytes:,} bytes: more than this machine has")
-        folder = None if copy_to is None else Path(copy_to).expanduser().absolute()
-        return cls(
-            num_bytes, folder, None if copy_limit is None else parse_size("copy_limit", copy_limit)
-        )
+            folder = Path(copy_to).expanduser().absolute()
+        if ram is not None:
+            memory_bytes = parse_size("ram", ram)
+            if memory_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+                raise ArgumentError(f"ram is {memory_bytes:,} bytes: more than this machine has")
+        if copy_limit is not None:
+            disk_bytes = parse_size("copy_limit", copy_limit)
+        return cls(memory_bytes, folder, disk_bytes)
 
     def places(self, version: Version) -> list[Place]:
         """List the places of a version's copies, the nearest one first."""
@@ -139,13 +131,15 @@ class Tiers:
 
 
 def parse_size(name: str, value: str | float) -> int:
-    """The size in bytes that the argument of that name gives: a positive number; or text,
-    a number and kB, MB, GB, TB (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024),
-    in upper or lower case, with or without the B. Raises ArgumentError if it is neither,
-    or less than a byte."""
-    num_bytes = math.nan if isinstance(value, str) else value
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip().lower())):
-        num_bytes = float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
+    """Return a size in bytes, from a positive number, or from text: a number and kB, MB, GB,
+    TB (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower case,
+    with or without the B. Raises ArgumentError for other values, or less than a byte."""
+    num_bytes = value if not isinstance(value, str) else math.nan
+    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if match is not None:
+        number, prefix, is_binary = match.groups()
+        base = 1024 if is_binary else 1000
+        num_bytes = float(number) * base ** " kmgt".index(prefix or " ")
     if not is_number(num_bytes) or not math.isfinite(num_bytes):
         raise ArgumentError(
             f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes'
@@ -158,21 +152,21 @@ def parse_size(name: str, value: str | float) -> int:
 
 
 def _features_in(copy: LocalCopy, chunk: Frames) -> NDArray[Any]:
-    """The features that a copy has of a shard, `[frames, *item_shape]`."""
+    """Return the features in a copy of a shard, `[frames, *item_shape]`."""
     features: NDArray[Any] = copy.data[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
     return features
 
 
 class CopiedShards(Shards):
-    """The shards of a version that are read from copies, in places of which the nearest
-    is the first."""
+    """The shards of a version, read from copies in places, the nearest place first."""
 
     def __init__(
         self, version: Version, index: Index, check: bool, places: Sequence[Place]
     ) -> None:
         super().__init__(version, index, check=check)
         self.places = places
-        self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
+        self._used_up: set[Place] = set()
+        """The places where a copy has failed, and no more are made."""
         self._warnings: list[str] = []
         self._warned_of: set[type] = set()
 
@@ -182,12 +176,11 @@ class CopiedShards(Shards):
         return ", ".join(place.where for place in self.places)
 
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
-        """The nearest copy of a shard, whose features these are; where a nearer place has
-        none, it is made there. A StoreError says that the features cannot be read, or are
-        not what was written."""
+        """Return the nearest copy of a shard, whose features are `chunk`, after making it in
+        the nearer places. Raises StoreError if the features cannot be read, or are damaged."""
         copy: LocalCopy | None = None
         nearer: list[Place] = []
-        name = self.index.shards[number].rpartition("/")[2]  # without the part of a corpus
+        name = self.index.shards[number].rpartition("/")[2]  # without a corpus part
         num_bytes = chunk.num_bytes + CHECKSUM_BYTES
         for place in self.places:
             with self._giving_up(place):
@@ -195,7 +188,9 @@ class CopiedShards(Shards):
             if copy is not None:
                 break
             nearer.append(place)
-        for place in reversed([place for place in nearer if place not in self._used_up]):
+        for place in reversed(nearer):
+            if place in self._used_up:
+                continue
             blocks = partial(self._blocks, number, None if copy is None else copy.path)
             with self._giving_up(place):
                 refused = place.make(name, num_bytes, blocks)
@@ -205,46 +200,42 @@ class CopiedShards(Shards):
         return copy or CopyRefused.FULL
 
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
-        """The file of a shard's features, or the copy of it, in blocks; it is checked on
-        the way."""
+        """Yield the checked blocks of the file of a shard's features, or of its copy."""
         with nullcontext() if copy is None else _blaming_the_copy():
             yield from self.version.shard(self.index.shards[number]).feature_blocks(copy)
 
     @contextmanager
     def _giving_up(self, place: Place) -> Iterator[None]:
-        """Make no more copies in a place in which that fails within."""
+        """Make no more copies in a place if the block fails."""
         try:
             yield
         except OSError as error:
             self._used_up.add(place)
-            self._warn_of_the_end(
-                error, f"{error.filename or place.where}: {error.strerror}", place.where
-            )
+            reason = f"{error.filename or place.where}: {error.strerror}"
+            self._warn_of_the_end(error, reason, place.where)
 
     def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
-        rest = f"no more shards are copied to {where}; the others are read from {self.version.path}"
-        self._warn(type(error), f"{reason}: {rest}")
+        self._warn(
+            type(error),
+            f"{reason}: no more shards are copied to {where}; the others are read from "
+            f"{self.version.path}",
+        )
 
     def _warn_of_no_room(self, chunk: Frames, what_is: str) -> None:
         for place in self.places:
-            if place not in self._used_up:
-                unless = (
-                    "raised"
-                    if place.limit is not None
-                    else "given: without one, a tenth of the disk stays free"
-                )
-                what = (
-                    f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes "
-                    "besides what is in use"
-                )
-                rest = (
-                    f"{what_is} read from {self.version.path}, unless {place.setting} is {unless}"
-                )
-                self._warn(CopyRefused, f"{what}: {rest}")
+            if place in self._used_up:
+                continue
+            remedy = f"{place.setting} is raised"
+            if place.limit is None:
+                remedy = f"{place.setting} is given: without one, a tenth of the disk stays free"
+            self._warn(
+                CopyRefused,
+                f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides "
+                f"what is in use: {what_is} read from {self.version.path}, unless {remedy}",
+            )
 
     def _warn(self, kind: type, message: str) -> None:
-        """Have the next read warn, once of each kind of trouble: in a thread, it would be
-        lost."""
+        """Let the next read warn, once of each kind: a warning in a thread would be lost."""
         with changing:
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
@@ -258,22 +249,21 @@ class CopiedShards(Shards):
 
 
 class FolderShards(CopiedShards):
-    """A version's shards in a folder, copied in the background once read, and then read
-    from the complete copies."""
+    """A version's shards in a folder, copied in the background once read."""
 
     def __init__(
         self, version: Version, index: Index, check: bool, places: Sequence[Place]
     ) -> None:
         super().__init__(version, index, check, places)
-        # the numbers of shards to be copied, in the order they were asked for
         self._wanted: dict[int, None] = {}
+        """The numbers of the shards to copy, in the order in which they were read."""
         self._finished: list[tuple[int, LocalCopy, NDArray[Any]]] = []
         with changing:
             _in_folders.add(self)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether there are shards still to be copied in the background."""
+        """True if shards are still to be copied in the background."""
         return bool(self._wanted)
 
     def _slices(
@@ -284,9 +274,8 @@ class FolderShards(CopiedShards):
         return super()._slices(shards, firsts, counts)
 
     def _collect(self) -> None:
-        """Take what the thread has copied since the last time: it changes nothing itself
-        of what is read. Warn of what went wrong; in a forked child, go on with what its
-        parent had asked for."""
+        """Read from the copies that the thread has finished, and give its warnings. In a
+        forked child, go on with the parent's wanted shards."""
         with changing:
             for number, copy, features in self._finished:
                 self._features[number], self._copied[number] = features, copy
@@ -304,8 +293,8 @@ class FolderShards(CopiedShards):
         return features
 
     def copy_next(self) -> bool:
-        """Copy one of the wanted shards; False if others are copying all of them just
-        now. For the thread."""
+        """Copy one of the wanted shards, in the thread. Returns False if other processes are
+        copying all of them."""
         for number in list(self._wanted):
             copy: LocalCopy | CopyRefused | None = None
             try:
@@ -314,7 +303,7 @@ class FolderShards(CopiedShards):
             except StoreError as error:
                 what = error.what if isinstance(error, DamagedError) else error
                 self._warn(type(error), f"{what}; it is not copied, but read in place")
-            except Exception as error:  # noqa: BLE001 - in a thread that nobody waits for, nobody would hear of it
+            except Exception as error:  # noqa: BLE001 - in a thread, it would be lost
                 self._used_up.update(self.places)
                 self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
             if copy is CopyRefused.UNDER_WAY:
@@ -339,58 +328,58 @@ class FolderShards(CopiedShards):
     def _open_file(self, number: int) -> Frames:
         copy = self._copied.get(number)
         if copy is not None and copy.path is not None:
+            features = self._features[number]
             with suppress(FileNotFoundError):  # the folder may go at any time
-                opened, features = (
-                    Directory(copy.path.parent).open(copy.path.name, None),
-                    self._features[number],
-                )
+                opened = Directory(copy.path.parent).open(copy.path.name, None)
                 return Frames(opened, features.shape, features.dtype, str(copy.path), None)
             self._copied.pop(number, None)
         return super()._open_file(number)
 
 
 class ObjectShards(CopiedShards):
-    """The shards of a version in an object store, which are copied whole before they are
-    read; if there are no places for copies, ranges of them are read.
+    """The shards of a version in an object store, copied whole before they are read; without
+    places for copies, ranges of them are read.
 
-    What a batch takes of a shard is asked for at once, neighbours in one request, and of
-    all its shards side by side. Nothing of features is kept in memory. Raises
-    ArgumentError if there is room for less than a shard."""
+    A batch requests the frames of all its shards at the same time, neighbours in one
+    request. Features are not kept in memory. Raises ArgumentError if there is room for
+    less than a shard."""
 
     def __init__(
         self, version: Version, index: Index, check: bool, places: Sequence[Place]
     ) -> None:
         super().__init__(version, index, check, places)
-        self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
+        self._most_files = max(1, len(index.shards))  # they take no descriptors
         self.begin_anew()
         with changing:
             _in_stores.add(self)
-        if math.isfinite(self.room) and self.room < (most := int(self.sizes.max(initial=0))):
+        if math.isinf(self.room):
+            return
+        largest = int(self.sizes.max(initial=0))
+        if self.room < largest:
             setting = " and ".join(place.setting for place in places)
-            why = f"the largest shard of {version.path} has {most:,}, and shards are copied whole"
-            remedy = f"give more, or no {setting.replace('copy_limit', 'copy_to')}="
-            raise ArgumentError(f"{setting} is {self.room:,} bytes: {why}: {remedy}")
+            raise ArgumentError(
+                f"{setting} is {self.room:,} bytes: the largest shard of {version.path} has "
+                f"{largest:,}, and shards are copied whole: give more, or no "
+                f"{setting.replace('copy_limit', 'copy_to')}="
+            )
 
     def begin_anew(self) -> None:
-        """What a forked child does when it is there."""
+        """Forget the copies and locks of the parent process."""
         self._copied: dict[int, LocalCopy] = {}
         self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._fetching = threading.Semaphore(_COPIES_AT_ONCE)
-        # the numbers of shards of which this process says itself when they may go
         self._held: set[int] = set()
+        """The numbers of the shards whose copies `hold` keeps."""
 
     @property
     def room(self) -> float:
-        """The bytes of the largest place; infinite if one has no limit, or there is none."""
-        return max(
-            (math.inf if place.limit is None else place.limit for place in self.places),
-            default=math.inf,
-        )
+        """The bytes of the largest place; infinite without a limit, or without places."""
+        limits = [place.limit for place in self.places]
+        return max((math.inf if limit is None else limit for limit in limits), default=math.inf)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The bytes of the features of each shard, as far as the index tells; int64
-        `[shards]`."""
+        """The bytes of each shard's features, by the index; int64 `[shards]`."""
         frames = np.zeros(len(self.index.shards), np.int64)
         ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
@@ -398,15 +387,14 @@ class ObjectShards(CopiedShards):
         return sizes
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """The context to read such arrays in: they are in memory, or copied from the
-        store just now."""
+        """Return a context to read arrays in, which are in memory already."""
         return nullcontext()
 
     def hold(self, number: int) -> Callable[[], None] | None:
-        """Copy a shard, and keep the copy until the function is called that is returned;
-        None if there is no room. A StoreError says that the shard is not what was
-        written, or cannot be fetched."""
-        if (copy := self._copy_of(number, self._file(number))) is None:
+        """Copy a shard, and keep the copy. Returns the function that lets go of it; None if
+        there is no room. Raises StoreError if the shard is damaged, or cannot be fetched."""
+        copy = self._copy_of(number, self._file(number))
+        if copy is None:
             return None
         with changing:
             release = copy.hold() if len(self._held) < _MOST_HELD else None
@@ -436,9 +424,10 @@ class ObjectShards(CopiedShards):
         firsts, counts = zip(*ranges, strict=True)
         chunk = self._file(number)
         chunk.require_within(firsts, counts)
-        if (copy := self._copy_of(number, chunk)) is None:
+        copy = self._copy_of(number, chunk)
+        if copy is None:
             self._warn_of_no_room(chunk, "parts of shards are")
-        self._tell()  # of what has happened ahead, too
+        self._tell()
         if copy is None:
             return chunk.read_ranges(firsts, counts)
         features = _features_in(copy, chunk)
@@ -447,16 +436,17 @@ class ObjectShards(CopiedShards):
         return [features[first : first + count] for first, count in ranges]
 
     def _copy_of(self, number: int, chunk: Frames) -> LocalCopy | None:
-        """The copy of a shard, which is made now if there is none; None if there is no
-        room for it."""
+        """Return the copy of a shard, after making it if needed; None if there is no room."""
         with changing:
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
-            if (copy := self._copied.get(number)) is not None and copy.use():
+            copy = self._copied.get(number)
+            if copy is not None and copy.use():
                 return copy
-            # of what has been removed, there is room again once it is not mapped any more
+            # The room of removed copies is free once they are not mapped any more.
             with changing:
-                self._copied = {at: one for at, one in self._copied.items() if one.exists()}
+                remaining = [(other, copy) for other, copy in self._copied.items() if copy.exists()]
+                self._copied = dict(remaining)
             while True:
                 with self._fetching:
                     made = self._find_or_make(number, chunk)
@@ -481,7 +471,7 @@ def open_copied(version: Version, index: Index, check: bool, tiers: Tiers | None
 
 @contextmanager
 def _blaming_the_copy() -> Iterator[None]:
-    """Have damage that is found within be mended by removing the copy."""
+    """Let an error about damage say that the copy is to be removed."""
     try:
         yield
     except DamagedError as error:
@@ -493,14 +483,14 @@ def _wake() -> None:
     global _thread
     if _thread is None:
         thread = threading.Thread(target=_work, name="featcache-copies", daemon=True)
-        # no more threads, or the interpreter is ending: the originals will do
+        # Without more threads, the originals are read.
         with suppress(RuntimeError):
             thread.start()
             _thread = thread
 
 
 def _work() -> None:
-    """What the thread does: a shard of each cache in turn, until nothing is wanted."""
+    """Copy a shard of each cache in turn, until nothing is wanted. The thread runs this."""
     global _thread
     while True:
         with changing:
@@ -509,7 +499,7 @@ def _work() -> None:
                 _thread = None
                 return
         has_copied = [shards.copy_next() for shards in at_work]
-        del at_work  # a cache that nobody has any more is not kept for this
+        del at_work  # so that closed caches are freed
         if not any(has_copied):
             time.sleep(_WAIT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""What belongs to a pass through a dataset: its epoch, and whose rows it counts in."""
+"""The state of a pass through a dataset: its epoch, and the identity of its rows."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Rows(list[int]):
 
 
 class Epoch:
-    """The epoch of a dataset, for batches that bring none.
+    """The epoch of a dataset, for batches without an epoch.
 
-    It is this process's own after a fork, a copy or unpickling. Only in workers of torch's
-    DataLoader it is that of the process that they work for, their `leader`: if it
-    `is_followed`, in shared memory."""
+    After a fork, a copy or unpickling, each process has its own epoch. Only the workers of
+    torch's DataLoader have the epoch of the process that they work for, their `leader`:
+    in shared memory, if it `is_followed`."""
 
     def __init__(self, number: int, is_followed: bool, leader: torch.Tensor | None = None) -> None:
         self._is_followed, self._leader = is_followed, leader
         self._own = torch.tensor(number, dtype=torch.int64, device="cpu")
         if is_followed:
-            # without shared memory, workers that live on stay in the epoch they began in
+            # Without shared memory, persistent workers stay in their first epoch.
             with suppress(RuntimeError):
                 self._own.share_memory_()  # type: ignore[no-untyped-call]
             _FOLLOWED.add(self)
@@ -72,14 +72,14 @@ os.register_at_fork(after_in_child=_begin_own)
 
 
 class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
-    """The lengths of a dataset's rows, in frames, int64 `[rows]`, with the digest that
-    tells the rows from others; of a selection or a sum, without it."""
+    """The lengths of a dataset's rows, in frames, int64 `[rows]`, with the digest of the
+    rows. A selection or a sum has no digest."""
 
     digest: str
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64], digest: str) -> RowLengths:
-        """Lengths that know whose they are."""
+        """Return lengths with the digest of their rows."""
         known = lengths.view(cls)
         known.digest = digest
         return known
@@ -95,8 +95,8 @@ class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 def digest_of(ids: Sequence[Strings], row_hashes: NDArray[np.uint64]) -> str:
-    """Tell rows from others by their ids, in parts of any sizes, and by hashes of what
-    each was extracted from, uint64 `[rows]`."""
+    """Return a digest of rows: of their ids, in parts of any sizes, and of the hashes of
+    their sources, uint64 `[rows]`."""
     texts, lengths = hashlib.sha256(), hashlib.sha256()
     for part in ids:
         texts.update(part.utf8().data)

@@ -3,25 +3,25 @@ ranks, resumed in the middle.
 
 The utterances are sorted by their lengths, each stretched at random by up to `SPREAD`,
 and cut into batches in this order. So utterances of similar length share a batch, in new
-combinations in each epoch. Batches are dealt in rounds, one to each rank; since a round
-is cut from neighbours in the order, its batches are similar in length, and no rank waits
-for another. The rounds come in random order.
+combinations in each epoch. Batches are dealt in rounds, one to each rank. A round is cut
+from neighbours in the order, so its batches are similar in length, and no rank waits for
+another. The rounds come in random order.
 
 With windows, the shards are shuffled and cut into windows of a few, and all this is done
-for one window after the other: an epoch then needs the shards of one window at a time,
+for one window after the other. An epoch then needs the shards of one window at a time,
 and each of them once.
 
-`batches_of` is a pure function, and the same on every machine: the random numbers are
+`batches_of` is a pure function, and the same on every machine. Its random numbers are
 PCG64's raw ones, seeded by a SeedSequence, which numpy has promised not to change (NEP
-19; `Generator.permutation` and its like have no such promise), and the arithmetic is of
-integers and of single IEEE operations. What it computes for each utterance, it computes
-in chunks, so that sorting takes the most memory: some 18 bytes for each."""
+19; not so `Generator.permutation`). Its arithmetic is of integers and of single IEEE
+operations. It works in chunks, so that sorting takes the most memory: some 18 bytes for
+each utterance."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Self, TypeAlias, TypedDict, Unpack
 
@@ -38,7 +38,7 @@ Random: TypeAlias = np.random.PCG64 | None
 """Random numbers; None without shuffling."""
 
 SPREAD = 1 / 32
-"""How much longer than it is an utterance may count as when the utterances are sorted."""
+"""The largest stretch of a length when the utterances are sorted."""
 
 _CHUNK = 1 << 16
 _MOST_SHARDS = 1 << 24
@@ -47,7 +47,7 @@ _NO_STATE = "this is not the state of a BucketBatchSampler: give what its state_
 
 
 class Batching(TypedDict, total=False):
-    """The arguments of `BucketBatchSampler` besides what the dataset says."""
+    """The arguments of `BucketBatchSampler` that do not follow from the dataset."""
 
     max_frames: int | None
     batch_size: int | None
@@ -127,7 +127,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         rules: dict[str, Any] = {**_DEFAULTS, **batching}
         self.rank = require_int("rank", rules.pop("rank"), 0)
         self.rules = Rules(**rules)
-        if self.rank >= (count := self.rules.world_size):
+        count = self.rules.world_size
+        if self.rank >= count:
             raise ArgumentError(
                 f"rank is {self.rank}; with world_size={count} ranks are 0 to {count - 1}"
             )
@@ -138,18 +139,15 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.has_epoch = False
 
     def __len__(self) -> int:
-        """How many batches this rank gets in the epoch, with those before a resume."""
+        """Return the number of this rank's batches in the epoch, with those before a resume."""
         return sum(rounds for _, rounds in self._pass.before) + len(self._pass.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begin with the epoch's first batch; just after `load_state_dict`, with the
-        first that is still to be seen. Until something is read of it, a pass follows
-        `set_epoch` and `load_state_dict`."""
-        last = self._pass
-        # torch's DataLoader asks for two iterators where it has workers, and uses the second
-        self._pass = _Pass(self, last.epoch) if last.has_begun else replace(last)
-        if self._pass.before == last.before:
-            self._pass.batches = last.batches
+        """Begin with the epoch's first batch; just after `load_state_dict`, with the first
+        unseen batch. Until its first batch is read, a pass follows `set_epoch` and
+        `load_state_dict`."""
+        # With workers, torch's DataLoader asks for two iterators, and uses the second.
+        self._pass = self._pass.again()
         return self._pass
 
     def __repr__(self) -> str:
@@ -179,21 +177,20 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def given(self) -> int:
-        """How many batches this rank has received in the current pass."""
+        """The number of batches that this rank has received in the current pass."""
         return self._pass.done - self._pass.first
 
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
-        """Which utterances of the epoch are left, for all ranks together; small, of plain
-        numbers and text.
+        """Return the state of the epoch, for all ranks together; small, of plain numbers and
+        text.
 
         All ranks must be at the same step, as in synchronous training: then one saves the
         state, which all share. Raises ArgumentError if the pass has not yielded
         `consumed` batches.
 
         Args:
-            consumed: How many batches of this pass training has consumed. By default, all
-                that were yielded, which is too many if a DataLoader's workers take
-                batches ahead.
+            consumed: The number of batches of this pass that training has consumed; by default
+                all that were yielded. A DataLoader's workers take more than training.
         """
         now = self._pass
         consumed = self.given if consumed is None else require_int("consumed", consumed, 0)
@@ -233,12 +230,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.has_epoch = True
 
     def _turn_to(self, epoch: int, before: list[tuple[Rules, int]], first: int) -> None:
-        turned = _Pass(self, epoch, before, first)
         if self._pass.has_begun:
-            self._pass = turned
-        else:  # somebody may have it, as Lightning has before it sets the epoch
-            vars(self._pass).clear()
-            vars(self._pass).update(vars(turned))
+            self._pass = _Pass(self, epoch, before, first)
+        else:  # Lightning has the pass before it sets the epoch
+            self._pass.restart(epoch, before, first)
 
     @cached_property
     def _digest(self) -> str:
@@ -249,21 +244,38 @@ class BucketBatchSampler(Sampler[list[int]]):
         return digest.hexdigest()
 
 
-@dataclass(eq=False)
 class _Pass(Iterator[list[int]]):
-    """One pass through an epoch, or through what is left of it."""
+    """A pass through an epoch, or through the rest of it."""
 
-    sampler: BucketBatchSampler
-    epoch: int
-    before: list[tuple[Rules, int]] = field(default_factory=list)
-    """For each part of the epoch that was seen under other rules, these rules and the
-    number of its rounds."""
-    first: int = 0
-    """The round to begin with."""
-    has_begun: bool = False
+    def __init__(
+        self,
+        sampler: BucketBatchSampler,
+        epoch: int,
+        before: Sequence[tuple[Rules, int]] = (),
+        first: int = 0,
+    ) -> None:
+        self.sampler = sampler
+        self.restart(epoch, before, first)
 
-    def __post_init__(self) -> None:
-        self.done = self.first
+    def restart(self, epoch: int, before: Sequence[tuple[Rules, int]], first: int) -> None:
+        """Begin at the round `first` of an epoch."""
+        self.epoch = epoch
+        self.before = [*before]
+        """For each part of the epoch that was seen under other rules, these rules and the
+        number of its rounds."""
+        self.first = self.done = first
+        self.has_begun = False
+        self._batches: Batches | None = None
+
+    def again(self) -> _Pass:
+        """Return a new pass of the same epoch: from its beginning once this has begun, else
+        from the same round."""
+        fresh = _Pass(self.sampler, self.epoch)
+        if not self.has_begun:
+            fresh.restart(self.epoch, self.before, self.first)
+        if fresh.before == self.before:
+            fresh._batches = self.batches
+        return fresh
 
     def __next__(self) -> list[int]:
         self.has_begun = True
@@ -275,25 +287,27 @@ class _Pass(Iterator[list[int]]):
 
     @property
     def has_windows(self) -> bool:
-        """Whether some shards are taken at a time, and then others."""
+        """True if the utterances of a few shards are taken at a time."""
         return self.sampler.rules.shards_in_memory is not None
 
     @property
     def window(self) -> int:
-        """Which window of shards the latest batch is of; they rise."""
+        """The number of the latest batch's window of shards; these rise."""
         return int(self.batches.windows[self.done - 1])
 
-    @cached_property
+    @property
     def batches(self) -> Batches:
-        """All batches under the current rules, for all ranks."""
-        left = None
-        for rules, rounds in self.before:
-            left = self._make(rules, left, rounds).after(rounds)
-        return self._make(self.sampler.rules, left, self.first)
+        """The batches under the current rules, for all ranks."""
+        if self._batches is None:
+            remaining = None
+            for rules, rounds in self.before:
+                remaining = self._make(rules, remaining, rounds).after(rounds)
+            self._batches = self._make(self.sampler.rules, remaining, self.first)
+        return self._batches
 
     def _make(self, rules: Rules, positions: Ints | None, num_seen: int) -> Batches:
-        """The epoch's batches of some positions, or of all. A state is refused that has
-        seen more rounds of them."""
+        """Make the epoch's batches of some positions, or of all. Raises ArgumentError if a
+        state has seen more rounds of them."""
         batches = batches_of(
             self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards
         )
@@ -303,9 +317,11 @@ class _Pass(Iterator[list[int]]):
 
 
 def other_rows(count: int) -> str:
-    """The message about a state over other rows than these."""
-    what = f"the state is for other utterances than these {count:,}, or for other shards"
-    return f"{what}: resume with the same dataset, in the same order, or begin the epoch again"
+    """Return the message about a state over other rows than these."""
+    return (
+        f"the state is for other utterances than these {count:,}, or for other shards: resume "
+        "with the same dataset, in the same order, or begin the epoch again"
+    )
 
 
 def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: int | None) -> Ints:
@@ -313,9 +329,9 @@ def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: i
     if not array.size:
         raise ArgumentError("lengths is empty: there are no utterances to make batches of")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        what = f"lengths is {array.dtype} {list(array.shape)}"
         raise ArgumentError(
-            f"{what}: it must be one integer for each utterance, in frames, such as dataset.lengths"
+            f"lengths is {array.dtype} {list(array.shape)}: it must be one integer for each "
+            "utterance, in frames, such as dataset.lengths"
         )
     array = np.ascontiguousarray(array, np.int64)
     if array.min() < 0:
@@ -323,11 +339,10 @@ def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: i
             f"lengths has {array.min()} at {array.argmin()}: lengths cannot be negative"
         )
     if max_frames is not None and array.max() > max_frames:
-        longer = f"{(array > max_frames).sum():,} of {len(array):,} utterances are longer"
-        longest = f"the longest has {array.max()} frames, at position {array.argmax()}"
         raise ArgumentError(
-            f"max_frames is {max_frames}, and {longer}: {longest}; raise it to that, or "
-            "leave them out"
+            f"max_frames is {max_frames}, and {(array > max_frames).sum():,} of {len(array):,} "
+            f"utterances are longer: the longest has {array.max()} frames, at position "
+            f"{array.argmax()}; raise it to that, or leave them out"
         )
     return array
 
@@ -342,24 +357,18 @@ def _checked_shards(
     if shards is None:
         return None
     array = np.asarray(shards)
-    if (
-        array.shape != (count,)
-        or array.dtype.kind not in "iu"
-        or array.min() < 0
-        or array.max() >= _MOST_SHARDS
-    ):
-        wanted = (
-            f"the number of a shard, from 0, for each of the {count:,} utterances, such as "
-            "dataset.shards"
+    is_numbers = array.shape == (count,) and array.dtype.kind in "iu"
+    if not is_numbers or array.min() < 0 or array.max() >= _MOST_SHARDS:
+        raise ArgumentError(
+            f"shards is {array.dtype} {list(array.shape)}: it must be the number of a shard, "
+            f"from 0, for each of the {count:,} utterances, such as dataset.shards"
         )
-        raise ArgumentError(f"shards is {array.dtype} {list(array.shape)}: it must be {wanted}")
     return np.ascontiguousarray(array, np.uint32)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How batches are made: the arguments of `BucketBatchSampler` that are the same for
-    all ranks, checked."""
+    """The checked arguments of `BucketBatchSampler` that are the same for all ranks."""
 
     max_frames: int | None
     batch_size: int | None
@@ -372,59 +381,59 @@ class Rules:
     def __post_init__(self) -> None:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        checked = {"seed": require_int("seed", self.seed, 0)}
-        checked["world_size"] = require_int("world_size", self.world_size, 1, 1 << 20)
+        self._set("seed", require_int("seed", self.seed, 0))
+        self._set("world_size", require_int("world_size", self.world_size, 1, 1 << 20))
         for name in ("max_frames", "batch_size", "shards_in_memory"):
-            if (limit := getattr(self, name)) is not None:
-                checked[name] = require_int(name, limit, 1, MOST_COUNTED)
-        vars(self).update(checked, shuffle=bool(self.shuffle), drop_last=bool(self.drop_last))
+            limit = getattr(self, name)
+            if limit is not None:
+                self._set(name, require_int(name, limit, 1, MOST_COUNTED))
+        self._set("shuffle", bool(self.shuffle))
+        self._set("drop_last", bool(self.drop_last))
+
+    def _set(self, name: str, value: int) -> None:
+        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of an epoch, or of what is left of one."""
+    """The batches of an epoch, or of the rest of one."""
 
     order: Ints
     """The positions of utterances, int64 `[utterances]`; a batch is a range of this."""
     starts: Ints
-    """Where each batch begins in `order`; int64 `[rounds, world_size]`."""
+    """The begin of each batch in `order`; int64 `[rounds, world_size]`."""
     ends: Ints
-    """Where each batch ends in `order`; int64 `[rounds, world_size]`."""
+    """The end of each batch in `order`; int64 `[rounds, world_size]`."""
     windows: Ints
-    """The number of the window of shards that each round is of; they rise; int64
-    `[rounds]`."""
+    """The number of each round's window of shards; these rise; int64 `[rounds]`."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The batches of some parts, one after the other; there is at least one."""
-        firsts = np.cumsum([0, *(len(part.order) for part in parts[:-1])])
+        """Join the batches of some parts, one after the other; there is at least one."""
+        firsts = np.cumsum([0, *(len(part.order) for part in parts[:-1])]).tolist()
+        shifted = [*zip(parts, firsts, strict=True)]
         return cls(
-            np.concatenate([part.order for part in parts]),
-            np.concatenate(
-                [part.starts + first for part, first in zip(parts, firsts, strict=True)]
-            ),
-            np.concatenate([part.ends + first for part, first in zip(parts, firsts, strict=True)]),
-            np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            order=np.concatenate([part.order for part in parts]),
+            starts=np.concatenate([part.starts + first for part, first in shifted]),
+            ends=np.concatenate([part.ends + first for part, first in shifted]),
+            windows=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         )
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def batch(self, number: int, rank: int) -> list[int]:
-        """The positions of a rank's batch in one round."""
-        positions: list[int] = self.order[
-            self.starts[number, rank] : self.ends[number, rank]
-        ].tolist()
+        """Return the positions of a rank's batch in one round."""
+        begin, end = self.starts[number, rank], self.ends[number, rank]
+        positions: list[int] = self.order[begin:end].tolist()
         return positions
 
     def after(self, rounds: int) -> Ints:
-        """The positions of the utterances of all rounds but the first ones, sorted."""
-        ranges = zip(
-            self.starts[rounds:].ravel().tolist(), self.ends[rounds:].ravel().tolist(), strict=True
-        )
-        return np.sort(
-            np.concatenate([self.order[:0], *(self.order[start:end] for start, end in ranges)])
-        )
+        """Return the positions of the utterances behind the first rounds, sorted."""
+        starts = self.starts[rounds:].ravel().tolist()
+        ends = self.ends[rounds:].ravel().tolist()
+        batches = [self.order[begin:end] for begin, end in zip(starts, ends, strict=True)]
+        return np.sort(np.concatenate([self.order[:0], *batches]))
 
 
 def batches_of(
@@ -435,8 +444,7 @@ def batches_of(
     Args:
         lengths: The lengths of all utterances, in frames; integers `[utterances]`, at
             most `rules.max_frames`.
-        positions: The positions of the utterances that are to be in the batches; all of
-            them by default.
+        positions: The positions of the utterances to make batches of; None for all.
         epoch: The epoch; with `rules.shuffle`, each has other batches.
         shards: The number of each utterance's shard, from 0, integers `[utterances]`;
             with `rules.shards_in_memory`.
@@ -452,33 +460,32 @@ def batches_of(
 
 
 def _random(rules: Rules, *numbers: int) -> Random:
-    """The random numbers of an epoch, or of one of its windows."""
-    return (
-        np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers])) if rules.shuffle else None
-    )
+    """Return the random numbers of an epoch, or of one of its windows."""
+    if not rules.shuffle:
+        return None
+    return np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers]))
 
 
 def _windows(
     shards: NDArray[Any], positions: Ints | None, most: int, random: Random
 ) -> Iterator[Ints]:
-    """Positions by window: each has up to `most` shards, as evenly as may be, and with
-    `random` other ones each time.
+    """Cut positions into windows of up to `most` shards, as evenly as possible; with
+    `random`, each time others.
 
-    Which shards a window has does not depend on the positions, so that what is left of an
-    epoch has the same windows.
+    The shards of a window do not depend on the positions, so that the rest of an epoch has
+    the same windows.
     """
-    there = np.flatnonzero(np.bincount(shards))
-    shuffled = (
-        there if random is None else there[np.argsort(random.random_raw(len(there)), kind="stable")]
-    )
-    windows = np.array_split(shuffled, -(-len(there) // most))
-    window_of = np.empty(int(there[-1]) + 1, np.int64)
-    for number, inside in enumerate(windows):
-        window_of[inside] = number
+    numbers = np.flatnonzero(np.bincount(shards))
+    num_windows = -(-len(numbers) // most)
+    window_of = np.empty(int(numbers[-1]) + 1, np.int64)
+    if random is not None:
+        numbers = numbers[np.argsort(random.random_raw(len(numbers)), kind="stable")]
+    for window, inside in enumerate(np.array_split(numbers, num_windows)):
+        window_of[inside] = window
     positions = np.arange(len(shards)) if positions is None else positions
-    of_each = window_of[shards[positions]]
-    order = np.argsort(of_each, kind="stable")
-    ends = np.searchsorted(of_each[order], np.arange(len(windows)), side="right")
+    windows = window_of[shards[positions]]
+    order = np.argsort(windows, kind="stable")
+    ends = np.searchsorted(windows[order], np.arange(num_windows), side="right")
     return iter(np.split(positions[order], ends[:-1]))
 
 
@@ -506,41 +513,42 @@ def _make_batches(lengths: Ints, positions: Ints | None, rules: Rules, random: R
 
 
 def _sorted(lengths: Ints, positions: Ints | None, random: Random) -> Ints:
-    """The positions sorted by length, the longest first; with `random`, each length is
+    """Sort the positions by length, the longest first; with `random`, each length is
     stretched at random.
 
     Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a
     part in 2,048."""
     count = len(lengths if positions is None else positions)
     keys = np.empty(count, np.uint16)
+    one = np.float32(1)
     for first in range(0, count, _CHUNK):
         chunk = slice(first, first + _CHUNK)
-        stretched = np.maximum(lengths[chunk if positions is None else positions[chunk]], 1).astype(
-            np.float32
-        )
+        frames = lengths[chunk] if positions is None else lengths[positions[chunk]]
+        stretched = np.maximum(frames, 1).astype(np.float32)
         if random is not None:
             drawn = (random.random_raw(len(stretched)) >> 40).astype(np.float32) / (1 << 24)
             stretched *= 1 + np.float32(SPREAD) * drawn
-        keys[chunk] = ~((stretched.view(np.uint32) - np.float32(1).view(np.uint32)) >> 12).astype(
-            np.uint16
-        )
+        bits = stretched.view(np.uint32) - one.view(np.uint32)
+        keys[chunk] = ~(bits >> 12).astype(np.uint16)
     order = np.argsort(keys, kind="stable")
     return order if positions is None else positions[order]
 
 
 def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
-    """How many utterances each batch takes, as many as it may, in an order of falling
-    lengths, int64 `[batches]`."""
+    """Return how many utterances each batch takes, as many as possible, in an order of
+    falling lengths; int64 `[batches]`."""
     most = len(order) if rules.batch_size is None else rules.batch_size
-    rows: Ints = np.broadcast_to(most, len(order))  # that a batch may have that begins there
+    # The most rows of a batch that begins at each place.
+    rows: Ints = np.broadcast_to(most, len(order))
     if rules.max_frames is not None:
-        rows = lengths[order].astype(np.int64, copy=False)  # in whose memory all is computed
+        rows = lengths[order].astype(np.int64, copy=False)  # overwritten by each step
         np.maximum.accumulate(rows[::-1], out=rows[::-1])  # the longest from there on
         np.floor_divide(rules.max_frames, np.maximum(rows, 1, out=rows), out=rows)
         np.minimum(rows, most, out=rows)
-    begins, begin = [np.arange(0)], 0
-    # where another number begins
-    for end in [*(np.flatnonzero(rows[1:] != rows[:-1]) + 1).tolist(), len(order)]:
+    changes = np.flatnonzero(rows[1:] != rows[:-1]) + 1
+    begins = [np.arange(0)]
+    begin = 0
+    for end in [*changes.tolist(), len(order)]:
         if begin < end:
             begins.append(np.arange(begin, end, rows[begin]))
             begin = int(begins[-1][-1] + rows[begin])
@@ -548,8 +556,8 @@ def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
 
 
 def _split(sizes: Ints, missing: int) -> Ints:
-    """Make more batches of the same utterances, halving the largest; empty ones if all
-    have one row."""
+    """Make more batches of the same utterances, by halving the largest; empty batches if
+    all have one row."""
     while missing:
         halved = np.argsort(-sizes, kind="stable")[:missing]
         halved = halved[sizes[halved] > 1]
@@ -564,8 +572,8 @@ def _split(sizes: Ints, missing: int) -> Ints:
 
 
 def _without(values: Ints, count: int, random: Random) -> Ints:
-    """Leave out `count` neighbours, at a random place, or the last ones; the last is a
-    neighbour of the first."""
+    """Leave out `count` neighbours, at a random place, or the last values. The last value
+    is a neighbour of the first."""
     if not count:
         return values
     first = len(values) - count if random is None else int(random.random_raw()) % len(values)

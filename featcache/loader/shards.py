@@ -1,5 +1,4 @@
-"""A version's shards as training reads them: mapped, or read from their files; every
-error names its remedy."""
+"""A version's shards as training reads them: mapped, or read from their files."""
 
 from __future__ import annotations
 
@@ -24,39 +23,36 @@ if TYPE_CHECKING:
     from featcache.loader.places import LocalCopy
 
 _FILES_OPEN = 128
-"""The most shards' files that are open to be read from, unless an eighth of what the
-process may open is less."""
+"""The most open files of shards, unless an eighth of the process's limit is less."""
 
 
 class Shards:
     """The frames and side arrays of a version's utterances, in mapped shards. Safe to use
     from several threads.
 
-    What has been mapped is read when somebody looks at it: if the disk cannot read it
-    then, or the file has become shorter, the kernel ends the process by SIGBUS.
-    `load_checked` and `range` read from the file, and raise an error.
+    Mapped frames are read when they are used. If the disk fails then, or the file has
+    become shorter, the kernel ends the process by SIGBUS. `load_checked` and `range` read
+    from the file, and raise an error.
 
-    Every method that reads raises DamagedError if the shard is not what was written, and
-    StoreError if it cannot be read. With `check`, side arrays are compared with their
-    checksums."""
+    Every method that reads raises DamagedError if the shard is damaged, and StoreError if
+    it cannot be read. With `check`, side arrays are compared with their checksums."""
 
     def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
         self.version, self.index, self._check = version, index, check
-        # by the shard's number in the index; so are the others
+        # All by the shard's number in the index.
         self._opened: dict[int, Shard] = {}
         self._features: dict[int, NDArray[Any]] = {}
         self._checksums: dict[int, NDArray[np.uint64]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
         self._files: dict[int, Frames] = {}
-        self._copied: dict[int, LocalCopy] = {}  # those that are read from copies
+        self._copied: dict[int, LocalCopy] = {}
         self._most_files = max(
             1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         )
         self._readahead = Readahead()
 
     def utterance(self, position: int) -> NDArray[Any]:
-        """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is
-        copied."""
+        """Map all frames of an utterance, `[frames, *item_shape]`, read-only."""
         shard, first, count = self._place(position)
         return self._slices([shard], [first], [count])[0]
 
@@ -69,24 +65,23 @@ class Shards:
         )
 
     def frames(self, spans: Spans) -> list[NDArray[Any]]:
-        """Some frames of several utterances, likewise."""
+        """Map some frames of several utterances, read-only."""
         begins = self.index.first_frame[spans.positions] + spans.firsts
         return self._slices(
             self.index.shard[spans.positions].tolist(), begins.tolist(), spans.counts.tolist()
         )
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard of one utterance after the other, read from its file:
-        `[count, *item_shape]`."""
+        """Read frames of a shard from its file: `[count, *item_shape]`."""
         (frames,) = self._slices([shard], [first], [count])
         loaded = np.empty_like(frames)
         self._read_into(loaded, shard, first, frames)
         return loaded
 
     def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
-        """All frames of an utterance, which are `frames`, read from the file into the
-        beginning of `out` and compared with their checksum: a view of that. Once for each
-        shard, its scales and offsets are compared too."""
+        """Read all frames of an utterance, mapped as `frames`, from the file into the
+        beginning of `out`, and compare them with their checksum. Returns the view. Once for
+        each shard, its scales and offsets are compared too."""
         shard, first, _ = self._place(position)
         loaded = out[: len(frames)]
         self._read_into(loaded, shard, first, frames)
@@ -95,23 +90,23 @@ class Shards:
         return loaded
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """The context to read such arrays in: if they are on a disk, all are requested
-        before the first is read."""
+        """Return the context to read arrays in: from a disk, all are requested before the
+        first is read."""
         return self._readahead.over(arrays)
 
     def side(self, name: str, position: int) -> NDArray[Any]:
-        """An utterance's entries of a side array, `[entries, *item_shape]`; read-only.
-        StoreError if there is none."""
+        """Return an utterance's entries of a side array, `[entries, *item_shape]`,
+        read-only. Raises StoreError if there is no such array."""
         number = int(self.index.shard[position])
-        if (side := self._sides.get((name, number))) is None:
-            side = self._sides[name, number] = self._open_side(
-                name, self._shard(number), self._check
-            )
+        side = self._sides.get((name, number))
+        if side is None:
+            side = self._open_side(name, self._shard(number), self._check)
+            self._sides[name, number] = side
         return side.item(self._item(position, len(side.offsets) - 1))
 
     def quantization(self, position: int) -> NDArray[np.float32]:
-        """Scale and offset of an utterance with quantised features, float32 `[2,
-        *item_shape]`; read-only."""
+        """Return scale and offset of an utterance with quantised features, float32 `[2,
+        *item_shape]`, read-only."""
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
             shard = self._shard(int(self.index.shard[position]))
@@ -123,7 +118,8 @@ class Shards:
         return scale_and_offset
 
     def _checksum(self, position: int, number: int) -> int:
-        if (checksums := self._checksums.get(number)) is None:
+        checksums = self._checksums.get(number)
+        if checksums is None:
             shard = self._shard(number)
             if self.version.info.spec.is_quantized:
                 self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
@@ -134,14 +130,12 @@ class Shards:
         copy, shard = self._copied.get(number), self._shard(number)
         where = shard.folder if copy is None else copy.path or "memory"
         what = f"{id_}: damaged: its features in {where} are not what was written"
-        return (
-            DamagedError(what, shard.store.location)
-            if copy is None
-            else DamagedError(f"{what}; remove this copy")
-        )
+        if copy is not None:
+            return DamagedError(f"{what}; remove this copy")
+        return DamagedError(what, shard.store.location)
 
     def _item(self, position: int, count: int) -> int:
-        """The number of an utterance's item in its shard, which holds `count`."""
+        """Return the number of an utterance's item in its shard, which holds `count`."""
         item = int(self.index.item[position])
         if item >= count:
             shard = self._shard(int(self.index.shard[position]))
@@ -161,22 +155,23 @@ class Shards:
             for shard, first, n in zip(shards, firsts, counts, strict=True)
         ]
         if list(map(len, slices)) != counts:
-            at = next(at for at, frames in enumerate(slices) if len(frames) != counts[at])
-            shard, end = self._shard(shards[at]), firsts[at] + counts[at]
+            place = next(n for n, frames in enumerate(slices) if len(frames) != counts[n])
+            shard, end = self._shard(shards[place]), firsts[place] + counts[place]
             raise DamagedError(
                 f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location
             )
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
-        """Read frames of a shard from `first` on, which are `frames`, from its file."""
+        """Read frames of a shard from `first` on, mapped as `frames`, from its file."""
         self._file(number).read_into(out, first)
 
     def _file(self, number: int) -> Frames:
-        if (file := self._files.get(number)) is None:
+        file = self._files.get(number)
+        if file is None:
             file = self._open_file(number)
             if len(self._files) >= self._most_files:
-                # of several threads, another one may have taken it
+                # Another thread may have removed it.
                 with suppress(KeyError, RuntimeError, StopIteration):
                     del self._files[next(iter(self._files))]
             self._files[number] = file
@@ -186,13 +181,15 @@ class Shards:
         return self._shard(number).open_features()
 
     def _shard(self, number: int) -> Shard:
-        if (shard := self._opened.get(number)) is None:
+        shard = self._opened.get(number)
+        if shard is None:
             shard = self._opened[number] = self.version.shard(self.index.shards[number])
         return shard
 
     def _map(self, number: int) -> NDArray[Any]:
-        if (features := self._features.get(number)) is None:
-            # or another thread's
+        features = self._features.get(number)
+        if features is None:
+            # Another thread may have opened it first.
             features = self._features.setdefault(number, self._open(number))
         return features
 
