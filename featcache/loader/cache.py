@@ -422,7 +422,8 @@ class Cache:
         is_single = isinstance(keys, str) or getattr(keys, "ndim", 1) == 0
         if is_single or not isinstance(keys, Iterable):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
-        keys = keys if isinstance(keys, Sized) else [*keys]
+        if not isinstance(keys, Sized):
+            keys = [*keys]
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
         return positions_in(

@@ -47,7 +47,7 @@ from featcache.strings import Strings
 _Value = TypeVar("_Value")
 
 Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""Brings a tensor to a device."""
+"""A function that brings a tensor to a device."""
 
 _SLOW = (
     "a worker process takes longer to pass a batch on than to read it: "
@@ -62,8 +62,8 @@ class FrameRanges(Spans):
     version: DatasetVersion
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
-        """The padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised ones
-        as levels, padded with 0."""
+        """Return the padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised
+        frames as levels, padded with 0."""
         version = self.version
         padding_value = 0 if raw else version.padding_value
         return version.cache.gather(
@@ -71,7 +71,7 @@ class FrameRanges(Spans):
         )
 
     def lengths(self, move: Move) -> torch.Tensor | None:
-        """The numbers of frames, int64 `[batch]`; None if an utterance is one vector."""
+        """Return the numbers of frames, int64 `[batch]`; None if an utterance is one vector."""
         if not self.version.cache.spec.axis.is_ragged:
             return None
         return move(torch.from_numpy(self.counts))
@@ -168,22 +168,22 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.cache = cache
         versions = versions_of(cache, codebooks, padding_value)
         self.names = [version.name for version in versions]
-        found, self.skipped = find_utterances(versions, manifest, **selection)
+        utterances, self.skipped = find_utterances(versions, manifest, **selection)
         self.dropped: list[str] = []
         self._epoch = Epoch(0, is_followed=crop is not None)
         self._windows: Windows | None = None
         if crop is not None:
-            crop = crop if isinstance(crop, Crop) else Crop(frames=crop)
+            if not isinstance(crop, Crop):
+                crop = Crop(frames=crop)
             axes = [version.cache.spec.axis for version in versions]
-            longest = [
-                int(version.values_of(version.cache.lengths).max(initial=0))
-                for version in found.versions
-            ]
+            lengths = [version.values_of(version.cache.lengths) for version in utterances.versions]
+            longest = [int(of_version.max(initial=0)) for of_version in lengths]
             self._windows = Windows(crop, axes, longest)
-            found, self.dropped = found.without_short(self._windows)
-        self.columns, self.classes, self.versions = found.columns, found.classes, found.versions
+            utterances, self.dropped = utterances.without_short(self._windows)
+        self.columns, self.classes = utterances.columns, utterances.classes
+        self.versions = utterances.versions
         # A cache's own ids are not pickled with the dataset.
-        self._ids = None if found.ids is versions[0].cache.ids else found.ids
+        self._ids = None if utterances.ids is versions[0].cache.ids else utterances.ids
 
     def __repr__(self) -> str:
         columns = f" with {listing(self.columns)}" if self.columns else ""
@@ -211,25 +211,26 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self.item_in(self.epoch, rows)
 
     def item_in(self, epoch: int, row: NDArray[np.int64]) -> dict[str, Any]:
-        """The item of a row, int64 `[1]`, in an epoch."""
-        at = int(row[0])
-        features = self.named([each.gather()[0] for each in self.frame_ranges(row, epoch)])
-        values = {name: column[at] for name, column in self.columns.items()}
-        columns = {
-            name: value.item() if isinstance(value, np.generic) else value
-            for name, value in values.items()
-        }
-        return Item({"id": self.ids[at], "features": features, **columns})
+        """Return the item of a row, int64 `[1]`, in an epoch."""
+        position = int(row[0])
+        features = self.named([ranges.gather()[0] for ranges in self.frame_ranges(row, epoch)])
+        item = Item({"id": self.ids[position], "features": features})
+        for name, column in self.columns.items():
+            value = column[position]
+            item[name] = value.item() if isinstance(value, np.generic) else value
+        return item
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
-        """The items of several rows; torch's DataLoader calls this, and hands what it
-        returns to its `collate_fn`."""
+        """Return the items of several rows; torch's DataLoader calls this for its
+        `collate_fn`."""
         return Items.of(self, rows)
 
     @property
     def ids(self) -> Strings:
         """The utterances' ids, in the dataset's order."""
-        return self.versions[0].cache.ids if self._ids is None else self._ids
+        if self._ids is not None:
+            return self._ids
+        return self.versions[0].cache.ids
 
     @cached_property
     def lengths(self) -> RowLengths:
@@ -243,8 +244,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return RowLengths.of(lengths, digest_of(parts, self.versions[0].values_of(row_hashes)))
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
-        """The dataset of some rows, in their order: of a fold, for example. Its epoch is
-        set by itself.
+        """Return the dataset of some rows, in their order: of a fold, for example. It has an
+        epoch of its own.
 
         It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like
         this one, with `ids`, `lengths`, `columns` and `collate`.
@@ -255,19 +256,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: There is no such row.
-            ArgumentError: They are no positions; of a mask, `numpy.flatnonzero` gives them.
+            ArgumentError: They are no positions; for a mask, give `numpy.flatnonzero(mask)`.
         """
-        at = self.rows_at(rows)
+        positions = self.rows_at(rows)
         part = copy.copy(self)
-        part._ids = self.ids.take(at)
-        part.columns = {name: take(column, at) for name, column in self.columns.items()}
-        part.versions = [version.take(at) for version in self.versions]
+        part._ids = self.ids.take(positions)
+        part.columns = {name: take(column, positions) for name, column in self.columns.items()}
+        part.versions = [version.take(positions) for version in self.versions]
         return part
 
     @property
     def shards(self) -> NDArray[np.int64]:
-        """The number of the shard that has each utterance in the first version, from 0;
-        int64 `[utterances]`."""
+        """The number of each utterance's shard in the first version, from 0; int64
+        `[utterances]`."""
         return self.versions[0].values_of(np.asarray(self.versions[0].cache.index.shard))
 
     @property
@@ -276,15 +277,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also for the workers of torch's DataLoader, and not for other
-        processes that have been given the dataset.
+        """Set the epoch, also for the workers of torch's DataLoader. Other processes with
+        the dataset keep their epochs.
 
         `featcache.DataLoader` calls this itself. Batches of a `BucketBatchSampler` whose
         epoch has been set bring it along. With other samplers, call it before each pass."""
         self._epoch.set(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def epoch_of(self, rows: Sequence[int]) -> int:
-        """The epoch that the rows of a batch are read in."""
+        """Return the epoch in which the rows of a batch are read."""
         return rows.epoch if isinstance(rows, Rows) else self.epoch
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -292,10 +293,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         batch is empty.
 
         In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the
-        items are as they were read: passing them on takes longer than reading them."""
-        # nobody has looked, and changed something
+        items are unchanged: passing them on takes longer than reading them."""
+        # Items that were not looked at are unchanged.
         if isinstance(items, Items) and "data" not in vars(items):
-            if (worker := get_worker_info()) is not None and worker.id == 0:
+            worker = get_worker_info()
+            if worker is not None and worker.id == 0:
                 warnings.warn(_SLOW, FeatcacheWarning, stacklevel=2)
             return items.dataset.batch(items.rows)
         if not items:
@@ -305,30 +307,34 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for name, column in self.columns.items()
             if isinstance(column, Values) and name in items[0]
         }
-        own = {"id", "features", *lists}
-        rest = [{name: value for name, value in item.items() if name not in own} for item in items]
+        handled = {"id", "features", *lists}
+        others = [
+            {name: value for name, value in item.items() if name not in handled} for item in items
+        ]
         features: list[torch.Tensor] = []
         lengths: list[torch.Tensor | None] = []
-        has_one = isinstance(self.cache, Cache)
         for version in self.versions:
-            frames = [
-                item["features"] if has_one else item["features"][version.name] for item in items
-            ]
+            frames = [item["features"] for item in items]
+            if not isinstance(self.cache, Cache):
+                frames = [by_name[version.name] for by_name in frames]
             if version.cache.spec.axis.is_ragged:
                 value = version.padding_value
                 features.append(pad_sequence(frames, batch_first=True, padding_value=value))
-                lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
+                lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
             else:
                 features.append(torch.stack(frames))
                 lengths.append(None)
-        ids = [item["id"] for item in items]
-        batch: dict[str, Any] = {"ids": ids, "features": self.named(features)}
-        batch["lengths"] = self.named(lengths)
-        return {**batch, **lists, **default_collate(rest)}
+        return {
+            "ids": [item["id"] for item in items],
+            "features": self.named(features),
+            "lengths": self.named(lengths),
+            **lists,
+            **default_collate(others),
+        }
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The batch of the given rows, gathered straight into padded tensors. Without
-        rows, the batch is empty."""
+        """Return the batch of rows, gathered straight into padded tensors. Without rows,
+        the batch is empty."""
         return self.batch_in(self.epoch_of(rows), rows)
 
     def batch_in(
@@ -338,56 +344,56 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
         move: Move = lambda tensor: tensor,
     ) -> dict[str, Any]:
-        """The batch of rows in an epoch: `gather` makes the padded frames, and `move`
-        takes all other tensors there."""
-        at = self.rows_at(rows)
-        versions = self.frame_ranges(at, epoch)
-        columns = {name: _in_batch(column, at, move) for name, column in self.columns.items()}
+        """Return the batch of rows in an epoch: `gather` makes the padded frames, and `move`
+        takes all other tensors to their device."""
+        positions = self.rows_at(rows)
+        versions = self.frame_ranges(positions, epoch)
+        columns = {
+            name: _in_batch(column, positions, move) for name, column in self.columns.items()
+        }
         lengths = self.named([ranges.lengths(move) for ranges in versions])
         features = self.named([*map(gather, versions)])
-        return {"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns}
+        ids = self.ids.texts(positions)
+        return {"ids": ids, "features": features, "lengths": lengths, **columns}
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
-        """One value for each version, as items and batches have them: by name, if the
-        versions were given by name."""
-        return (
-            values[0]
-            if isinstance(self.cache, Cache)
-            else dict(zip(self.names, values, strict=True))
-        )
+        """Return one value for each version, by name if the versions were given by name."""
+        if isinstance(self.cache, Cache):
+            return values[0]
+        return dict(zip(self.names, values, strict=True))
 
     def frame_ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
-        """The frames that a batch of some rows holds of each version in an epoch."""
+        """List the frames of some rows in an epoch, for each version."""
         positions = [version.positions_of(rows) for version in self.versions]
         lengths = [
-            version.cache.index.num_frames[at]
-            for version, at in zip(self.versions, positions, strict=True)
+            version.cache.index.num_frames[of_version]
+            for version, of_version in zip(self.versions, positions, strict=True)
         ]
         firsts = [np.zeros_like(rows)] * len(lengths)
         if self._windows is not None:
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
         return [
-            FrameRanges(*each)
-            for each in zip(positions, firsts, lengths, self.versions, strict=True)
+            FrameRanges(*columns)
+            for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 
     def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if
-        there is no such row."""
+        """Count rows from the first row on; int64 `[rows]`. Raises IndexError if there is
+        no such row."""
         return positions_in(
             "rows", rows, len(self), "the dataset", "a list of positions in the dataset"
         )
 
 
 def _in_batch(column: TypedColumn, rows: NDArray[np.int64], move: Move) -> Any:
-    """The values of some rows of a column, as a batch has them."""
+    """Return the values of some rows of a column, as a batch has them."""
     if isinstance(column, np.ndarray):
         return move(torch.from_numpy(column[rows]))
     return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
 
 
 class Item(dict[str, Any]):
-    """An item of a dataset, for torch's default `collate_fn` to know it by."""
+    """An item of a dataset. torch's default `collate_fn` knows it by its class."""
 
 
 def _stacked(items: Sequence[Item], *, collate_fn_map: Any) -> Any:
@@ -397,9 +403,9 @@ def _stacked(items: Sequence[Item], *, collate_fn_map: Any) -> Any:
     except RuntimeError as error:
         if "equal size" not in str(error):
             raise
-        remedy = "give its DataLoader collate_fn=dataset.collate"
         raise ArgumentError(
-            f"features differ in length, and torch does not pad: {remedy}"
+            "features differ in length, and torch does not pad: give its DataLoader "
+            "collate_fn=dataset.collate"
         ) from None
 
 
@@ -407,16 +413,15 @@ default_collate_fn_map[Item] = _stacked
 
 
 class Items(UserList[dict[str, Any]]):
-    """Items of a dataset, read when somebody looks into the list; `collate` does not, and
-    gathers them instead."""
+    """Items of a dataset, read at the first look into the list. `collate` gathers them
+    instead."""
 
     dataset: FeatureDataset
     rows: Sequence[int]
 
     @classmethod
     def of(cls, dataset: FeatureDataset, rows: Sequence[int]) -> Self:
-        """The items of some rows, not read yet. (Slices and sums of lists are made of
-        items that were read.)"""
+        """Return the unread items of some rows. (Slices and sums hold items that were read.)"""
         items = cls.__new__(cls)
         items.dataset, items.rows = dataset, rows
         return items
@@ -425,7 +430,8 @@ class Items(UserList[dict[str, Any]]):
     def data(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The items."""
         epoch = self.dataset.epoch_of(self.rows)
-        return [self.dataset.item_in(epoch, row[None]) for row in self.dataset.rows_at(self.rows)]
+        rows = self.dataset.rows_at(self.rows)
+        return [self.dataset.item_in(epoch, row[None]) for row in rows]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (self.data,)

@@ -134,12 +134,7 @@ def parse_size(name: str, value: str | float) -> int:
     """Return a size in bytes, from a positive number, or from text: a number and kB, MB, GB,
     TB (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower case,
     with or without the B. Raises ArgumentError for other values, or less than a byte."""
-    num_bytes = value if not isinstance(value, str) else math.nan
-    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
-    if match is not None:
-        number, prefix, is_binary = match.groups()
-        base = 1024 if is_binary else 1000
-        num_bytes = float(number) * base ** " kmgt".index(prefix or " ")
+    num_bytes = _parse_text(value.strip().lower()) if isinstance(value, str) else value
     if not is_number(num_bytes) or not math.isfinite(num_bytes):
         raise ArgumentError(
             f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes'
@@ -149,6 +144,16 @@ def parse_size(name: str, value: str | float) -> int:
             f"{name} is {value!r}: it must be at least one byte; leave it out for none"
         )
     return int(num_bytes)
+
+
+def _parse_text(text: str) -> float:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return math.nan
+    number, prefix, is_binary = match.groups()
+    base = 1024 if is_binary else 1000
+    num_bytes: float = float(number) * base ** " kmgt".index(prefix or " ")
+    return num_bytes
 
 
 def _features_in(copy: LocalCopy, chunk: Frames) -> NDArray[Any]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class _Config(Protocol):
-    """The part of `featcache.config.Config` that `open` needs; training may lack the
-    packages to import that."""
+    """The part of `featcache.config.Config` that `open` needs; without the extra `extract`,
+    `Config` cannot be imported."""
 
     @property
     def name(self) -> str: ...
@@ -44,8 +44,8 @@ def open(  # noqa: A001
     strict: bool = False,
     **copying: Unpack[Copying],
 ) -> Cache:
-    """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all
-    its parts as one sequence.
+    """Open a version of a cache for reading; or of a corpus, as a `Corpus`: all its parts
+    as one sequence.
 
     Args:
         path: The cache, or a version in it, by its folder or its name:
@@ -55,21 +55,21 @@ def open(  # noqa: A001
             one version.
         config: Open the version with this config's fingerprint: a YAML file or a packaged
             config's name, which need the extra `extract`, or a `Config`.
-        tag: Open the version as it was when `featcache tag` gave it this name, whatever
-            was added or replaced since; of several versions, the one that has this tag.
+        tag: Open the version as it was when `featcache tag` gave it this name. It also
+            selects, of several versions, the version with this tag.
             "features/fbank80@paper" does the same.
-        check: Whether to compare every utterance that is read with its checksum. It is
-            then read, and not mapped: a disk that fails gives a DamagedError, and does
-            not end the process by SIGBUS.
-        strict: Whether to refuse an unfinished version instead of warning: one that lacks
-            utterances of a manifest that are not in the failure ledger either, that has
-            lost shards, or of which its records do not tell.
+        check: True to compare every utterance with its checksum. It is then read, and not
+            mapped: a disk that fails raises a DamagedError, and does not end the process
+            by SIGBUS.
+        strict: True to refuse an unfinished version, instead of a warning. An unfinished
+            version lacks utterances of a manifest that are not in the failure ledger, has
+            lost shards, or has no records of what is wanted.
         ram: How much memory to use for copies of shards, which all processes of this
             machine share: "4GB", "512MiB", or a number of bytes. They are copied while
             they are read; from an object store, before, so that each byte is fetched
             once. None by default, since the page cache does the same for folders.
-        copy_to: A folder on a local disk to which shards are copied likewise. With `ram`
-            too, memory comes first.
+        copy_to: A folder on a local disk to which shards are copied in the same way.
+            With `ram`, memory comes first.
         copy_limit: The limit for all copies in that folder together; by default, a tenth
             of the disk stays free.
 
@@ -91,7 +91,8 @@ def open(  # noqa: A001
         tiers = Tiers.parse(**copying)
     location = parse_location("path", path)
     config = None if config is None else _load(config)
-    if (found := corpus_of(location)) is not None:
+    in_corpus = corpus_of(location)
+    if in_corpus is not None:
         if tag is not None:
             raise ArgumentError(
                 f"tag is {tag!r}: {location} is a corpus: open its parts, which have tags "
@@ -99,9 +100,11 @@ def open(  # noqa: A001
             )
         from featcache.loader.corpus import Corpus, open_parts
 
-        corpus, of_path = found
+        corpus, name_in_path = in_corpus
         made_by = None if config is None else (config.name, config.fingerprint())
-        parts = open_parts(corpus, (of_path or None) if name is None else name, made_by, strict)
+        if name is None:
+            name = name_in_path or None
+        parts = open_parts(corpus, name, made_by, strict)
         return Corpus(corpus, parts, check=check, tiers=tiers)
     if config is None:
         version = select_version(location, name, tag)

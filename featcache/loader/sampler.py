@@ -215,7 +215,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                 (Rules(**part["rules"]), require_int("rounds", part["rounds"], 0))
                 for part in state["parts"]
             ]
-            digest = state["rows" if "rows" in state else "lengths"]
+            digest = state["rows"] if "rows" in state else state["lengths"]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
         if "rows" not in state:

@@ -1,4 +1,4 @@
-"""What is read of some utterances: spans of frames, and checks of the arguments."""
+"""The spans of frames that are read, and checks of the arguments about them."""
 
 from __future__ import annotations
 

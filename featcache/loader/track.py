@@ -1,5 +1,5 @@
-"""Where the entries of a version's other tracks are, and how they are read: another rate
-of a codec's codes, or the scales that belong to them."""
+"""The other tracks of a version: another rate of a codec's codes, or the scales that
+belong to them."""
 
 from __future__ import annotations
 
