@@ -1,4 +1,4 @@
-"""Samples that come block by block, so that a long recording is never in memory whole."""
+"""Samples in blocks, so that a long recording is never in memory whole."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _GROWTH = 1.25
 class Joined:
     """Joins blocks of float32 samples into one array. A single block is not copied.
 
-    `expected` is about how many samples will come; 0 if that is not known."""
+    `expected` is the approximate number of samples, or 0."""
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
         self._array = np.empty(0, np.float32)
         self._filled = 0
-        self._is_own = False  # or it is the first block, which is somebody else's
+        self._is_own = False  # if not, it is the caller's block
 
     def add(self, block: NDArray[np.float32]) -> None:
         """Append a block, `[num_samples, ...]`, which must not change afterwards."""
@@ -64,15 +64,15 @@ class Collector(Protocol):
         """Take a block, `[num_samples, channels]`, which must not change afterwards."""
 
     def finish(self) -> Any:
-        """Return what was made of the samples."""
+        """Return the result."""
 
 
 class Segment:
     """Counts and checks the samples of a segment before its collector gets them.
 
     Args:
-        is_float: Whether samples can be NaN or infinite.
-        most_samples: More are not wanted.
+        is_float: True if samples can be NaN or infinite.
+        most_samples: The limit of `is_full`.
         wait: Called between blocks; it may raise to give up.
     """
 
@@ -93,7 +93,7 @@ class Segment:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has more samples than are wanted."""
+        """True if it has more samples than are wanted."""
         return self.num_samples > self._most_samples
 
     def add(self, samples: NDArray[np.float32]) -> None:

@@ -1,21 +1,17 @@
-"""An open audio file, and its samples by position: bit for bit those that decoding all of
-it gives.
+"""An open audio file, and its samples by position, bit for bit as decoding all of it
+gives them.
 
-This file relies on measurements of libsndfile 1.2.2 and soundfile 0.14. Seeking gives
-other samples in MP3 and Opus, and once in a thousand times in Vorbis; it is exact in
-FLAC, and where samples have a fixed size. A decoder of FLAC that met damage cannot be
-used again. The length of an MP3 without a header frame is a guess.
+Measured with libsndfile 1.2.2 and soundfile 0.14: seeking gives other samples in MP3 and
+Opus, and once in a thousand times in Vorbis; it is exact in FLAC, and where samples have a
+fixed size. A decoder of FLAC that met damage cannot be used again. The length of an MP3
+without a header frame is a guess.
 
-Whole FLAC files are decoded by dr_flac, which the package miniaudio brings: it gives the
-same samples in two thirds of the time. libsndfile spends over a third of its time on a
-FLAC in copying decoded samples, one at a time, into the caller's buffer
-(`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it
-says little about what is wrong with a file, so libsndfile decodes again whatever dr_flac
-does not decode to the last sample. Until then a FLAC is not opened with libsndfile, which
-takes as long as decoding a tenth of a second: its first 42 bytes say enough. Nor is a WAV
-of 16-bit integers, whose samples are these, times 2^-15, as libsndfile gives them.
-
-What libsndfile does not know, FFmpeg decodes: see `formats.py`."""
+dr_flac, from the package miniaudio, decodes complete FLAC files in two thirds of the time
+of libsndfile, which copies decoded samples one at a time. dr_flac reports little about
+damage, so libsndfile decodes again what dr_flac does not decode to the last sample.
+Opening a file with libsndfile takes as long as decoding a tenth of a second, so it is not
+done before: the first 42 bytes of a FLAC say enough. The samples of a 16-bit WAV are its
+integers times 2^-15, as libsndfile gives them."""
 
 from __future__ import annotations
 
@@ -29,16 +25,14 @@ from numpy.typing import NDArray
 
 from featcache.audio.blocks import Segment
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
+from featcache.audio.ffmpeg import BEGINNING, FFmpegDecoder, format_of
 from featcache.audio.formats import (
-    BEGINNING,
     FFMPEG,
     UNKNOWN,
-    FFmpegDecoder,
     Header,
     View,
     cut_in_header,
     find_sound,
-    format_of,
     gsm_samples,
     is_shorten,
     mp3_end,
@@ -54,24 +48,19 @@ from featcache.manifest.audio_locations import AudioSource, CopiedSource
 try:
     import miniaudio
     import soundfile
-except (
-    ImportError,
-    OSError,
-) as error:  # OSError: the package soundfile is there, libsndfile is not
-    raise MissingDependencyError(
-        getattr(error, "name", None) or "soundfile", "decoding audio"
-    ) from error
+except (ImportError, OSError) as error:  # OSError: soundfile has no libsndfile
+    package = getattr(error, "name", None) or "soundfile"
+    raise MissingDependencyError(package, "decoding audio") from error
 
 END_TOLERANCE_SECONDS = 0.1
-"""A segment may end this much after the end of its file, and is cut off there: manifests
-round durations, and encoders of MP3 add or drop a little. A segment that ends later is a
-failure."""
+"""A segment that ends at most this much after the end of its file is cut off there:
+manifests round durations, and encoders of MP3 add or drop a little. A later end fails."""
 
 _SEEKABLE = frozenset(
     {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
 )
 _BLOCK = 65536  # samples that are read at once of a file that cannot be seeked
-_BLOCK_VALUES = 1 << 20  # of all channels: so much is decoded before it is passed on
+_BLOCK_VALUES = 1 << 20  # of all channels, in a block
 _MORE = 4096  # samples that are asked for after the last one of a FLAC
 _FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
 _SMALL_BYTES = 1 << 20  # of a file that is read once, and hashed and decoded in memory
@@ -84,12 +73,11 @@ Span = tuple[int, int]
 
 
 class Recording:
-    """A file that is being decoded, by one thread at a time; what is not a file of this
-    machine, from the copy that `fetched` gives. Raises AudioError if it cannot be opened,
-    or is not audio."""
+    """A file that one thread at a time decodes, or the copy that `fetched` gives of audio
+    elsewhere. Raises AudioError if it cannot be opened, or is not audio."""
 
     stamp: FileStamp
-    """The file's size, and when it was last modified, before it was opened."""
+    """The file's size and time before it was opened."""
 
     def __init__(
         self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of
@@ -106,13 +94,12 @@ class Recording:
         else:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
-        # of a FLAC or WAV, made when it must be
+        # None of a FLAC or 16-bit WAV until it is needed
         self._decoder: _Decoder | FFmpegDecoder | None = None
         self.position = 0
-        """The position of the sample that would be decoded next."""
+        """The position of the next sample to decode."""
         self.damage: AudioError | None = None
-        """Why nothing can be decoded from `position` on; None if nothing is known to be
-        wrong."""
+        """The fault that ends decoding at `position`, if one is known."""
         try:
             header = plain_header(self._file.fileno(), self.stamp.size)
             if header is None or (header.samples_at is None and self.stamp.size > _FLAC_AT_ONCE):
@@ -120,7 +107,8 @@ class Recording:
         except _FAULTS as error:
             self._file.close()
             raise _fault(error) from None
-        self.header, self._is_plain = header, self._decoder is None
+        self.header = header
+        self._is_plain = self._decoder is None
 
     def close(self) -> None:
         """Close the file."""
@@ -129,27 +117,26 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """A hash of the file's bytes, those decoded unless it `has_changed`;
-        `UNKNOWN_HASH` if not wholly readable, or too large."""
+        """Hash the file's bytes, those decoded unless it `has_changed`; `UNKNOWN_HASH` if
+        they cannot all be read, or are too many."""
         if self.stamp.size > _MOST_HASHED:
             return UNKNOWN_HASH
-        with suppress(OSError):  # a bad sector, which need not be in what is decoded
+        with suppress(OSError):  # a bad sector, maybe outside of the segments
             if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._bytes_at(0, self.stamp.size))
-            # a copy is of this recording alone
-            hash_of = hash_of_content if self._is_copy else hashes.of
-            return hash_of(self._file.fileno())
+            if self._is_copy:  # no other recording asks for its hash
+                return hash_of_content(self._file.fileno())
+            return hashes.of(self._file.fileno())
         return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Whether the size or time of the file has changed since it was opened. A copy of
-        it does not change."""
+        """Tell whether the file's size or time has changed since it was opened. A copy does
+        not change."""
         status = os.fstat(self._file.fileno())
         return not self._is_copy and (status.st_size, status.st_mtime_ns) != self.stamp
 
     def count_samples(self) -> int:
-        """The samples of each channel, by decoding them, if the header does not say.
-        Raises AudioError for damage."""
+        """Count the samples of a channel by decoding them. Raises AudioError for damage."""
         while len(self._read(_BLOCK)):
             pass
         if self.damage:
@@ -157,15 +144,16 @@ class Recording:
         return min(self.position, self.header.num_samples)
 
     def cut(self, spans: Sequence[Span], begin: Callable[[int], Segment]) -> Iterator[Segment]:
-        """Decode the samples of each span, and yield what they were added to, in the order
-        given: with fewer samples than the span has if the recording ends before, or is
+        """Decode the samples of each span, and yield their segments in the order of `spans`.
+        A segment has fewer samples than its span if the recording ends before, or is
         damaged.
 
-        `begin` gives what the samples of a span are added to, by the span's number. Only a
-        block is held here. A file that cannot be seeked is decoded once, in its own order;
-        segments that are due later wait."""
-        cut = self._cut_seeking if self.header.can_seek else self._cut_forwards
-        return cut(spans, begin)
+        `begin` starts the segment of a span, by the span's number. Only a block is held
+        here. A file that cannot be seeked is decoded once, in its own order; segments that
+        are due later wait."""
+        if self.header.can_seek:
+            return self._cut_seeking(spans, begin)
+        return self._cut_forwards(spans, begin)
 
     def _cut_seeking(
         self, spans: Sequence[Span], begin: Callable[[int], Segment]
@@ -189,7 +177,10 @@ class Recording:
                 self._decoder.seek(first)
             except soundfile.LibsndfileError as error:
                 self.damage = _fault(error, first / self.header.sample_rate)
-        while self.position < stop and len(block := self._read(stop - self.position)):
+        while self.position < stop:
+            block = self._read(stop - self.position)
+            if not len(block):
+                break
             segment.add(block)
 
     def _cut_forwards(
@@ -220,7 +211,7 @@ class Recording:
             yield segments.pop(due)
 
     def start_over(self) -> None:
-        """Forget what is left of a `cut` that was given up."""
+        """Forget a `cut` that was given up."""
         if self._decoder is not None:
             self._restart()
 
@@ -234,8 +225,7 @@ class Recording:
             self.damage = _fault(error)
 
     def _bytes_at(self, first: int, count: int) -> bytes:
-        """So many bytes of the file, or those that it has; a small file is read once, and
-        kept."""
+        """Read up to `count` bytes of the file; a small file is read once, and kept."""
         if self.stamp.size > _SMALL_BYTES:
             return os.pread(self._file.fileno(), count, first)
         if self._bytes is None:
@@ -244,23 +234,23 @@ class Recording:
 
     def _add_plain(self, span: Span, segment: Segment) -> bool:
         """Add samples of a WAV as they lie in it, or all of a FLAC by dr_flac. Returns
-        False if that does not give each of them."""
+        False if it does not give all of them."""
         if not self._is_plain:
             return False
-        header, (first, stop) = self.header, span
+        header = self.header
         with suppress(OSError):  # libsndfile meets it too, and says where
             if header.samples_at is not None:
                 return self._add_levels(header.samples_at, span, segment)
-            if first == 0 and stop == header.num_samples:
+            if span == (0, header.num_samples):
                 return _decode_flac(self._bytes_at(0, self.stamp.size), header, segment)
         return False
 
     def _add_levels(self, samples_at: int, span: Span, segment: Segment) -> bool:
-        """Add the 16-bit samples of a WAV. Returns False if they are not there."""
+        """Add the 16-bit samples of a WAV. Returns False if some are missing."""
         channels = self.header.num_channels
         width = 2 * channels
         for first in range(*span, _block_of(channels)):
-            samples = np.empty((min(span[1] - first, _block_of(channels)), channels), np.float32)
+            samples = self._room_for(span[1] - first)
             data = self._bytes_at(samples_at + width * first, width * len(samples))
             if len(data) < width * len(samples):
                 return False
@@ -269,10 +259,9 @@ class Recording:
         return True
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
-        """Decode the next samples, at most a block: `[num_samples, channels]`. There are
+        """Decode the next samples, at most a block: `[num_samples, channels]`. They are
         fewer if the recording ends before, or is damaged."""
-        channels = self.header.num_channels
-        samples = np.empty((min(num_samples, _block_of(channels)), channels), np.float32)
+        samples = self._room_for(num_samples)
         # at most this is lost if a stream breaks off
         at_once = len(samples) if self.header.can_seek else _BLOCK
         filled = 0
@@ -289,25 +278,29 @@ class Recording:
             self.position += count
         return samples[:filled]
 
+    def _room_for(self, num_samples: int) -> NDArray[np.float32]:
+        """Allocate `[num_samples, channels]`, at most a block."""
+        channels = self.header.num_channels
+        return np.empty((min(num_samples, _block_of(channels)), channels), np.float32)
+
 
 def _block_of(num_channels: int) -> int:
-    """The samples in a block."""
+    """Count the samples in a block."""
     return max(1, _BLOCK_VALUES // num_channels)
 
 
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
     """A SoundFile that seeks only when it is told to.
 
-    After each read, soundfile seeks to where the decoder already is. In an MP3 this
-    changes the samples that follow, and it takes time in any file; soundfile does not do
-    it in files that cannot seek."""
+    After each read, soundfile seeks to where the decoder already is, unless the file cannot
+    seek. In an MP3 this changes the next samples, and it takes time in any file."""
 
     def seekable(self) -> bool:
         return False
 
 
 def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
-    """A decoder at the start of a file, and what the file says."""
+    """Open a decoder at the start of a file, and read its header."""
     file.seek(0)
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
     sound = find_sound(descriptor, size)
@@ -315,35 +308,21 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
     try:
         seen = View(descriptor, patches, size) if patches else descriptor
         decoder = _Decoder(seen, closefd=False)
-    except soundfile.LibsndfileError:
-        if is_shorten(descriptor):
-            raise AudioError(
-                Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
-            ) from None
-        format_name = format_of(os.pread(descriptor, BEGINNING, 0))
-        lack = cut_in_header(descriptor, size)
-        try:
-            if format_name is None:
-                raise
-            ffmpeg = FFmpegDecoder(descriptor, format_name)
-        except (AudioError, soundfile.LibsndfileError):
-            if lack:
-                raise AudioError(Reason.TRUNCATED, lack) from None
-            raise
-        form = ffmpeg.samplerate, UNKNOWN, ffmpeg.channels
-        header = Header(*form, lack, can_seek=False, is_float=True, decoder=FFMPEG)
-        return ffmpeg, header._replace(begins=ffmpeg.begins)
+    except soundfile.LibsndfileError as refusal:
+        return _start_ffmpeg(descriptor, size, refusal)
     num_samples = decoder.frames
     if decoder.subtype == "OPUS":
         decoder.seek(0)  # if it does not begin at 0, only this leaves out the pre-skip
     is_endless = decoder.format == "MP3" and mp3_end(descriptor) is None
     if sound and decoder.subtype.startswith("MPEG_LAYER"):  # in a WAV, whose count is a guess
-        is_endless, patches = True, {sound.size_at: b"\xff" * sound.size_bytes}
+        is_endless = True
+        patches = {sound.size_at: b"\xff" * sound.size_bytes}
     if is_endless:
         decoder.close()
         file.seek(0)
         end = min(size, sound.at + sound.length) if sound and sound.length > 0 else size
-        decoder, num_samples = _Decoder(View(descriptor, patches, end, is_endless=True)), UNKNOWN
+        decoder = _Decoder(View(descriptor, patches, end, is_endless=True))
+        num_samples = UNKNOWN
     if decoder.subtype == "GSM610":
         num_samples = gsm_samples(decoder.extra_info, num_samples)
     lack = shortfall(decoder, descriptor, size)
@@ -354,12 +333,43 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
     )
 
 
-def _decode_flac(data: bytes, header: Header, segment: Segment) -> bool:
-    """Decode all of a FLAC file into [-1, 1). Returns False if that gives fewer samples
-    than its header counts, since some of its frames are damaged.
+def _start_ffmpeg(
+    descriptor: int, size: int, refusal: soundfile.LibsndfileError
+) -> tuple[FFmpegDecoder, Header]:
+    """Open FFmpeg for a file that libsndfile has refused."""
+    if is_shorten(descriptor):
+        raise AudioError(
+            Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
+        ) from None
+    format_name = format_of(os.pread(descriptor, BEGINNING, 0))
+    lack = cut_in_header(descriptor, size)
+    try:
+        if format_name is None:
+            raise refusal
+        decoder = FFmpegDecoder(descriptor, format_name)
+    except (AudioError, soundfile.LibsndfileError):
+        if lack:
+            raise AudioError(Reason.TRUNCATED, lack) from None
+        raise
+    header = Header(
+        decoder.samplerate,
+        UNKNOWN,
+        decoder.channels,
+        lack,
+        can_seek=False,
+        is_float=True,
+        decoder=FFMPEG,
+        begins=decoder.begins,
+    )
+    return decoder, header
 
-    A file may hold more of them: FFmpeg's concat demuxer copies frames of several files,
-    and the header of the first."""
+
+def _decode_flac(data: bytes, header: Header, segment: Segment) -> bool:
+    """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave fewer
+    samples than its header counts.
+
+    The file may hold more samples: FFmpeg's concat demuxer copies the frames of several
+    files, and the header of the first."""
     lib, ffi = miniaudio.lib, miniaudio.ffi
     decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
     if not decoder:
@@ -387,7 +397,7 @@ _FAULTS = (OSError, soundfile.LibsndfileError, AudioError)
 
 
 def _fault(error: Exception, seconds: float | None = None) -> AudioError:
-    """Why a file cannot be opened, or decoded from some position on."""
+    """Say why a file cannot be opened, or decoded after `seconds`."""
     if isinstance(error, AudioError):
         return error
     if isinstance(error, OSError):
@@ -396,7 +406,7 @@ def _fault(error: Exception, seconds: float | None = None) -> AudioError:
     if error.code == _SYSTEM_ERROR:
         return AudioError(Reason.FILE_UNREADABLE, "the file cannot be read: an error of the system")
     words: str = error.error_string.removeprefix("Error : ").rstrip(".")
-    # what libsndfile says of an MP3 that it cannot open
+    # libsndfile's words for an MP3 that it cannot open
     if words.startswith("File does not exist"):
         words = "format not recognised"
     words = words[:1].lower() + words[1:]

@@ -13,7 +13,8 @@ from decoded_audio import WHOLE, fault_of, samples_of
 
 import featcache
 from featcache.audio.decode import Cut, decode
-from featcache.audio.formats import FFMPEG, OLD_FFMPEG, format_of
+from featcache.audio.ffmpeg import format_of
+from featcache.audio.formats import FFMPEG, OLD_FFMPEG
 from featcache.errors import Reason, install_hint
 from featcache.extraction.audio_files import read_headers
 from featcache.manifest.read import read_manifest
