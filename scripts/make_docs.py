@@ -18,7 +18,8 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
-from featcache.audio.waveform import AugmentPolicy, NoisePolicy
+from featcache.audio.noise import NoisePolicy
+from featcache.audio.waveform import AugmentPolicy
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find

@@ -1,8 +1,7 @@
 """One audio file -> the segments cut from it, as float32 samples at the file's own rate.
 
-Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Any
-problem with a segment is an `AudioError` with its `Reason`, and never stops the
-others."""
+Integers are scaled to [-1, 1), floats stay as they are. A problem with a segment is an
+`AudioError`, and never stops the others."""
 
 from __future__ import annotations
 
@@ -24,35 +23,34 @@ from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import AudioSource, Command, CopiedSource, Url
 from featcache.manifest.utterances import nearest_sample
 
-_SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
+_SAMPLES_PER_BYTE = 64  # speech is never compressed so far
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What an audio file was when it was decoded: another size or time says that it has
-    changed since."""
+    """The state of an audio file when it was decoded. If its size or time differs later, it
+    has changed."""
 
     size: int
-    """The size of the file, in bytes."""
+    """The size, in bytes."""
     mtime_ns: int
-    """When the file was last modified, in nanoseconds since the epoch."""
+    """The time of the last change, in nanoseconds since the epoch."""
     sample_rate: int
-    """The sample rate of the file, in Hz."""
+    """The sample rate, in Hz."""
     content_hash: int = UNKNOWN_HASH
-    """XXH3-64 of the file's bytes, if it was asked for."""
+    """XXH3-64 of the file's bytes, if they were hashed."""
     decoder: int = 0
     """`formats.FFMPEG`, or 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What to cut from a file: by default, all of it."""
+    """A segment of a file: by default, all of it."""
 
     start: float | None = None
-    """Where the segment starts, in seconds from the beginning of the file; None for the
-    beginning."""
+    """The start in the file, in seconds; None for its beginning."""
     duration: float | None = None
-    """How long the segment is, in seconds; None for the rest of the file."""
+    """The length, in seconds; None for the rest of the file."""
 
 
 def decode(
@@ -71,12 +69,11 @@ def decode(
     """Cut segments out of one file, which stays open until the iterator is exhausted or
     closed.
 
-    A segment is, bit for bit, what decoding the whole file and cutting gives: as many
-    samples as are nearest to its duration, from the one nearest to its start on
-    (`nearest_sample`). In WAV, FLAC and similar files, each segment is reached by
-    seeking. Other files (MP3, Ogg) are decoded once, up to the last sample that is needed;
-    segments that are not given in the order of the file then wait in memory for their
-    turn.
+    A segment is, bit for bit, a part of the decoded file: as many samples as are nearest to
+    its duration, from the one nearest to its start on (`nearest_sample`). In WAV, FLAC and
+    similar files, each segment is reached by seeking. Other files (MP3, Ogg) are decoded
+    once, up to the last sample that is needed; segments in another order than the file's
+    then wait in memory for their turn.
 
     In a truncated or damaged file, the segments before the damage are good and the others
     fail.
@@ -84,39 +81,39 @@ def decode(
     Args:
         segments: The segments, in any order. They may overlap.
         max_seconds: Longer segments fail: before they are decoded, if the header tells
-            how long they are.
+            their length.
         reserve: Called before anything is decoded, with the seconds of the longest
             segment, so that the caller can wait for room: 0 if the header does not tell.
         hashes: Hashes the file before it is decoded, so that the decoder finds it in
-            memory; None to leave that out.
-        fetched: Gives a copy of what is not a file of this machine.
-        collect: Starts what takes the samples of a segment, block by block, by the number
-            of the segment, the file's rate, and about how many samples will come, 0 if
-            that is not known. By default, they are joined.
+            memory; None for no hash.
+        fetched: Gives a copy of audio that is not a file of this machine.
+        collect: Starts the collector of a segment, by the number of the segment, the
+            file's rate, and the approximate number of samples, 0 if that is not known. By
+            default, samples are joined.
         wait: Called now and then while a segment is decoded; it may raise to give up.
 
-    Yields, for each segment, in the order given, what its collector made, by default its
-    samples, float32 `[num_samples, channels]` at the file's rate, with the identity of the
-    file; or what is wrong, for each segment if it is a fault of the whole file.
+    Yields for each segment, in the order given, the collector's result and the identity of
+    the file; or an AudioError. By default, the result is float32 `[num_samples, channels]`
+    at the file's rate. A fault of the whole file is yielded for each segment.
     """
     try:
         recording = Recording(location, fetched)
-    except AudioError as fault:
-        yield from repeat(fault, len(segments))
+    except AudioError as error:
+        yield from repeat(error, len(segments))
         return
     with closing(recording):
-        header, rate = recording.header, recording.header.sample_rate
-        spans = [
-            span_of(recording, header.num_samples, segment, max_seconds) for segment in segments
-        ]
+        header = recording.header
+        rate = header.sample_rate
+        count = header.num_samples
+        spans = [span_of(recording, count, segment, max_seconds) for segment in segments]
         good = [number for number, span in enumerate(spans) if not isinstance(span, AudioError)]
         good_spans = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             lengths = (stop - first for first, stop in good_spans if stop != UNKNOWN)
             reserve(max(lengths, default=0) / rate)
-        content_hash = (
-            recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        )
+        content_hash = UNKNOWN_HASH
+        if hashes is not None and good:
+            content_hash = recording.content_hash(hashes)
         identity = FileIdentity(*recording.stamp, rate, content_hash, header.decoder)
 
         def begin(place: int) -> Segment:
@@ -124,14 +121,16 @@ def decode(
             # a header may promise any number
             believable = _SAMPLES_PER_BYTE * recording.stamp.size
             is_known = header.num_samples != UNKNOWN and stop - first <= believable
-            collector = collect(good[place], rate, stop - first if is_known else 0)
+            expected = stop - first if is_known else 0
+            collector = collect(good[place], rate, expected)
             most_samples = math.inf if max_seconds is None else max_seconds * rate
             return Segment(collector, header.is_float, most_samples, wait)
 
         def cut_from(place: int) -> Iterator[Segment]:
             return recording.cut(good_spans[place:], lambda number: begin(place + number))
 
-        cuts, done = cut_from(0), 0
+        cuts = cut_from(0)
+        done = 0
         for segment, span in zip(segments, spans, strict=True):
             if isinstance(span, AudioError):
                 yield span
@@ -139,10 +138,9 @@ def decode(
             done += 1
             try:
                 decoded = next(cuts)
-                result = _fault(recording, decoded, span, segment, max_seconds) or (
-                    decoded.collector.finish(),
-                    identity,
-                )
+                fault = _fault(recording, decoded, span, segment, max_seconds)
+                result: tuple[Any, FileIdentity] | AudioError
+                result = fault or (decoded.collector.finish(), identity)
                 del decoded
             except MemoryError:
                 seconds = (span[1] - span[0]) / rate
@@ -156,23 +154,23 @@ def decode(
 
 
 def probe(location: AudioSource | str) -> Header | None:
-    """What the header of a file says; None if it cannot be read. Of a file at a URL, only
-    the header is fetched."""
+    """Read the header of a file; None if it cannot be read. Of a file at a URL, only the
+    header is fetched."""
     with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
         return recording.header
     return None
 
 
 def probe_seconds(location: AudioSource | str) -> float | None:
-    """The length of a file in seconds, by its header; None if the file cannot be read or
-    its header does not say. Of MP3 and Ogg at a URL, the length is unknown. No command is
+    """Return the length of a file in seconds, by its header; None if the header cannot be
+    read or does not say it. Of MP3 and Ogg at a URL, the length is unknown. No command is
     run."""
-    header = None if isinstance(location, Command) else probe(location)
-    if (
-        header is None
-        or header.num_samples == UNKNOWN
-        or (isinstance(location, Url) and not header.can_seek)
-    ):
+    if isinstance(location, Command):
+        return None
+    header = probe(location)
+    if header is None or header.num_samples == UNKNOWN:
+        return None
+    if isinstance(location, Url) and not header.can_seek:
         return None
     return header.num_samples / header.sample_rate
 
@@ -180,19 +178,19 @@ def probe_seconds(location: AudioSource | str) -> float | None:
 def span_of(
     recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None
 ) -> Span | AudioError:
-    """Where a segment lies in a recording of `num_samples` samples, or what is wrong with
+    """Find a segment in a recording of `num_samples` samples, or say what is wrong with
     it."""
-    rate, shortfall = recording.header.sample_rate, recording.header.shortfall
+    header = recording.header
+    rate, shortfall = header.sample_rate, header.shortfall
     first = nearest_sample(segment.start or 0.0, rate)
-    stop = (
-        num_samples if segment.duration is None else first + nearest_sample(segment.duration, rate)
-    )
-    is_segment = bool(segment.start) or segment.duration is not None
-    if is_segment and (begins := recording.header.begins):
+    stop = num_samples
+    if segment.duration is not None:
+        stop = first + nearest_sample(segment.duration, rate)
+    if header.begins and (segment.start or segment.duration is not None):
         return AudioError(
             Reason.SEGMENT_OUTSIDE,
-            f"its timestamps begin at {begins:.3f} s, from where some players count, and others "
-            "from 0: `ffmpeg -i FILE -c copy NEW` makes them begin at 0",
+            f"its timestamps begin at {header.begins:.3f} s, from where some players count, and "
+            "others from 0: `ffmpeg -i FILE -c copy NEW` makes them begin at 0",
         )
     if shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, shortfall)
@@ -203,9 +201,10 @@ def span_of(
         )
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
-        asked = f"the segment goes from {first / rate:.3f} s to {end}"
         return AudioError(
-            Reason.SEGMENT_OUTSIDE, f"{asked}, but the file holds {num_samples / rate:.3f} s"
+            Reason.SEGMENT_OUTSIDE,
+            f"the segment goes from {first / rate:.3f} s to {end}, but the file holds "
+            f"{num_samples / rate:.3f} s",
         )
     if stop <= first:
         return AudioError(Reason.EMPTY, f"{segment.duration} s hold no samples at {rate} Hz")
@@ -218,7 +217,7 @@ def span_of(
 def _fault(
     recording: Recording, decoded: Segment, span: Span, segment: Cut, max_seconds: float | None
 ) -> AudioError | None:
-    """Say what is wrong with the samples that were cut for a span; None if nothing is."""
+    """Say what is wrong with the samples of a span; None if nothing is."""
     first, stop = span
     rate, num_samples = recording.header.sample_rate, recording.header.num_samples
     if recording.has_changed():
@@ -227,15 +226,16 @@ def _fault(
         if recording.damage:
             return recording.damage
         if num_samples != UNKNOWN:
-            promised, held = num_samples / rate, recording.position / rate
             return AudioError(
-                Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s"
+                Reason.TRUNCATED,
+                f"its header promises {num_samples / rate:.3f} s, and it holds "
+                f"{recording.position / rate:.3f} s",
             )
         # now that the length is known
         refitted = span_of(recording, recording.position, segment, max_seconds)
         if isinstance(refitted, AudioError):
             return refitted
     if decoded.not_finite is not None:
-        at = first + decoded.not_finite
-        return AudioError(Reason.NON_FINITE_AUDIO, f"holds NaN or infinity at {at / rate:.3f} s")
+        seconds = (first + decoded.not_finite) / rate
+        return AudioError(Reason.NON_FINITE_AUDIO, f"holds NaN or infinity at {seconds:.3f} s")
     return error_if_too_long(decoded.num_samples, rate, max_seconds)

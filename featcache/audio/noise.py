@@ -1,18 +1,16 @@
 """Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the
 choice of a cut, the sum.
 
-The seed and the copy's id decide which noise a copy gets, and where the cut begins. Of
-the SHA-256 of `<seed> <id>`, the first eight bytes (little-endian), modulo the number of
-noises, are the row of the noise in its manifest; the next eight, modulo the number of
-places where the cut can begin, are its place. So the choice depends neither on the order
-of utterances, nor on numpy's generators, which may change.
+The seed and the copy's id decide which noise a copy gets, and where the cut begins. The
+first eight bytes (little-endian) of the SHA-256 of `<seed> <id>`, modulo the number of
+noises, are the noise's row in its manifest. The next eight, modulo the number of places
+where the cut can begin, are its place. So the choice depends neither on the order of
+utterances, nor on numpy's generators, which may change.
 
-Decoded noise stays in memory, since copies cut the same files again and again, and
-opening a file and seeking in it takes longer than adding the cut to a clip. It is kept at
-the file's own rate: a cut from resampled noise has other values than a cut that is
-resampled by itself. If not all noises of a manifest have room, those that have none are
-decoded cut by cut: all places are equally likely, so nothing would be gained by dropping
-one noise for another."""
+Decoded noise stays in memory, since opening a file and seeking in it takes longer than
+adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has
+other values than a resampled cut. Noises that have no room are decoded cut by cut: all
+places are equally likely, so replacing one noise by another would gain nothing."""
 
 from __future__ import annotations
 
@@ -21,42 +19,99 @@ import json
 import math
 import os
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from featcache.audio.content_hash import state_of
 from featcache.audio.formats import UNKNOWN
 from featcache.audio.kept import Kept
-from featcache.audio.resample import Channel, to_mono, to_waveform
-from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
+from featcache.audio.resample import AudioPolicy, Channel, to_mono, to_waveform
+from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing, refuse_url
 from featcache.manifest.read import read_manifest
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
+from featcache.sections import Section
 from featcache.storage.base import in_parallel
 
-if TYPE_CHECKING:
-    from featcache.audio.waveform import AudioPolicy, NoisePolicy
+# Functions import the decoders: reading a config needs this file, and most have no noise.
 
-# Decoders are imported in functions: reading a config needs this file, and most configs
-# have no noise.
-
+QUIETEST, LOUDEST = -50.0, 100.0  # dB
 _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
 _BLOCK = 1 << 20  # samples that are decoded at once
 _MOST_FILES = 1 << 20
 
 _DECODED: Kept[NDArray[np.float32]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
-"""Whole noises, mono, by what tells them from those of a file that has changed."""
+"""Whole noises, mono, by the content of their manifest."""
 
 _FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
-"""SHA-256 of files, by their states: a process reads a file again only if it has changed."""
+"""SHA-256 of files, by their states."""
+
+
+def distinct(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Check numbers that become suffixes of ids, and sort them: their order in a config
+    does not matter."""
+    faults = []
+    if not values:
+        faults.append("expected one number at least")
+    for value in values:
+        if float(f"{value:g}") != value:
+            faults.append(f"{value!r} has more than six digits")
+    for value, count in sorted(Counter(values).items()):
+        if count > 1:
+            faults.append(f"{value:g} is there {count} times")
+    if faults:
+        raise ValueError(listing(faults))
+    return tuple(sorted(value + 0.0 for value in values))
+
+
+class NoisePolicy(Section):
+    """`noise` in the `augment` section: which noise is added."""
+
+    manifest: str
+    """A manifest of noise files, in the same format as any manifest. A relative path is
+    relative to the config file. The fingerprint includes the content of the noise, not
+    its location."""
+    snr: Annotated[
+        tuple[Annotated[float, Field(ge=QUIETEST, le=LOUDEST)], ...], AfterValidator(distinct)
+    ]
+    """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """The seed and the copy's id decide which noise a copy gets, and from which sample of
+    the noise it is taken."""
+    content: str | None = Field(default=None, validate_default=True)
+    """A hash of the noise. Leave it out: featcache fills it in. If it is given, any other
+    noise is refused."""
+
+    @field_validator("manifest")
+    @classmethod
+    def _absolute(cls, value: str, info: ValidationInfo) -> str:
+        refuse_url("the file", value)
+        path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value)).absolute()
+        read_noise(path)
+        return str(path)
+
+    @field_validator("content")
+    @classmethod
+    def _holds(cls, value: str | None, info: ValidationInfo) -> str | None:
+        manifest = info.data.get("manifest")
+        if manifest is None:  # it has its own fault, which pydantic reports
+            return value
+        content = noise_content(read_noise(manifest))
+        if value not in (None, content):
+            raise ValueError(
+                f"{manifest}: the noise has changed: it is {content[:12]} now, and was {value[:12]}"
+            )
+        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +126,10 @@ class NoiseClip:
 
 
 class Noise:
-    """The noise of a config. Its methods may be called from several threads.
+    """The noise of a config. Several threads may call its methods.
 
-    `audio` is the config's section, by which noises become waveforms as utterances do.
-    Raises ConfigError if the noise is not what it was when the config was read."""
+    Noises become waveforms by `audio`, as utterances do. Raises ConfigError if the noise
+    has changed since the config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio
@@ -88,23 +143,18 @@ class Noise:
             raise ConfigError(
                 f"augment.noise.manifest: {policy.manifest}: has changed since the config was read"
             )
-        in_all = accumulate(
-            clip.num_samples * np.dtype(np.float32).itemsize for clip in self._clips
-        )
-        self._kept = {
-            clip
-            for clip, num_bytes in zip(self._clips, in_all, strict=True)
-            if num_bytes <= _KEPT_BYTES
-        }
+        itemsize = np.dtype(np.float32).itemsize
+        totals = accumulate(clip.num_samples * itemsize for clip in self._clips)
+        pairs = zip(self._clips, totals, strict=True)
+        self._kept = {clip for clip, num_bytes in pairs if num_bytes <= _KEPT_BYTES}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
-        """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so
-        that the ratio of the mean powers of both, over the clip, is `snr` dB. `id_` is
-        the copy's.
+        """Add noise to a copy, float32 `[num_samples]` at the config's rate, scaled so that
+        the ratio of the mean powers of both is `snr` dB.
 
-        The sum is a new array, and is not clipped. A silent clip stays silent, and a clip
-        whose cut of noise is silent stays clean: then it is returned itself. Raises
-        ConfigError if the noise cannot be decoded."""
+        The sum is a new array, and is not clipped. If the clip or its cut of noise is
+        silent, the clip itself is returned. Raises ConfigError if the noise cannot be
+        decoded."""
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
         if not speech_power or not noise_power:
@@ -113,11 +163,11 @@ class Noise:
         return (waveform.astype(np.float64) + gain * noise).astype(np.float32)
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
-        """The noise of a copy before it is scaled, float32 `[num_samples]` at the
+        """Return the noise of a copy before it is scaled, float32 `[num_samples]` at the
         config's rate. If a noise is long enough, the cut lies anywhere within it. A
         shorter noise begins anywhere, and is repeated.
 
-        It may share memory with what is kept, so it must not be changed."""
+        It must not be changed: others may share its memory."""
         draw, place, *_ = struct.unpack(
             "<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         )
@@ -132,31 +182,29 @@ class Noise:
         return np.resize(np.roll(whole, -(place % len(whole))), num_samples)
 
     def _waveform(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
-        """Samples of a noise at the config's rate, resampled by themselves."""
+        """Return samples of a noise, resampled to the config's rate."""
         try:
-            return to_waveform(
-                self._mono(clip, first, stop)[:, None], clip.sample_rate, self._audio, 0
-            )
+            mono = self._mono(clip, first, stop)
+            return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
         except AudioError as error:
             raise ConfigError(
                 f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out"
             ) from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
-        """Samples of a noise, mono, at the file's rate."""
+        """Return samples of a noise, mono, at the file's rate."""
         channel = self._audio.channel if clip.channel is None else clip.channel
         if clip in self._kept:
             key = self._content, clip, channel
             with suppress(AudioError):  # of another part of it: the cut may still be good
-                return _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples))[
-                    first:stop
-                ]
+                whole = _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples))
+                return whole[first:stop]
         return _decoded(clip, channel, first, stop)
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """A manifest's noises, in its order, by their files' headers. Raises a ValueError of
-    one line with all faults."""
+    """List a manifest's noises, in its order, by their files' headers. Raises a ValueError
+    of one line with all faults."""
     # a config may be a stranger's: a pipe would wait, and a device never end
     if not Path(manifest).is_file():
         raise ValueError(f"{manifest}: cannot be read: not a file")
@@ -165,18 +213,19 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
     except ManifestError as error:
         raise ValueError(" ".join(str(error).split())) from error
     clips = in_parallel(lambda row: _noise_clip(read, read[row]), range(len(read)), _THREADS)
-    if faults := [clip for clip in clips if isinstance(clip, str)]:
+    faults = [clip for clip in clips if isinstance(clip, str)]
+    if faults:
         raise ValueError(f"{read.source}: {listing(faults)}")
     return [clip for clip in clips if isinstance(clip, NoiseClip)]
 
 
 def noise_content(clips: Sequence[NoiseClip]) -> str:
-    """Hash what decides the values of noise: which samples of which bytes, in this order;
-    SHA-256, in hex. Raises ValueError if a file cannot be read.
+    """Hash the files and the samples of noise, in their order; SHA-256, in hex. Raises
+    ValueError if a file cannot be read.
 
-    This is in the fingerprint of a config; ids, and where the files are, are not. The
-    files are read whole, once per process while they do not change: MUSAN's noise, 0.7
-    GB, takes about a second."""
+    The fingerprint of a config includes this hash; ids and the files' locations do not
+    matter. A process reads a file again only if it changes: MUSAN's noise, 0.7 GB, takes
+    about a second."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
         hashes = dict(zip(paths, in_parallel(_file_hash, paths, _THREADS), strict=True))
@@ -187,7 +236,7 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
 
 
 def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
-    """The noise of a row, or what is wrong with it."""
+    """Find the noise of a row, or say what is wrong with it."""
     from featcache.audio.decode import Cut, span_of
     from featcache.audio.recording import Recording
 
@@ -201,9 +250,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
         with closing(Recording(path)) as recording:
             header = recording.header
             if header.num_samples == UNKNOWN:
-                raise AudioError(
-                    Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC"
-                )
+                what = "its header does not say how long it is: make it WAV or FLAC"
+                raise AudioError(Reason.NOT_AUDIO, what)
             if row.channel is not None and row.channel >= header.num_channels:
                 raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
             span = span_of(recording, header.num_samples, Cut(row.start, row.duration), None)
@@ -222,16 +270,17 @@ def _file_hash(path: Path) -> str:
 
 
 def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
-    """Samples of a noise from its file, mono, at the file's rate: of all channels, a
-    block at a time is in memory."""
+    """Decode samples of a noise, mono, at the file's rate, a block at a time."""
     from featcache.audio.decode import Cut, decode
 
-    rate, filled = clip.sample_rate, 0
+    rate = clip.sample_rate
+    blocks = []
+    for begin in range(first, stop, _BLOCK):
+        num_samples = min(_BLOCK, stop - begin)
+        blocks.append(Cut((clip.first + begin) / rate, num_samples / rate))
     samples = np.empty(stop - first, np.float32)
-    blocks = ((at, min(at + _BLOCK, stop)) for at in range(first, stop, _BLOCK))
-    for result in decode(
-        clip.path, [Cut((clip.first + at) / rate, (end - at) / rate) for at, end in blocks]
-    ):
+    filled = 0
+    for result in decode(clip.path, blocks):
         if isinstance(result, AudioError):
             raise result
         mono = to_mono(result[0], channel)
@@ -241,5 +290,7 @@ def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArra
 
 
 def _power(waveform: NDArray[np.float32]) -> float:
-    """Mean square, in float64, summed in one order whatever the number of threads."""
-    return float(np.square(waveform, dtype=np.float64).mean()) if len(waveform) else 0.0
+    """Return the mean square, in float64, summed in one order for any number of threads."""
+    if not len(waveform):
+        return 0.0
+    return float(np.square(waveform, dtype=np.float64).mean())

@@ -1,32 +1,48 @@
-"""Decoded samples -> the mono waveform that an extractor takes: channels mixed,
-resampled, at another speed."""
+"""Decoded samples -> the mono waveform of an extractor: mixed, resampled, at another
+speed."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from featcache.audio.blocks import Joined
 from featcache.errors import AudioError, MissingDependencyError, Reason
-
-if TYPE_CHECKING:
-    from featcache.audio.waveform import AudioPolicy
+from featcache.sections import Section
 
 _SILENT = 1e-4  # where silence begins: 80 dB below full scale
-# the part of its channels' peak below which a mix has lost what was in them: 40 dB
-_CANCELLED = 0.01
-
-_FEW = 64
+_CANCELLED = 0.01  # of its channels' peak: a mix 40 dB below has lost their sound
+_FEW = 64  # one of so many samples is enough to hear that a waveform is not silent
 
 Channel = Literal["mix", "first"] | int
-"""Which channel to take, from 0; `mix` for the mean of all."""
+"""A channel, from 0; `mix` for the mean of all."""
+
+
+class AudioPolicy(Section):
+    """The `audio` section: how one utterance becomes one mono waveform."""
+
+    sample_rate: int = Field(default=16000, ge=1000, le=384000)
+    """Sample rate of the extractor's input, in Hz."""
+    channel: Literal["mix", "first"] | Annotated[int, Field(ge=0, lt=1 << 31, strict=True)] = "mix"
+    """`mix` averages the channels, `first` takes channel 0, a number takes that channel
+    (from 0). A `channel` in the manifest's row takes precedence."""
+    resample: Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"] = "soxr_hq"
+    """Quality with which files at another rate are resampled; with `forbid`, such files
+    fail."""
+    max_seconds: float | None = Field(default=21600.0, gt=0)
+    """Longer utterances fail; null is no limit. It decides which utterances are
+    extracted, not their values, so the fingerprint leaves it out."""
+    min_source_rate: int = Field(default=1000, ge=1)
+    """Files at a lower sample rate, in Hz, fail: such a header is wrong, and resampling
+    would stretch a few samples to hours. The fingerprint leaves it out, too."""
 
 
 class WaveformBuilder:
-    """Makes samples that come block by block into a waveform at the config's rate.
+    """Makes blocks of samples into a waveform at the config's rate.
 
     A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
     resamples it to num_samples * rate / source_rate samples, rounded to the nearest
@@ -40,10 +56,10 @@ class WaveformBuilder:
 
     Args:
         channel: The utterance's, from 0; None for the policy's.
-        num_samples: About how many samples of a channel will come; 0 if not known.
+        num_samples: The approximate number of samples of a channel; 0 if not known.
 
-    Raises AudioError (RATE_REFUSED; `max_seconds` is the caller's to hold to), or
-    MissingDependencyError if it takes soxr."""
+    The caller enforces `max_seconds`. Raises AudioError (RATE_REFUSED), or
+    MissingDependencyError if soxr is needed and missing."""
 
     def __init__(
         self,
@@ -54,10 +70,11 @@ class WaveformBuilder:
         speed: float = 1,
         num_samples: int = 0,
     ) -> None:
-        if source_rate < (least := policy.min_source_rate):
+        if source_rate < policy.min_source_rate:
             raise AudioError(
                 Reason.RATE_REFUSED,
-                f"its header says {source_rate} Hz: audio.min_source_rate is {least}",
+                f"its header says {source_rate} Hz: audio.min_source_rate is "
+                f"{policy.min_source_rate}",
             )
         if source_rate != policy.sample_rate and policy.resample == "forbid":
             wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
@@ -92,9 +109,8 @@ class WaveformBuilder:
         """Return the waveform, float32 `[num_samples]`, contiguous, maybe in the memory of
         a block."""
         if self._first_block is not None:
-            whole: NDArray[np.float32] = _soxr().resample(
-                self._first_block, *self._rates, self._quality
-            )
+            rates = self._rates
+            whole: NDArray[np.float32] = _soxr().resample(self._first_block, *rates, self._quality)
             return whole
         if self._stream is not None:
             self._made.add(self._stream.resample_chunk(np.empty(0, np.float32), last=True))
@@ -124,8 +140,8 @@ def _soxr() -> Any:
 
 
 def why_silent(loudest: float, waveform: NDArray[np.float32]) -> str:
-    """Why a waveform is as good as silent; empty if it is not. `loudest` is the peak of the
-    samples of which it was made, over all channels."""
+    """Say why a waveform is as good as silent; empty if it is not. `loudest` is the peak of
+    all channels from which it was made."""
     if peak_of(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * loudest):
         return ""
     if loudest < _SILENT:
@@ -136,23 +152,20 @@ def why_silent(loudest: float, waveform: NDArray[np.float32]) -> str:
 
 
 def peak_of(samples: NDArray[np.float32]) -> float:
-    """The highest absolute value; 0 without samples."""
+    """Return the highest absolute value; 0 without samples."""
     return float(max(samples.max(initial=0.0), -samples.min(initial=0.0)))
 
 
 def error_if_too_long(
     num_samples: int, rate: float, max_seconds: float | None
 ) -> AudioError | None:
-    """The error for a clip that lasts longer than `max_seconds`; None for one that does
-    not, or without a limit."""
+    """Return an error for a clip that lasts longer than `max_seconds`, a limit or None."""
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None
-    lasts = (
-        f"lasts {num_samples / rate:.3f} s or more at {rate:g} Hz, but may last at most "
-        f"{max_seconds:g} s"
-    )
     return AudioError(
-        Reason.TOO_LONG, f"{lasts}: see audio.max_seconds, params.chunk and params.pad_to_seconds"
+        Reason.TOO_LONG,
+        f"lasts {num_samples / rate:.3f} s or more at {rate:g} Hz, but may last at most "
+        f"{max_seconds:g} s: see audio.max_seconds, params.chunk and params.pad_to_seconds",
     )
 
 

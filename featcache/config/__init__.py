@@ -1,7 +1,7 @@
 """One YAML file, validated: which extractor, its parameters, the audio and the stored
 dtype."""
 
-from featcache.audio.waveform import AudioPolicy as AudioPolicy
+from featcache.audio.resample import AudioPolicy as AudioPolicy
 from featcache.config.config import Config as Config
 from featcache.config.config import StorePolicy as StorePolicy
 from featcache.config.config import as_config as as_config

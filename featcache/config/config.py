@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.audio.noise import read_noise
-from featcache.audio.waveform import AudioPolicy, AugmentPolicy
+from featcache.audio.resample import AudioPolicy
+from featcache.audio.waveform import AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, FeatcacheError, listing, secret_in, without_secrets
 from featcache.extractors.base import SELECTING_KEYS, revision_of
