@@ -1,9 +1,9 @@
-"""Audio that a command prints, as those in Kaldi's `wav.scp`: `sph2pipe -f wav a.sph |`.
+"""Audio that a command prints, as in Kaldi's `wav.scp`: `sph2pipe -f wav a.sph |`.
 
-A command runs only if the user has allowed it, and if his manifest names it
-(`featcache.trust`). It needs a shell only if it has characters that mean something to
-one. What it prints is kept in a file without a name until it is decoded. It leads a
-process group of its own, so that it can be ended with all that it has started."""
+A command runs only if the user has allowed commands, and a manifest names it
+(`featcache.trust`). It runs in a shell only if it has characters for a shell. Its output
+stays in a file without a name until it is decoded. It leads its own process group, so that
+it can be ended with all its children."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ _FOR_A_SHELL = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=")
 _MOST_SECONDS = 3600
 _MOST_BYTES = 8 << 30
 _SHOWN = 200
-# a command that takes no longer is finished also by a run that is being stopped
-_FINISHED_SECONDS = 2.0
+_FINISHED_SECONDS = 2.0  # a run that is being stopped waits so long for a command
 _POLL_SECONDS = 0.2
 
 _running: set[int] = set()  # the process groups of the commands that run
 
 
 def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
-    """Run a command, and keep what it prints. Raises AudioError if it is not allowed,
-    does not run, fails, prints nothing, or does not end within an hour; or there is no
-    disk to keep it on."""
+    """Run a command, and keep its output. Raises AudioError if it is not allowed, does not
+    run, fails, prints nothing, or does not end within an hour; or the disk is full."""
     if command not in allowed_commands():
         raise AudioError(
             Reason.FILE_UNREADABLE, "a command needs --allow-commands, and a manifest that names it"
@@ -45,7 +43,8 @@ def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
     try:
         with kept_on_disk(()) as errors:
             _run(command, printed, errors, wait)
-        if (size := os.fstat(printed.fileno()).st_size) == 0:
+        size = os.fstat(printed.fileno()).st_size
+        if size == 0:
             raise AudioError(Reason.EMPTY, "the command prints nothing")
         return Fetched(FileStamp(size, 0), file=printed)
     except BaseException:
@@ -54,8 +53,7 @@ def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
 
 
 def kill_commands() -> None:
-    """Kill the commands that run, for a process that is about to end without waiting for
-    them."""
+    """Kill the running commands, for a process that is about to end."""
     for group in tuple(_running):
         _kill(group)
 
@@ -68,7 +66,8 @@ def _kill(group: int) -> None:
 def _arguments(command: Command) -> list[str]:
     text = command.rstrip()[:-1]
     with suppress(ValueError):  # a quote that is not closed
-        if not _FOR_A_SHELL.search(text) and (arguments := shlex.split(text)):
+        arguments = [] if _FOR_A_SHELL.search(text) else shlex.split(text)
+        if arguments:
             return arguments
     return ["sh", "-c", text]
 
@@ -106,12 +105,8 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
         _running.discard(process.pid)
     if process.returncode:
         start = max(0, os.fstat(errors.fileno()).st_size - 4 * _SHOWN)
-        lines = (
-            os.pread(errors.fileno(), 4 * _SHOWN, start)
-            .decode(errors="replace")
-            .strip()
-            .splitlines()
-        )
+        tail = os.pread(errors.fileno(), 4 * _SHOWN, start).decode(errors="replace")
+        lines = tail.strip().splitlines()
         last_line = f": {lines[-1][:_SHOWN]}" if lines else ""
         raise AudioError(
             Reason.FILE_UNREADABLE, f"the command ends with {ending(process.returncode)}{last_line}"

@@ -1,10 +1,8 @@
-"""What tells whether an audio file is what it was: its state, as the system knows it, and
-the hash of its bytes.
+"""The state of an audio file and the hash of its bytes tell whether it has changed.
 
-XXH3-64 is no protection against an attacker: it tells files apart that were replaced by
-mistake, at the speed of memory. xxhash lets other threads run while it hashes a piece.
-
-Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md."""
+XXH3-64 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) does not protect against
+an attacker. It notices files that were replaced by mistake, at the speed of memory. xxhash
+lets other threads run while it hashes a piece."""
 
 from __future__ import annotations
 
@@ -19,22 +17,22 @@ UNKNOWN_HASH = 0  # stands for the hash of a file that was not hashed
 
 _PIECE_BYTES = 256 << 10
 _WAIT_BYTES = 64 << 20
-_MOST_FILES = 1024  # files whose hashes are kept: more than a run's threads decode at once
+_MOST_FILES = 1024  # with kept hashes: more than a run's threads decode at once
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
-    """What tells whether a file of this machine has changed, while a process runs."""
+    """Return values that differ once a file of this machine has changed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def hash_of_bytes(data: bytes) -> int:
-    """XXH3-64 of bytes."""
+    """Return XXH3-64 of bytes."""
     return int(xxhash.xxh3_64_intdigest(data))
 
 
 def hash_of_content(descriptor: int, wait: Callable[[float], object] = lambda _: None) -> int:
-    """XXH3-64 of all bytes of an open file; its position stays. While a large file is read,
-    `wait` is called now and then, and may raise to give up."""
+    """Return XXH3-64 of all bytes of an open file; its position stays. While a large file is
+    read, `wait` is called now and then, and may raise to give up."""
     hashed = xxhash.xxh3_64()
     offset = 0
     while piece := os.pread(descriptor, _PIECE_BYTES, offset):
@@ -46,15 +44,14 @@ def hash_of_content(descriptor: int, wait: Callable[[float], object] = lambda _:
 
 
 class ContentHashes:
-    """Hashes of the files that were hashed last. A file is hashed once, though several
-    threads ask for it. `wait` is that of `hash_of_content`."""
+    """A cache of files' hashes. A file is hashed once even if several threads ask for it.
+    `wait` is passed to `hash_of_content`."""
 
     def __init__(self, wait: Callable[[float], object] = lambda _: None) -> None:
         self._wait = wait
         self._hashes: Kept[int] = Kept(_MOST_FILES)
 
     def of(self, descriptor: int) -> int:
-        """The hash of an open file as it is now; an OSError if it cannot be read to its
-        end."""
+        """Return the hash of an open file. Raises OSError if it cannot be read."""
         state = state_of(os.fstat(descriptor))
         return self._hashes.get(state, lambda: hash_of_content(descriptor, self._wait))

@@ -1,4 +1,4 @@
-"""What was made last is kept, and made once, though several threads ask for it."""
+"""A cache of results, each made once even if several threads ask for it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from featcache.errors import AudioError
 
 _Result = TypeVar("_Result")
 
-# for so long an AudioError is kept: a disk may have room again, and a server may answer
-_FAULT_SECONDS = 60.0
-_lock = threading.Lock()  # guards all of them: a process may fork only while it is free
+_FAULT_SECONDS = 60.0  # after which a disk may have room again, and a server may answer
+_lock = threading.Lock()  # guards all caches: a process may fork only while it is free
 
 
 class Kept(Generic[_Result]):
-    """The results that were used last, for at most so many `seconds`. The weights that
-    `weigh` gives them add up to at most `limit`; by default each weighs 1, and the last
-    one is kept in any case."""
+    """The results that were used last, for at most so many `seconds`. Their weights, by
+    default 1, add up to at most `limit`, but the last result is always kept."""
 
     def __init__(
         self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf
@@ -33,31 +31,31 @@ class Kept(Generic[_Result]):
         self._weigh = weigh
         self._seconds = seconds
         self._results: OrderedDict[Hashable, Future[_Result]] = OrderedDict()
-        # of each, its weight, and its end by `time.monotonic`
+        # weights, and ends by `time.monotonic`
         self._made: dict[Hashable, tuple[int, float]] = {}
         self._total = 0
         _all_kept.add(self)
 
     def get(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
-        """The result for a key, which `make` makes if it is not kept. An AudioError that
-        `make` raises is kept for a minute, and anything else it raises is not."""
+        """Return the result for a key, made by `make` unless it is kept. An AudioError of
+        `make` is kept for a minute, other exceptions are not."""
         with _lock:
             if key in self._made and time.monotonic() > self._made[key][1]:
                 self._drop(key)
-            known = self._results.get(key)
-            future = known or self._results.setdefault(key, Future())
+            is_new = key not in self._results
+            future = self._results.setdefault(key, Future())
             self._results.move_to_end(key)
-        if known is None:
+        if is_new:
             self._make(key, make, future)
-        if isinstance(fault := future.exception(), AudioError):
-            # one that is raised again and again gathers tracebacks
+        fault = future.exception()
+        if isinstance(fault, AudioError):  # a copy, since raising again gathers tracebacks
             raise type(fault)(fault.reason, str(fault))
         return future.result()
 
     def forget(self) -> None:
-        """Keep nothing of what is made."""
+        """Drop all results."""
         with _lock:
-            for key in [*self._made]:
+            for key in list(self._made):
                 self._drop(key)
 
     def _drop(self, key: Hashable) -> None:
@@ -82,20 +80,18 @@ class Kept(Generic[_Result]):
         with _lock:
             self._made[key] = weight, time.monotonic() + seconds
             self._total += weight
-            while self._total > self._limit:
-                oldest = next(
-                    (made for made in self._results if made != key and made in self._made), None
-                )
-                if oldest is None:
+            for oldest in list(self._results):
+                if self._total <= self._limit:
                     break
-                self._drop(oldest)
+                if oldest != key and oldest in self._made:
+                    self._drop(oldest)
 
 
 _all_kept: weakref.WeakSet[Kept[Any]] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """Forget what threads of the parent were making: here nobody goes on with it."""
+    """Forget the results that threads of the parent were making."""
     for kept in _all_kept:
         for key in [key for key, future in kept._results.items() if not future.done()]:
             del kept._results[key]

@@ -1,15 +1,13 @@
 """Files at URLs: fetched whole, with retries, from object stores and web servers.
 
-An audio file is fetched by one request, so that its bytes are of one moment, and decoded
-from a copy without a name: in memory, or if it is large, on the disk of `TMPDIR`. Of the
-copy, `Recording` gives the same samples as of any file. What tells whether the file has
-changed is its size and its ETag, see `FileStamp`. A container of audio is fetched by
-several requests at once, whose answers must be of one file.
+One request fetches an audio file, so that all its bytes are of one moment, to a copy
+without a name: in memory, or if it is large, on the disk of `TMPDIR`. Several requests at
+once fetch a container of audio; their answers must be of one file. The size and the ETag
+tell whether a file has changed, see `FileStamp`.
 
 obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials
 in the environment. Its own retries are turned off: they leave out what breaks off in the
-middle. Its messages are not passed on: they quote addresses to which a server has
-redirected the request, with signatures in them."""
+middle. Its messages are not passed on: they quote redirected addresses, with signatures."""
 
 from __future__ import annotations
 
@@ -43,11 +41,8 @@ if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
-# requests for a file before it fails: over about 25 seconds, with the waits between them
-TRIES = 8
-# for what a command can do without, or is told about before it begins: over about a
-# second
-FEW_TRIES = 3
+TRIES = 8  # requests for a file before it fails, in about 25 seconds
+FEW_TRIES = 3  # for what a command can do without, in about a second
 _FIRST_WAIT = 0.2  # seconds
 _LONGEST_WAIT = 15.0  # seconds
 
@@ -56,35 +51,32 @@ _BEGINNING = 64 << 10  # bytes in which headers are
 _PIECE = 4 << 20
 
 _RANGE = 8 << 20  # bytes of a container that a request asks for
-# such requests at a time: a connection to an object store gives 50 to 100 MB a second
-_RANGES_AT_ONCE = 8
+_RANGES_AT_ONCE = 8  # a connection to an object store gives 50 to 100 MB a second
 
-_HEAD_REFUSED = (403, 405, 501)  # what servers answer to HEAD that may answer GET
+_HEAD_REFUSED = (403, 405, 501)  # of servers that may answer GET
 
-# how many files are asked about at a time, at URLs and on this machine
-URLS_AT_ONCE, FILES_AT_ONCE = 64, 16
+URLS_AT_ONCE, FILES_AT_ONCE = 64, 16  # questions at a time, at URLs and on this machine
 
 Wait = Callable[[float], object]
-"""Is called with the seconds to wait before something is tried again, and with none now
-and then while something takes long. It may raise to give up."""
+"""A function that waits for some seconds before another try. It is also called with 0 now
+and then while something takes long, and may raise to give up."""
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
 
 
 class FileStamp(NamedTuple):
-    """What tells whether a file has changed."""
+    """The size and time of a file: if either differs, the file has changed."""
 
     size: int
-    """The size of the file, in bytes."""
+    """The size, in bytes."""
     mtime_ns: int
-    """When the file was last modified, in nanoseconds since the epoch. For a file at a
-    URL with an ETag, a number below 0 that follows from the ETag."""
+    """The time of the last change, in nanoseconds since the epoch. For a file at a URL with
+    an ETag, a number below 0 that follows from the ETag."""
 
 
 class Fetched:
-    """A file that was fetched, or its beginning: `data` has as many bytes as were
-    fetched, or a `file` without name."""
+    """A fetched file, or its beginning: the fetched bytes, or a `file` without a name."""
 
     def __init__(self, stamp: FileStamp, data: Any = None, file: io.FileIO | None = None) -> None:
         self.stamp = stamp
@@ -94,8 +86,8 @@ class Fetched:
             weakref.finalize(self, file.close)
 
     def open(self) -> io.FileIO:
-        """The file as a local one with its own position; an OSError if memory is short.
-        Bytes not fetched are zeros."""
+        """Open it as a file with its own position. Bytes not fetched are zeros. Raises
+        OSError if memory is short."""
         if self._file is not None:
             return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
         file = io.FileIO(os.memfd_create("featcache-audio"), "r+")
@@ -110,8 +102,8 @@ class Fetched:
 
 
 def require(url: Url) -> None:
-    """Check that URLs like this one can be fetched, before anything begins. Raises
-    MissingDependencyError, or ManifestError if no store can be made of it."""
+    """Check that URLs like this one can be fetched. Raises MissingDependencyError, or
+    ManifestError if its store cannot be opened."""
     try:
         _address(url)
     except AudioError as error:
@@ -120,8 +112,8 @@ def require(url: Url) -> None:
 
 
 def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
-    """Fetch a file. What may pass (a server that is busy, a connection that breaks off)
-    is tried again. Raises AudioError if it cannot be fetched, or is empty."""
+    """Fetch a file. Faults that may pass (a busy server, a lost connection) are tried
+    again. Raises AudioError if it cannot be fetched, or is empty."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key)
@@ -140,8 +132,8 @@ def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
 
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetched:
     """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried
-    again as those of `fetch`. Raises AudioError also if it is not what `stamp_of` said,
-    or the disk is full."""
+    again as in `fetch`. Raises AudioError also if its stamp has changed, or the disk is
+    full."""
 
     def checked(result: GetResult) -> GetResult:
         if _stamp(result.meta) != stamp:
@@ -184,8 +176,8 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetche
 
 
 def fetch_beginning(url: Url) -> Fetched:
-    """Fetch the bytes in which the file's header is. Raises AudioError also if the server
-    gives only whole files."""
+    """Fetch the bytes of the file's header. Raises AudioError also if the server gives only
+    whole files."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key, options={"range": (0, _BEGINNING)})
@@ -195,8 +187,8 @@ def fetch_beginning(url: Url) -> Fetched:
 
 
 def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileStamp:
-    """What tells whether the file has changed, without fetching it. Raises AudioError for
-    none, or no answer."""
+    """Ask for the size and ETag of a file. Raises AudioError if it does not exist, or the
+    server does not answer."""
 
     def head(store: ObjectStore, key: str) -> FileStamp:
         try:
@@ -210,21 +202,18 @@ def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileS
 
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
-    """Ask something about each file, about many of them at a time: servers take long for
-    each, and little for many."""
-    are_at_urls = any(
-        isinstance(getattr(location, "container", location), Url) for location in locations
-    )
+    """Ask something about many files at a time, since servers are slow to answer."""
+    containers = [getattr(location, "container", location) for location in locations]
+    are_at_urls = any(isinstance(container, Url) for container in containers)
     return in_parallel(ask, locations, URLS_AT_ONCE if are_at_urls else FILES_AT_ONCE)
 
 
 class TriedInVainError(AudioError):
-    """A file that cannot be fetched now, after many tries, and may be had later."""
+    """A file cannot be fetched now, after many tries. Later it may."""
 
 
 class StoppedError(Exception):
-    """What takes long was given up, since the run is being stopped: this is no failure of
-    the audio."""
+    """The run is being stopped. This is not a failure of the audio."""
 
 
 class _BrokenOffError(Exception):
@@ -236,9 +225,8 @@ class _NoRangesError(Exception):
 
 
 def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
-    """A file without a name, on the disk of `TMPDIR`, that holds the pieces; they are
-    `size` bytes, if that is known. Raises AudioError if there is no such disk, or it is
-    full."""
+    """Write pieces, of `size` bytes if that is known, to a file without a name on the disk
+    of `TMPDIR`. Raises AudioError if the disk cannot be written, or is full."""
     with _disk_may_fail():
         file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
@@ -290,37 +278,39 @@ def _try(
 
 
 def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
-    """What is wrong, and whether it may pass."""
+    """Say what is wrong, and whether it may pass."""
     # which obstore takes for one of them
     if isinstance(error, FileNotFoundError) and status_of(error) != 405:
         return AudioError(Reason.FILE_MISSING, "there is no such file"), False
     if isinstance(error, ValueError):
         return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False
-    words = (
-        "the connection breaks off" if isinstance(error, _BrokenOffError) else in_words(url, error)
-    )
-    faults, code = library().exceptions, status_of(error)
-    is_final = (
+    words = "the connection breaks off"
+    if not isinstance(error, _BrokenOffError):
+        words = in_words(url, error)
+    faults = library().exceptions
+    final = (
         PanickedError,
         faults.PermissionDeniedError,
         faults.UnauthenticatedError,
         faults.NotSupportedError,
     )
+    code = status_of(error)
     is_refused = 400 <= code < 500 and code not in (408, 425, 429)
-    may_pass = not (is_refused or isinstance(error, is_final) or has_no_credentials(error))
+    may_pass = not (is_refused or isinstance(error, final) or has_no_credentials(error))
     return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
 
 
 def _stamp(meta: ObjectMeta) -> FileStamp:
-    if etag := meta["e_tag"]:
+    etag = meta["e_tag"]
+    if etag:
         return FileStamp(meta["size"], -(xxhash.xxh3_64_intdigest(etag.encode()) >> 1) - 1)
     # HTTP tells seconds
     return FileStamp(meta["size"], round(meta["last_modified"].timestamp()) * 10**9)
 
 
 def _address(url: Url) -> tuple[ObjectStore, str]:
-    """The store of a URL, and the file's key in it. Raises AudioError if there is no
-    store like that."""
+    """Open the store of a URL, and return the file's key in it. Raises AudioError if it
+    cannot be opened."""
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
     scheme = scheme.lower()

@@ -1,9 +1,7 @@
 """Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row.
-pyarrow reads both.
 
-The values of an Arrow file lie in it as they are, so they have places, as the members of
-a tar have. Those of a Parquet file are compressed by the row group, so the row groups
-that were read last are kept in memory."""
+The values of an Arrow file have places in it, like the members of a tar. A Parquet file
+compresses row groups, so the row groups that were read last are kept in memory."""
 
 from __future__ import annotations
 
@@ -25,17 +23,16 @@ from featcache.manifest.formats import tables as manifests
 
 _KEPT_BYTES = 512 << 20  # row groups that are kept in memory, unless a single one takes more
 _LARGEST_GROUP = 1 << 30  # the most bytes of audio in a row group
-_ROWS_AT_ONCE = 16  # rows that are unpacked before it is seen how many bytes they take
+_ROWS_AT_ONCE = 16  # rows that are unpacked before their bytes are counted
 
 
 pyarrow = partial(manifests.pyarrow, "audio in Parquet, Arrow or .tar.zst")
-"""The package that reads tables, and what Zstandard has compressed; a
-MissingDependencyError if it is not installed."""
+"""Import the package that reads tables and Zstandard. Raises MissingDependencyError."""
 
 
 class ArrowIndex:
-    """The places of values in a file's columns of bytes, in either of Arrow's formats.
-    Raises AudioError for others."""
+    """The places of values in a file of either of Arrow's formats. Raises AudioError for
+    other files."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
@@ -43,7 +40,7 @@ class ArrowIndex:
         places: dict[str, list[NDArray[np.int64]]] = {}
         try:
             whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-            # then a stream follows, and a footer
+            # a file holds a stream after its mark
             start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0
             stream = arrow.ipc.open_stream(whole.slice(start))
             fields = _fields_with_bytes(stream.schema)
@@ -58,12 +55,11 @@ class ArrowIndex:
                 ) from None
             self._fault = f"was cut short, or is damaged: {first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
-        # the memory that it takes
         self.num_bytes = sum(places.nbytes for places in self._columns.values())
 
     def find(self, name: str) -> ByteRange:
-        """Where a row's bytes of a column lie. Raises AudioError if there is no such
-        column or row, or no bytes."""
+        """Find the bytes of a column's row. Raises AudioError if the column or row does not
+        exist, or is empty."""
         column, row = _column_and_row(name, self._columns)
         places = self._columns[column].T
         if row >= len(places) and self._fault:
@@ -77,8 +73,8 @@ class ArrowIndex:
 
 
 class ParquetIndex:
-    """The row groups of a Parquet file, which need not stay open. Raises AudioError if it
-    is none."""
+    """The row groups of a Parquet file, which need not stay open. Raises AudioError for
+    other files."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._arrow = pyarrow()
@@ -95,13 +91,12 @@ class ParquetIndex:
                 Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows"
             )
         self._starts = [0, *accumulate(counts)]
-        # in memory, approximately: its parts are objects
+        # approximately: its parts are objects
         self.num_bytes = 10 * int(self._metadata.serialized_size)
 
     def find(self, name: str, descriptor: int) -> Any:
-        """The bytes of a column's row, as a buffer, from the file as it was. Raises
-        AudioError if there is no such column or row, it has no bytes, or its row group
-        cannot be read."""
+        """Read the bytes of a column's row, as a buffer. Raises AudioError if the column or
+        row does not exist, is empty, or cannot be read."""
         column, row = _column_and_row(name, self._fields)
         _check_row(row, self._starts[-1])
         group = bisect_right(self._starts, row) - 1
@@ -113,8 +108,9 @@ class ParquetIndex:
         return value
 
     def _unpacked(self, descriptor: int, column: str, group: int) -> Sequence[Any]:
-        """The values of a column in a row group: buffers, or None."""
-        leaf, num_bytes = self._fields[column], 0
+        """Unpack the values of a column in a row group: buffers, or None."""
+        leaf = self._fields[column]
+        num_bytes = 0
         values: list[Any] = []
         with self._checked():
             file = self._arrow.parquet.ParquetFile(
@@ -123,15 +119,17 @@ class ParquetIndex:
             for batch in file.iter_batches(
                 _ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False
             ):
-                found = batch.column(0) if leaf == column else batch.column(0).field("bytes")
-                values += [value.as_buffer() for value in found]
-                num_bytes += found.nbytes
+                rows = batch.column(0)
+                if leaf != column:
+                    rows = rows.field("bytes")
+                values += [value.as_buffer() for value in rows]
+                num_bytes += rows.nbytes
                 if num_bytes > _LARGEST_GROUP:
-                    message = (
+                    raise AudioError(
+                        Reason.OUT_OF_MEMORY,
                         f"its row group holds more than {_LARGEST_GROUP >> 20:,} MiB: write "
-                        "it with smaller ones"
+                        "it with smaller ones",
                     )
-                    raise AudioError(Reason.OUT_OF_MEMORY, message)
         if len(values) != self._starts[group + 1] - self._starts[group]:
             raise AudioError(
                 Reason.TRUNCATED,
@@ -155,46 +153,39 @@ _ROW_GROUPS: Kept[Sequence[Any]] = Kept(
 
 
 def _fields_with_bytes(schema: Any) -> dict[str, str]:
-    """The columns of bytes, or of structs with such a field `bytes`, and what of each
-    holds the bytes."""
-    types, is_bytes = pyarrow().types, manifests.is_bytes
-    found = {}
+    """Map each column of bytes to itself, and each column of structs with such a field
+    `bytes` to that field."""
+    is_struct, is_bytes = pyarrow().types.is_struct, manifests.is_bytes
+    leaves = {}
     for field in schema:
+        parts = field.type if is_struct(field.type) else ()
         if is_bytes(field.type):
-            found[field.name] = field.name
-        elif types.is_struct(field.type) and any(
-            part.name == "bytes" and is_bytes(part.type) for part in field.type
-        ):
-            found[field.name] = f"{field.name}.bytes"
-    return found
+            leaves[field.name] = field.name
+        elif any(part.name == "bytes" and is_bytes(part.type) for part in parts):
+            leaves[field.name] = f"{field.name}.bytes"
+    return leaves
 
 
 def _places(column: Any, whole: Any) -> NDArray[np.int64]:
-    """Where a column's values begin in the file, their sizes, int64 `[2, rows]`; a
-    ValueError if they are packed."""
-    values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
+    """Return the offsets of a column's values in the file, and their sizes, int64
+    `[2, rows]`. Raises ValueError if they are packed."""
+    types = pyarrow().types
+    values = column.field("bytes") if types.is_struct(column.type) else column
     if str(values.type) == "binary_view":
         raise ValueError("a column holds views, as Polars writes: write it as large_binary")
     count = len(values)
     _, ends, data = values.buffers()
     if count == 0 or data is None or data.size == 0:
         return np.zeros((2, count), np.int64)
-    width = np.int64 if pyarrow().types.is_large_binary(values.type) else np.int32
+    width = np.int64 if types.is_large_binary(values.type) else np.int32
     edges = np.frombuffer(ends, width)[values.offset : values.offset + count + 1].astype(np.int64)
     first = data.address - whole.address
     if not 0 <= first <= first + data.size <= whole.size:
-        raise ValueError(
-            "its batches are compressed, so that rows have no places in it: write it "
-            "without compression"
-        )
-    if (
-        len(edges) != count + 1
-        or edges[0] < 0
-        or edges[-1] > data.size
-        or (np.diff(edges) < 0).any()
-    ):
+        raise ValueError("its batches are compressed: write it without compression")
+    sizes = np.diff(edges)
+    if len(edges) != count + 1 or edges[0] < 0 or edges[-1] > data.size or (sizes < 0).any():
         raise ValueError("a row has no place in it")
-    return np.stack([first + edges[:-1], np.diff(edges)])
+    return np.stack([first + edges[:-1], sizes])
 
 
 def _column_and_row(name: str, columns: Any) -> tuple[str, int]:

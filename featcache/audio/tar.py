@@ -1,7 +1,7 @@
-"""Where the members of a tar lie in it, by their headers alone, which tarfile reads.
+"""The places of a tar's members, by their headers alone, which tarfile reads.
 
-Whatever a header says, what is read of it is bounded, and a name leads nowhere but to a
-place in the tar. Of a member, tarfile keeps a kilobyte, and this 24 bytes."""
+Headers of any content are read up to a limit, and a name leads only to a place in the tar.
+tarfile keeps a kilobyte of a member, this index 24 bytes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ import xxhash
 
 from featcache.errors import AudioError, Reason
 
-# the most bytes of a member's headers: a file may have attributes, and a sparse one many
-# holes
-_LONGEST = 1 << 20
+_LONGEST = 1 << 20  # bytes of a member's headers, with attributes or the holes of a file
 _LONG = 5 << 10  # the most bytes of a header that tells a name
 _LARGEST = 1 << 62
 _SPARSE_KEYS = (
@@ -37,16 +35,17 @@ _REFUSED = {
 
 
 class ByteRange(NamedTuple):
-    """Where some bytes lie in a file."""
+    """A range of bytes in a file."""
 
     offset: int
     size: int
 
 
 def range_within(container_size: int, what: str, offset: int, size: int) -> ByteRange:
-    """Where a member's bytes lie in a container. Raises AudioError if that was cut short
-    before their end."""
-    if (held := max(0, container_size - offset)) < size:
+    """Return the range of a member. Raises AudioError if its container was cut short before
+    the member's end."""
+    held = max(0, container_size - offset)
+    if held < size:
         raise AudioError(
             Reason.TRUNCATED,
             f"the {what} was cut short: it has {held:,} of the member's {size:,} bytes",
@@ -55,9 +54,9 @@ def range_within(container_size: int, what: str, offset: int, size: int) -> Byte
 
 
 class TarIndex:
-    """The places of a tar's members. Raises AudioError if it is no tar.
+    """The places of a tar's members. Raises AudioError for other files.
 
-    Of members of the same name, the last one counts, as for tar. Hard links lead to the
+    If members have the same name, the last one is used, as by tar. Hard links lead to the
     member that they name."""
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -70,7 +69,7 @@ class TarIndex:
                     links.append((len(hashes), member.linkname))
                 kind = tarfile.GNUTYPE_SPARSE if member.issparse() else member.type
                 hashes.append(_hash(member.name))
-                # why it is refused
+                # a negative offset tells why it is refused
                 offsets.append(member.offset_data if kind in _FILES else -ord(kind))
                 sizes.append(member.size)
         except _DamagedError as fault:
@@ -82,13 +81,14 @@ class TarIndex:
         self._ranges = np.array([offsets, sizes], np.int64)[:, order]
         place = np.argsort(order)
         for number, target in links:
-            if (found := self._find(_hash(target))) is not None:
-                self._ranges[:, place[number]] = self._ranges[:, found]
-        self.num_bytes = 24 * len(order)  # the memory that it takes
+            linked = self._find(_hash(target))
+            if linked is not None:
+                self._ranges[:, place[number]] = self._ranges[:, linked]
+        self.num_bytes = 24 * len(order)
 
     def find(self, name: str) -> ByteRange:
-        """Where a member's bytes lie. Raises AudioError if there is none, it is no file,
-        or is cut off."""
+        """Find the bytes of a member. Raises AudioError if it does not exist, is not a
+        file, or is cut off."""
         place = self._find(_hash(name))
         if place is None and self._fault:
             raise AudioError(
@@ -104,11 +104,13 @@ class TarIndex:
 
     def _find(self, key: int) -> int | None:
         place = int(np.searchsorted(self._hashes, np.uint64(key), "right")) - 1
-        return place if place >= 0 and int(self._hashes[place]) == key else None
+        if place < 0 or int(self._hashes[place]) != key:
+            return None
+        return place
 
 
 class _DamagedError(Exception):
-    """From some place on, a tar is none. The message is the end of a sentence."""
+    """A tar is damaged. The message is the end of a sentence."""
 
 
 class _CutError(_DamagedError):
@@ -116,46 +118,49 @@ class _CutError(_DamagedError):
 
 
 class _Headers(io.FileIO):
-    """What tarfile reads of a tar: before `left` is set again, so many bytes at most, and
-    none behind the end."""
+    """A tar for tarfile, which may read at most `left` bytes, and none behind the end."""
 
     left = _LONGEST
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """So many bytes."""
-        count = -1 if size is None else size
-        if not 0 <= count <= self.left:
+        """Read so many bytes."""
+        if size is None or not 0 <= size <= self.left:
             raise _DamagedError(
                 f"has a header of more than {_LONGEST:,} bytes before byte {self.tell():,}"
             )
-        self.left -= count
-        data = super().read(count)
-        if len(data) < count:
-            raise _CutError(
-                f"ends after {os.fstat(self.fileno()).st_size:,} bytes without the mark of an end"
-            )
-        return data if count <= _LONG else _short_records(data)
+        self.left -= size
+        data = super().read(size)
+        if len(data) < size:
+            held = os.fstat(self.fileno()).st_size
+            raise _CutError(f"ends after {held:,} bytes without the mark of an end")
+        if size > _LONG:
+            return _short_records(data)
+        return data
 
 
 def _short_records(data: bytes) -> bytes:
-    """The records of a PAX header, `<length> <key>=<value>` and a newline, that tell
-    names and sizes: of each key the last, and no long one. Before Python 3.12.6, tarfile
+    """Keep the records of a PAX header, `<length> <key>=<value>` and a newline, that tell
+    names and sizes: the last of each key, and no long one. Before Python 3.12.6, tarfile
     takes the square of a record's bytes in time and memory."""
-    kept, at = {}, 0
-    while (digits := data[at : at + 20].partition(b" ")[0]).isdigit() and int(digits):
-        record = data[at : at + int(digits)]
-        at += len(record)
+    records = {}
+    offset = 0
+    while True:
+        digits = data[offset : offset + 20].partition(b" ")[0]
+        if not digits.isdigit() or not int(digits):
+            break
+        record = data[offset : offset + int(digits)]
+        offset += len(record)
         key, equals, _ = record[len(digits) + 1 :].partition(b"=")
         if equals and key in _KEYS and len(record) <= _LONG and record.endswith(b"\n"):
-            kept[key] = record
-    return b"".join(kept.values()).ljust(len(data), b"\0")
+            records[key] = record
+    return b"".join(records.values()).ljust(len(data), b"\0")
 
 
 class _Member(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """A member by its header. Where ustar has the beginning of a name, tars of GNU's
-        with `--listed-incremental` have times, which tarfile takes for it, too."""
+        """Read a member's header. GNU tar with `--listed-incremental` writes times where
+        ustar has the beginning of a name, and tarfile takes them for it."""
         member = super().frombuf(buf, encoding, errors)
         if buf[257:263] != b"ustar\0":
             member.name = buf[:100].partition(b"\0")[0].decode(encoding, errors)
@@ -163,23 +168,22 @@ class _Member(tarfile.TarInfo):
 
 
 def _members(descriptor: int) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar, in their order. What is not whole raises _DamagedError."""
+    """List the members of a tar, in their order. Raises _DamagedError for damage."""
     file = _Headers(descriptor, closefd=False)
-    at = 0
+    offset = 0
     try:
-        file.seek(at)
+        file.seek(offset)
         tar = tarfile.TarFile(fileobj=file, encoding="utf-8")
-        while os.pread(descriptor, len(_END), at) != _END:
-            file.seek(at)
+        while os.pread(descriptor, len(_END), offset) != _END:
+            file.seek(offset)
             file.left = _LONGEST
             # TarFile.next keeps members, and takes a damaged one for the end
             member = _Member.fromtarfile(tar)
-            at = tar.offset
-            if not (0 <= member.size < _LARGEST and member.offset_data <= at < _LARGEST):
+            offset = tar.offset
+            if not (0 <= member.size < _LARGEST and member.offset_data <= offset < _LARGEST):
                 raise ValueError(member.size)
-            tar.pax_headers = {
-                key: tar.pax_headers[key] for key in tar.pax_headers.keys() & tarfile.PAX_FIELDS
-            }
+            fields = tar.pax_headers.keys() & tarfile.PAX_FIELDS
+            tar.pax_headers = {key: tar.pax_headers[key] for key in fields}
             yield member
     except (tarfile.TarError, ValueError, RecursionError):
         raise _DamagedError(f"is damaged before byte {file.tell():,}") from None
