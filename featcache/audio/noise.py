@@ -44,7 +44,6 @@ from featcache.storage.base import in_parallel
 
 # Functions import the decoders: reading a config needs this file, and most have no noise.
 
-QUIETEST, LOUDEST = -50.0, 100.0  # dB
 _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
 _BLOCK = 1 << 20  # samples that are decoded at once
@@ -82,7 +81,7 @@ class NoisePolicy(Section):
     relative to the config file. The fingerprint includes the content of the noise, not
     its location."""
     snr: Annotated[
-        tuple[Annotated[float, Field(ge=QUIETEST, le=LOUDEST)], ...], AfterValidator(distinct)
+        tuple[Annotated[float, Field(ge=-50.0, le=100.0)], ...], AfterValidator(distinct)
     ]
     """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)

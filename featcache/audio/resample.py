@@ -170,8 +170,8 @@ def error_if_too_long(
 
 
 def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float32]:
-    """Mix channels, `[num_samples, channels]`, or take one (NO_SUCH_CHANNEL): contiguous
-    float32 `[num_samples]`."""
+    """Mix channels, `[num_samples, channels]`, or take a channel. Returns contiguous float32
+    `[num_samples]`. Raises AudioError (NO_SUCH_CHANNEL)."""
     num_channels = samples.shape[1]
     if channel == "mix" and num_channels > 1:
         mixed = samples[:, 0] + samples[:, 1]

@@ -16,15 +16,13 @@ from featcache.audio.resample import AudioPolicy, WaveformBuilder
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
 
-SLOWEST, FASTEST = 0.5, 2.0
-
 
 class AugmentPolicy(Section):
     """The `augment` section: which copies of every utterance are made, at other speeds
     and with noise."""
 
     speed: Annotated[
-        tuple[Annotated[float, Field(ge=SLOWEST, le=FASTEST)], ...], AfterValidator(distinct)
+        tuple[Annotated[float, Field(ge=0.5, le=2.0)], ...], AfterValidator(distinct)
     ] = (1.0,)
     """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance
     itself is not extracted."""
