@@ -29,8 +29,7 @@ from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
 from featcache.spec import MAIN, FeatureSpec
 from featcache.strings import Strings
-from featcache.version.index import Index
-from featcache.version.indexing import open_index
+from featcache.version.index import Index, load_index
 from featcache.version.version import Version
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Cache:
         tiers: Tiers | None = None,
     ) -> None:
         self.version, self.check, self._tiers = version, check, tiers
-        self.index = open_index(version) if index is None else index
+        self.index = _index_of(version) if index is None else index
         self._shards = self._open_shards()
         self._buffers = Buffers()
 
@@ -429,6 +428,17 @@ class Cache:
         return positions_in(
             "keys", keys, len(self), str(self.version.path), "all ids, or all positions"
         )
+
+
+def _index_of(version: Version) -> Index:
+    """Load a version's index, or build it. Few openings build one: the code that does is imported
+    then."""
+    index = load_index(version, version.shard_names())
+    if index is not None:
+        return index
+    from featcache.version.indexing import open_index
+
+    return open_index(version)
 
 
 class _TrackCache(Cache):
