@@ -247,13 +247,15 @@ def hours(seconds: float) -> str:
 
 _COLON, _SLASH, _AT = "(?::|%3a)", r"(?:[\\/]|%2f|%5c)", "(?:@|%40)"
 _SCHEME = rf"[a-z][a-z0-9+.-]{{1,20}}{_COLON}"
+# a blank before it, in a text that `repr` or JSON quoted: `\t`, `\x0b`, `\ufeff`
+_ESCAPED = r"(?<=\\[abfnrtv])|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4})"
 _BEGINNING = (
     # with a user: with however many slashes, as paths are normalised, or with no scheme
     rf"(?:{_SCHEME}{_SLASH}+(?:\.{_SLASH}+)*(?=[^\s\\/?#]*{_AT})"
-    rf"|(?<![^\s'\"(\[=,])//(?=[^\s/?#@]*:[^\s/?#]*@)"
+    rf"|(?:(?<![^\s'\"(\[=,])|{_ESCAPED})//(?=[^\s/?#@]*:[^\s/?#]*@)"
     rf"|{_SCHEME}{_SLASH}{{2,}}"
-    rf"|\b(?:s3[an]?|gs|az|memory){_COLON}{_SLASH}"
-    rf"|\b(?:https?|s?ftps?){_COLON}{_SLASH}?)"
+    rf"|(?:\b|{_ESCAPED})(?:s3[an]?|gs|az|memory){_COLON}{_SLASH}"
+    rf"|(?:\b|{_ESCAPED})(?:https?|s?ftps?){_COLON}{_SLASH}?)"
 )
 _URL = re.compile(rf"{_BEGINNING}(?P<authority>[^\\/?#]*)", re.IGNORECASE)
 """The beginning of a URL, and of what was meant for one or became of one: `https://host`,

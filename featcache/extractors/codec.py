@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
 from featcache.spec import FeatureSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CodecParams(ModelParams):

@@ -7,14 +7,16 @@ So here every layer sets these columns to zero again."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Dac(CodecExtractor[CodecParams]):

@@ -11,15 +11,18 @@ with its codes."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from featcache.errors import ConfigError
 from featcache.extractors import ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.rows import Piece, Rows
 from featcache.spec import Frames, Track
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SCALES = "what a chunk's samples were divided by"
 

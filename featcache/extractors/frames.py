@@ -12,12 +12,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from featcache.extractors.base import Clip, Extractor, P
 from featcache.extractors.faults import require_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_ROWS = {"cpu": 640, "cuda": 8192}
 """Rows of a block, by the type of the device. On a CPU, the intermediate results of 640

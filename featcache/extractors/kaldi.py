@@ -8,11 +8,10 @@ otherwise, Kaldi's defaults."""
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from featcache.errors import ConfigError
 from featcache.extractors import mel
@@ -20,6 +19,9 @@ from featcache.extractors.base import Clip, Params
 from featcache.extractors.frames import FrameExtractor, aligned_rows, with_whole_columns
 from featcache.spec import FeatureSpec
 from featcache.strings import hash_of
+
+if TYPE_CHECKING:  # torch is executed when it is used
+    from torch import Tensor
 
 _SIXTEEN_BITS = 32768.0
 """Kaldi's own `waveform_scale`."""

@@ -7,18 +7,19 @@ Sources: OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import pad
 
 from featcache.errors import ConfigError
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
 from featcache.extractors.frames import FrameExtractor
 from featcache.spec import FeatureSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LogMelParams(Params):
@@ -122,9 +123,11 @@ class LogMel(FrameExtractor[LogMelParams]):
     def frames(self, clip: Clip) -> Tensor:
         waveform = clip.waveform
         if len(waveform) < self.spec.padded_to:
-            waveform = pad(waveform, (0, self.spec.padded_to - len(waveform)))
+            waveform = torch.nn.functional.pad(waveform, (0, self.spec.padded_to - len(waveform)))
         if self._padding:
-            waveform = pad(waveform[None], (self._padding, self._padding), mode="reflect")[0]
+            waveform = torch.nn.functional.pad(
+                waveform[None], (self._padding, self._padding), mode="reflect"
+            )[0]
         # A window shorter than the transform lies in its middle. Its position does not change
         # magnitudes, so a frame is the samples under the window, padded with zeros later.
         length = self.spec.frame_length

@@ -6,13 +6,15 @@ Filters are computed in float64 and rounded once."""
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from featcache.errors import ConfigError, listing
 from featcache.extractors.frames import COLUMN_MULTIPLE, with_whole_columns
+
+if TYPE_CHECKING:  # torch is executed when it is used
+    from torch import Tensor
 
 MelScale = Literal["htk", "slaney"]
 MelNorm = Literal["slaney", "none"]

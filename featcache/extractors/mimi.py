@@ -8,12 +8,16 @@ ahead."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MimiParams(CodecParams):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
 from featcache.extractors.base import LocalPath, Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LONGEST_SECONDS = 120.0
 """The longest clip, if the config does not cut long clips into chunks. A model's memory

@@ -14,13 +14,15 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from featcache.extractors.base import Batching, Clip, Extractor, P, Tracks
 from featcache.spec import MAIN
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROW_SECONDS = {"cpu": 4.0, "cuda": 120.0}
 """Approximate seconds of audio in a batch. On one core, larger batches are no faster. A

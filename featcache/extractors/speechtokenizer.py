@@ -13,15 +13,17 @@ import threading
 import warnings
 from textwrap import shorten
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from featcache import weights
 from featcache.errors import MissingDependencyError
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PACKAGE = "speechtokenizer"
 _ALIAS = "_featcache_speechtokenizer"

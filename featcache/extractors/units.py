@@ -12,11 +12,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, ValidationError
-from torch import Tensor
 
 from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
 from featcache.extractors.base import (
@@ -39,6 +38,9 @@ from featcache.extractors.ragged import is_inside
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
 from featcache.weights import weights_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "featcache units 1"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from featcache.extractors.base import Batching, Clip, Extractor, P
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class VectorExtractor(Extractor[P]):

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors import dac, ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.wav2vec2 import Wav2Vec2
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Xcodec(CodecExtractor[BandwidthParams]):

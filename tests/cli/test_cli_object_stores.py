@@ -35,11 +35,13 @@ def test_they_say_the_same(cli, s3, places):
     assert (named.code, named.out.startswith(f"{places[1]}/fbank80-")) == (0, True), named.err
 
 
-def test_info_and_ls_ask_the_index_and_no_shard(cli, s3, places):
-    for command in ("info", "ls"):
+def test_info_and_ls_ask_the_index_and_no_tables_or_data_of_shards(cli, s3, places):
+    for command, runs in (("info", 1), ("ls", 0)):
         s3.reset()
         assert cli(command, places[1], env=s3.environment).code == 0
-        assert {path.partition("/shards/")[2] for _, path in s3.paths} <= {"", "zarr.json"}
+        asked = {path.partition("/shards/")[2] for _, path in s3.paths} - {"", "zarr.json"}
+        assert len(asked) == runs  # for the libraries, the document of one shard of each run
+        assert all(name.count("/") == 1 and name.endswith("/zarr.json") for name in asked)
 
 
 def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):

@@ -175,7 +175,7 @@ def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
         "--from",
         fitted / "features",
     )
-    assert "--from is only for units: mfcc of mfcc13 takes audio" in said
+    assert "--from is only for units and for store.pool: mfcc of mfcc13 takes audio" in said
     cli("extract", corpus.manifest(), "-c", "fbank80", "-o", scratch / "others", "--device", "cpu")
     options = (
         "-c",
