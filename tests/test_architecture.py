@@ -3,6 +3,7 @@ itself."""
 
 import ast
 import importlib
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -242,3 +243,32 @@ def test_the_architecture_page_names_every_room_and_only_files_that_are_there():
 def test_completion_offers_what_is_public_alone(name):
     package = importlib.import_module(name)
     assert {each for each in dir(package) if not each.startswith("__")} == {*package.__all__}
+
+
+def read_house():
+    """Load `scripts/house.py`, which measures the package."""
+    path = PACKAGE.parent / "scripts" / "house.py"
+    spec = importlib.util.spec_from_file_location("house", path)
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    return house
+
+
+def test_the_package_is_no_denser_to_read_than_it_has_become():
+    house = read_house()
+    sources, trees = house.read_package(PACKAGE.parent)
+    measured = house.density([*sources.values()], [*trees.values()])
+    for measure, most in (
+        ("mean line, characters", 50),
+        (f"lines above {house.LONG}, %", 2),
+        ("assignments in expressions in 1,000 lines", 1),
+        ("conditional expressions in 1,000 lines", 13),
+        ("docstrings that open with a riddle, %", 1),
+    ):
+        assert measured[measure] <= most, measure
+
+
+def test_files_of_a_room_do_not_import_each_other_in_circles():
+    house = read_house()
+    _, trees = house.read_package(PACKAGE.parent)
+    assert house.circles_inside(trees) == {}

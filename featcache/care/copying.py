@@ -22,8 +22,9 @@ from featcache.care.report import Problem
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.shard import Shard
-from featcache.storage.base import MARK, Buffer, Store, open_store
+from featcache.storage.base import MARK, Buffer, Store
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 from featcache.version.corpus import put_part, read_parts
 from featcache.version.index import Index, index_name, load_index
 from featcache.version.indexing import open_index

@@ -37,8 +37,9 @@ from featcache.format.writing import seal_group
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.copies import expand
 from featcache.manifest.utterances import Manifest
-from featcache.storage.base import MARK, Store, open_store
+from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
 from featcache.version.indexing import open_index

@@ -166,7 +166,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
 
 
 def _version_to_remove(place: Location, dry_run: bool) -> Version:
-    from featcache.storage.base import open_store
+    from featcache.storage.opening import open_store
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 

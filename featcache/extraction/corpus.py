@@ -35,8 +35,8 @@ from featcache.extraction.options import Options
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, as_root, locate, url_of
 from featcache.manifest.numbered import broken_promises, gaps
-from featcache.storage.base import open_store
 from featcache.storage.location import Location, as_location
+from featcache.storage.opening import open_store
 from featcache.version.corpus import (
     Part,
     PartVersion,

@@ -39,8 +39,9 @@ from featcache.extraction.version_plan import (
 )
 from featcache.manifest.copies import Copies, expand
 from featcache.manifest.utterances import Manifest
-from featcache.storage.base import MARK, open_store
+from featcache.storage.base import MARK
 from featcache.storage.location import Location, as_location
+from featcache.storage.opening import open_store
 from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import AT_MOST_BYTES, Count, Hex, parse
-from featcache.storage.base import MARK, Store, as_bytes, open_store
+from featcache.storage.base import MARK, Store, as_bytes
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 from featcache.strings import Strings
 
 NAME_DIGITS = 16

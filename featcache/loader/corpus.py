@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
-from featcache.storage.base import in_parallel, open_store
+from featcache.storage.base import in_parallel
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 from featcache.strings import Strings, hash_of
 from featcache.version.corpus import gone_parts, read_parts
 from featcache.version.index import Index, index_name

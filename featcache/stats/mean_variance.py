@@ -32,8 +32,8 @@ from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
-from featcache.storage.base import open_store
 from featcache.storage.files import write_file
+from featcache.storage.opening import open_store
 
 FORMAT = "featcache stats 1"
 

@@ -136,17 +136,6 @@ class Store(Protocol):
         flight. It is made if missing."""
 
 
-def open_store(location: Location) -> Store:
-    """The store of the files below a location."""
-    if isinstance(location, Path):
-        from featcache.storage.directory import Directory
-
-        return Directory(location)
-    from featcache.storage.bucket import Bucket
-
-    return Bucket(location)
-
-
 @contextmanager
 def tidying(store: Location) -> Iterator[None]:
     """Within, what nothing depends on is removed. Where that fails, it stays, which is

@@ -22,8 +22,9 @@ import msgspec
 
 from featcache.errors import ArgumentError, DamagedError, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse_line
-from featcache.storage.base import Store, in_parallel, open_store
+from featcache.storage.base import Store, in_parallel
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 from featcache.version.index import Index, index_name
 from featcache.version.selection import PARTS, version_names
 from featcache.version.version import Version

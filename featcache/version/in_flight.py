@@ -34,8 +34,8 @@ import msgspec
 import numpy as np
 
 from featcache.errors import Reason, StoreError
-from featcache.storage.base import open_store
 from featcache.storage.files import hold_folder, is_held
+from featcache.storage.opening import open_store
 from featcache.strings import Strings
 from featcache.version.index import Index
 from featcache.version.ledger import Failure, read_failures

@@ -10,8 +10,9 @@ from typing import Any
 
 from featcache.errors import ArgumentError, StoreError, listing
 from featcache.format.documents import differing_keys
-from featcache.storage.base import MARK, open_store
+from featcache.storage.base import MARK
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 from featcache.version.version import Version
 
 PARTS = "parts"

@@ -25,8 +25,9 @@ from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
 from featcache.spec import STORED_KINDS, FeatureSpec
-from featcache.storage.base import MARK, Store, open_store
+from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
+from featcache.storage.opening import open_store
 
 _T = TypeVar("_T")
 

@@ -58,7 +58,7 @@ from featcache.format.writing import ShardBuilder
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.quantize import stored_spec
-from featcache.storage.base import open_store
+from featcache.storage.opening import open_store
 
 OURS, IDEAL = "featcache, library", "the ideal"
 PEER = Path(__file__).with_name("peer_lhotse.py")

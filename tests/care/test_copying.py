@@ -21,9 +21,9 @@ from featcache.care.copying import copy_version
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, StoreError
 from featcache.spec import Track
-from featcache.storage.base import open_store
 from featcache.storage.directory import Directory
 from featcache.storage.location import parse_location
+from featcache.storage.opening import open_store
 from featcache.version.index import load_index
 from featcache.version.ledger import Failure
 from featcache.version.records import Run

@@ -8,8 +8,8 @@ import uuid
 import pytest
 from cache_contents import items
 
-from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
+from featcache.storage.opening import open_store
 from featcache.version.selection import version_folders
 from featcache.version.version import Version
 

@@ -16,8 +16,8 @@ import featcache
 from featcache.audio import remote
 from featcache.errors import ManifestError, MissingDependencyError, install_hint
 from featcache.storage import clients
-from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
+from featcache.storage.opening import open_store
 from featcache.version.ledger import read_failures
 
 pytest.importorskip("obstore")

@@ -20,8 +20,8 @@ from loopback import serving
 from s3_in_memory import ENVIRONMENT
 
 from featcache.storage import clients
-from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
+from featcache.storage.opening import open_store
 
 BUCKET = "speech"
 _SERVER = """

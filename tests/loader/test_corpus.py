@@ -16,8 +16,8 @@ import featcache
 from featcache import BucketBatchSampler
 from featcache.care.copying import copy_parts_list, copy_version
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
-from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
+from featcache.storage.opening import open_store
 from featcache.version.corpus import Part, PartVersion, put_part, record_version
 from featcache.version.indexing import open_index
 from featcache.version.selection import select_versions

@@ -15,8 +15,9 @@ from object_stores import any_store, lead
 from s3_in_memory import s3_in_memory
 
 from featcache.errors import DamagedError
-from featcache.storage.base import MARK, checked_key, open_store
+from featcache.storage.base import MARK, checked_key
 from featcache.storage.location import parse_location
+from featcache.storage.opening import open_store
 
 
 def shard(name: str) -> dict[str, bytes]:
