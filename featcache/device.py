@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from featcache.errors import MOST_THREADS, ConfigError, require_int
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Waveforms = Sequence[NDArray[np.float32]]
 """The samples of several clips, each `[num_samples]`."""

@@ -16,13 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from featcache.errors import ArgumentError, ExtractorError
 from featcache.spec import QUANTIZATION, FeatureSpec, Track
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEVELS = 256
 
@@ -112,14 +115,14 @@ def dequantize(
 
 
 def _check_batch(levels: object, parameters: object, dtype: object, lengths: object) -> None:
-    if not isinstance(levels, Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
+    if not isinstance(levels, torch.Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
         raise ArgumentError(
             f"levels is {_described(levels)}: give uint8 [batch, frames, ...], from batch(raw=True)"
         )
     batch, _, *item_shape = levels.shape
     expected = torch.float32, (batch, 2, *item_shape), levels.device
     if (
-        not isinstance(parameters, Tensor)
+        not isinstance(parameters, torch.Tensor)
         or (parameters.dtype, parameters.shape, parameters.device) != expected
     ):
         fitting = f"float32 {[batch, 2, *item_shape]} on {levels.device}, from quantization"
@@ -127,7 +130,7 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ArgumentError(f"dtype is {dtype}: give a float dtype, such as torch.float16")
     if lengths is not None and not (
-        isinstance(lengths, Tensor)
+        isinstance(lengths, torch.Tensor)
         and (lengths.shape, lengths.device) == ((batch,), levels.device)
         and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
     ):
@@ -137,6 +140,6 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
 
 
 def _described(value: object) -> str:
-    if not isinstance(value, Tensor):
+    if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     return f"{value.dtype} {list(value.shape)} on {value.device}"

@@ -148,7 +148,7 @@ def find_sound(fd: int, size: int) -> Sound | None:
         file_end = 0
     long_sizes = 0  # where those of RF64 stand
     for _ in range(_MOST_CHUNKS):
-        chunk = os.pread(fd, header_bytes, offset)
+        chunk = os.pread(fd, header_bytes, offset) if offset < size else b""
         if len(chunk) < header_bytes:
             break
         name = chunk[:4]
@@ -160,7 +160,9 @@ def find_sound(fd: int, size: int) -> Sound | None:
         if name in _SOUNDS:
             if long_sizes and length == 0xFFFFFFFF:
                 size_at, size_bytes = long_sizes + 8, 8
-                file_end, length = struct.unpack("<QQ", os.pread(fd, 16, long_sizes))
+                file_end, length = struct.unpack(
+                    "<QQ", os.pread(fd, 16, long_sizes).ljust(16, b"\0")
+                )
                 file_end += header_bytes
             before = 4 if kind == b"caff" else _SOUNDS[name]
             first, length = offset + before, length - before

@@ -73,7 +73,7 @@ class _Row:
     output: Rows = field(init=False)
 
 
-Run = Callable[[torch.Tensor, torch.Tensor], Rows]
+Run = Callable[["Tensor", "Tensor"], Rows]
 """A function with the arguments of `RowExtractor.encode`, which computes rows."""
 
 

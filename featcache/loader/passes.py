@@ -34,7 +34,8 @@ class Epoch:
 
     def __init__(self, number: int, is_followed: bool, leader: torch.Tensor | None = None) -> None:
         self._is_followed, self._leader = is_followed, leader
-        self._own = torch.tensor(number, dtype=torch.int64, device="cpu")
+        with torch.inference_mode(False):  # which would let nothing set it later
+            self._own = torch.tensor(number, dtype=torch.int64, device="cpu")
         if is_followed:
             # Without shared memory, persistent workers stay in their first epoch.
             with suppress(RuntimeError):

@@ -137,7 +137,8 @@ def test_aac_ends_where_it_was_ended(scratch, name, options, num_samples):
 
 def test_an_edit_list_ends_the_sound_where_it_says(scratch):
     data = bytearray(encode(scratch / "a.m4a", "aac").read_bytes())
-    struct.pack_into(">I", data, data.index(b"elst") + 12, 1234)  # ms
+    (ticks,) = struct.unpack_from(">I", data, data.index(b"mvhd") + 16)  # in a second
+    struct.pack_into(">I", data, data.index(b"elst") + 12, round(1.234 * ticks))
     (scratch / "b.m4a").write_bytes(data)
     whole, short = samples_of(scratch / "a.m4a"), samples_of(scratch / "b.m4a")
     assert len(short) == round(1.234 * RATE)

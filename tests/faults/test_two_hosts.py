@@ -67,15 +67,14 @@ def test_partitions_beside_a_run_over_all_of_it_lose_nothing(faulty, extraction_
     or alike."""
     cache = trials / "cache"
     job = extraction_of_more.arguments(cache)
-    options = (
-        "--partition 0/2",
-        "--partition 1/2 --shard-size 0.0003",
-        "--partition 1/3",
-        "--wait",
-    )
-    for ended in [
-        one.wait(TRIAL_SECONDS) for one in [faulty.start(*job, *more.split()) for more in options]
-    ]:
+    in_small_shards = ["0.0003" if argument == "0.001" else argument for argument in job]
+    started = [
+        faulty.start(*job, "--partition", "0/2"),
+        faulty.start(*in_small_shards, "--partition", "1/2"),
+        faulty.start(*job, "--partition", "1/3"),
+        faulty.start(*job, "--wait"),
+    ]
+    for ended in [one.wait(TRIAL_SECONDS) for one in started]:
         assert ended.code in (0, 3), ended
     assert faulty(*job).code == 3
     assert_is_after(replace(extraction_of_more, is_once=False), cache)

@@ -237,6 +237,13 @@ def test_a_subset_has_an_epoch_of_its_own(whole):
     assert not torch.equal(train.batch(range(15))["features"], whole.batch(range(15))["features"])
 
 
+def test_an_epoch_can_be_set_where_a_dataset_was_made_in_inference_mode(whole):
+    with torch.inference_mode():
+        part = whole.subset(range(3))
+    part.set_epoch(2)
+    assert part.epoch == 2
+
+
 def test_positions_that_are_none_are_refused(whole):
     with pytest.raises(IndexError, match="no utterance at 20: the dataset has 20"):
         whole.subset([3, 20])
