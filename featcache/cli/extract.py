@@ -149,9 +149,9 @@ def extract(
 ) -> int:
     """Extract the features of the MANIFEST's utterances into a cache.
 
-    MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and
-    optionally start and duration (seconds) and channel; - is standard input. Or a folder
-    of audio, a data directory of Kaldi, a manifest of NeMo, Lhotse, SpeechBrain, fairseq,
+    MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path, and optionally
+    id, start and duration (seconds) and channel; - is standard input. Or a folder of
+    audio, a data directory of Kaldi, a manifest of NeMo, Lhotse, SpeechBrain, fairseq,
     a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
     Paths may be URLs (s3://, gs://, az://, https://) with the extra cloud.
 
