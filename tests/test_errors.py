@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-from pathlib import Path
 
 import pytest
 
@@ -63,9 +62,10 @@ def test_an_extra_is_installed_from_where_this_copy_came(installed, record, comm
     assert message.endswith(f"cannot be imported: {command}")
 
 
-def test_an_extra_is_installed_into_the_checkout_that_runs(monkeypatch):
-    checkout = Path(errors.__file__).parents[1]
-    assert install_hint("cloud") == f"pip install -e '{checkout}[cloud]'"
+def test_an_extra_is_installed_into_the_checkout_that_runs(monkeypatch, tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "featcache" / "errors.py"))
+    assert install_hint("cloud") == f"pip install -e '{tmp_path.resolve()}[cloud]'"
     monkeypatch.setattr(errors, "__file__", "/gone/featcache/errors.py")
 
     def nothing(name):
