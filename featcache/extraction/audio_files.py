@@ -126,8 +126,8 @@ def with_changed_files(
         stamps = chain.from_iterable(pool.map(look, blocks))
         is_current = [
             # A file that is gone cannot be extracted again.
-            now == (None, None) or (is_same(now, tuple(was)) and decoder != OLD_FFMPEG)
-            for now, (*was, decoder) in zip(stamps, sources, strict=True)
+            stamp == (None, None) or (is_same(stamp, tuple(extracted)) and decoder != OLD_FFMPEG)
+            for stamp, (*extracted, decoder) in zip(stamps, sources, strict=True)
         ]
     present = status.present.copy()
     present[rows] = is_current

@@ -436,9 +436,9 @@ def _index_of(version: Version) -> Index:
     index = load_index(version, version.shard_names())
     if index is not None:
         return index
-    from featcache.version.indexing import open_index
+    from featcache.version.indexing import make_index
 
-    return open_index(version)
+    return make_index(version)
 
 
 class _TrackCache(Cache):

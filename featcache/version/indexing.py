@@ -48,8 +48,11 @@ def open_index(version: Version, *, keep: bool = True) -> Index:
     Raises DamagedError if it must be built, and a shard's document or table is damaged;
     ShardGoneError if a shard is gone that the version must have."""
     index = load_index(version, version.shard_names())
-    if index is not None:
-        return index
+    return make_index(version, keep=keep) if index is None else index
+
+
+def make_index(version: Version, *, keep: bool = True) -> Index:
+    """Build the index that `open_index` could not load, with its options and errors."""
     index = version.reading(lambda: build_index(version))
     if keep:
         # a full disk, a cache that cannot be written, or no zarr to write it
