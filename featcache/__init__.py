@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from featcache.loader.windows import Crop as Crop
     from featcache.quantize import dequantize as dequantize
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "BucketBatchSampler": "loader.sampler",
