@@ -58,9 +58,9 @@ Array = NDArray[Any]
 def recompute(
     version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device
 ) -> Recomputed:
-    """Extract the items at `positions` of the index again, one by one, from their files,
-    which `sources` finds. Raises ConfigError if the version's config names an extractor
-    that is not registered, or its weights are not here."""
+    """Extract the items at `positions` of the index again, one by one. Raises ConfigError if
+    the version's config names an extractor that is not registered, or its weights are not
+    here."""
     built, result = built_again(version, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
@@ -98,7 +98,7 @@ def recompute(
 
 
 def _possible_causes(made_by: Mapping[str, object], item: Item, device: Device) -> str:
-    """Return the end of a message: what was different when an item was written."""
+    """Describe what was different when an item was written."""
     causes = ""
     wrote = made_by.get("device", device.label)
     if wrote != device.label:
@@ -123,7 +123,6 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
-    """Extract an item alone, as a run does. Raises AudioError if it fails."""
     times = WorkerTimes(float)
     for (result,) in AudioExtractor(root, [built])([item], times):
         extracted = compute_now(result, built.device, times)
@@ -139,8 +138,7 @@ def _count(
     result: Recomputed,
     count_ties: Callable[[Array, Array], int],
 ) -> list[str]:
-    """Add a comparison of an utterance to the result. Returns how it differs by more than
-    rounding, if it does."""
+    """Count an utterance in the result. Returns how it differs by more than rounding."""
     is_quantized = QUANTIZATION in stored.side
     is_float = is_quantized or stored.features.dtype.kind == "f"
     if not is_float:
@@ -175,15 +173,13 @@ def _scale(clip: ClipFeatures) -> Array:
 
 
 def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool:
-    """Tell whether arrays of one shape differ by rounding at most, beyond `step`."""
     return largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
 
 
 def _count_ties(
     built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array
 ) -> int:
-    """Count the codes `[frames, codebooks]` that differ in frames where rounding decides;
-    0 without latents."""
+    """Count the codes that differ in frames where rounding decides; 0 without latents."""
     extractor, device = built.extractor, built.device
     if not isinstance(extractor, CodecExtractor):
         return 0

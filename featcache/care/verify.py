@@ -1,10 +1,9 @@
-"""Finds what is damaged, missing, changed or surplus in a version: compares each shard
-with what was written, byte for byte, and the version with what is wanted."""
+"""Finds what is damaged, missing, changed or surplus in a version."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -35,9 +34,9 @@ from featcache.version.version import Version
 from featcache.version.wanted import find_lacking, wanted_failures
 
 _MOST_MAPPED = 8192
-"""The number of checked shards whose tables stay mapped, even if a repair or prune
-removes them meanwhile. A process may map some 65,000 files."""
-_LACKING = frozenset({"unfinished", "record", "missing"})
+"""The number of checked shards whose tables stay mapped. A process may map some 65,000
+files."""
+_LACKING = {"unfinished", "record", "missing"}
 """The kinds of problems that a run in progress may end by adding a shard."""
 
 
@@ -73,7 +72,6 @@ def verify(
     checked: dict[str, CheckedShard] = {}
 
     def check_new() -> tuple[list[str], Report, Index | None]:
-        """Check new shards. Returns the names of all shards, and what `_report` returns."""
         names = version.shard_names()
         unchecked = [name for name in names if name not in checked]
         checked.update(_check_shards(version, unchecked, data, threads, report, stop))
@@ -86,25 +84,15 @@ def verify(
     is_replaced = not {*names} <= {*names_now}
     if names_now != names and (is_lacking or is_replaced):
         _, result, index = version.reading(check_new)
-    problems, notes = result.problems, result.notes
     if sources is not None and index is not None:
         sound = {name for name, shard in checked.items() if not shard.problems}
-        faulty, source_notes = check_sources(
+        problems, notes = check_sources(
             version, index, sound, sources, threads, report, stop.is_set
         )
-        source_problems = [_source_problem(*file, ids) for file, ids in faulty.items()]
-        problems = problems + source_problems
-        notes = notes + source_notes
+        result.problems.extend(problems)
+        result.notes.extend(notes)
     # A late stop counts too: the caller must not go on.
-    return replace(result, problems=problems, notes=notes, interrupted=stop.is_set())
-
-
-def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
-    """Describe the fault of an audio file, which is in no shard."""
-    if len(ids) == 1:
-        return Problem("source", f"{ids[0]}: {file}: {fault}", id=ids[0])
-    others = counted(len(ids) - 1, "other", "others")
-    return Problem("source", f"{ids[0]} and {others}: {file}: {fault}")
+    return replace(result, interrupted=stop.is_set())
 
 
 def _report(
@@ -121,14 +109,13 @@ def _report(
     damaged = {name: shard for name, (shard, problems) in checked.items() if problems}
     problems = []
     if not Version.has_group(version.store):  # Zarr libraries look for it
-        problems.append(
-            Problem(
-                "metadata",
-                f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group",
-            )
-        )
+        what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
+        problems.append(Problem("metadata", what))
     for checked_shard in checked.values():
         problems += checked_shard.problems
+    damaged_utterances = None
+    if None not in damaged.values():
+        damaged_utterances = sum(shard.info.items for shard in damaged.values() if shard)
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -139,7 +126,7 @@ def _report(
         problems=problems,
         interrupted=interrupted,
         shards_left_out=len(names) - len(checked),
-        damaged_utterances=_count_items(damaged.values()),
+        damaged_utterances=damaged_utterances,
     )
     if interrupted:
         return result, None
@@ -157,16 +144,15 @@ def _report(
     notes += _notes_on_decoders(version, index, sound)
     repeated, notes_on_items = _compare_repeated(version, index, sound)
     notes += notes_on_items
-    lacking: list[Problem] = []
+    problems += _problems_of_records(version, index, damaged)
     failed, surplus = len(wanted_failures(version, index)), 0
     if manifest is not None:
         rows = expand(manifest, copies_of(version.info.config))
         lacking, failed, surplus = _compare_rows(rows, index, failures_by_row(version, index))
-    of_records = _problems_of_records(version, index, damaged)
+        problems += lacking
     result = replace(
         result,
         utterances=len(index),
-        problems=[*problems, *of_records, *lacking],
         failed=failed,
         surplus=surplus,
         repeated=repeated,
@@ -175,20 +161,9 @@ def _report(
     return result, index
 
 
-def _count_items(shards: Iterable[Shard | None]) -> int | None:
-    """Count the items of shards; None if a shard's document cannot be read."""
-    num_items = 0
-    for shard in shards:
-        if shard is None:
-            return None
-        num_items += shard.info.items
-    return num_items
-
-
 def _problems_of_records(
     version: Version, index: Index, damaged: Collection[str]
 ) -> Iterator[Problem]:
-    """List what runs left unfinished, records that cannot be read, and faults of tags."""
     for finding in find_lacking(version, index):
         if isinstance(finding, str):
             yield Problem("record", f"{version.path}: {finding}")
@@ -220,23 +195,21 @@ def _check_shards(
 
     with ThreadPoolExecutor(threads) as pool, suppress(StoppedError):
         try:
-            results = pool.map(check, names, range(len(names)))
-            for name, result in zip(names, results, strict=True):
+            for name, result in zip(names, pool.map(check, names, range(len(names))), strict=True):
                 if stop.is_set():
                     break
                 checked[name] = result
                 report()
         finally:
-            # After an error, the pool waits for the threads that are still checking.
-            ended.set()
+            ended.set()  # after an error, the pool waits for the threads that still check
     return checked
 
 
 def _compare_repeated(
     version: Version, index: Index, shards: Sequence[Shard]
 ) -> tuple[int, list[str]]:
-    """Compare items with the items that count, of the same row and generation. Returns
-    the number of equal ones, and a note if some are of different audio."""
+    """Compare items with the current items of the same row and generation. Returns the
+    number of equal ones, and a note if some are of different audio."""
     if sum(shard.info.items for shard in shards) == len(index):
         return 0, []
     equal_items = 0
@@ -252,7 +225,7 @@ def _compare_repeated(
         equal_items += int((values[1] == counting[1]).sum())
         is_unlike = ~are_alike(values, counting)
         unlike_ids |= {table.ids[number] for number in rivals[is_unlike].tolist()}
-    repeated = equal_items - len(index)  # each item that counts equals itself
+    repeated = equal_items - len(index)  # each current item equals itself
     if not unlike_ids:
         return repeated, []
     what = "features of several files are there, and nothing tells which are right, for"
@@ -261,8 +234,7 @@ def _compare_repeated(
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """List changes of the folder's name and, if extraction is installed, of the config's
-    fingerprint."""
+    """List changes of the folder's name and of the config's fingerprint."""
     name = version.original_name
     if name is not None:
         yield (
@@ -302,7 +274,6 @@ def _notes_on_records(version: Version) -> Iterator[str]:
 
 
 def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -> Iterator[str]:
-    """Count the utterances that an older featcache decoded in another way."""
     if not any((shard.table["decoder"] == OLD_FFMPEG).any() for shard in sound):
         return
     (decoders,) = columns_of(version, index, np.arange(len(index)), ["decoder"])
@@ -317,8 +288,8 @@ def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -
 def _compare_rows(
     manifest: Manifest, index: Index, failures: RowFailures
 ) -> tuple[list[Problem], int, int]:
-    """Compare a version with a manifest. Returns what the version lacks, the number of
-    utterances that failed, and the number of those that are not in the manifest."""
+    """Compare a version with a manifest. Returns what the version lacks, and the numbers of
+    utterances that failed and that are not in the manifest."""
     status = join(RowKeys.of(manifest), index, failures)
     missing = manifest.ids.take(np.flatnonzero(status.missing & ~status.changed))
     problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
@@ -334,15 +305,11 @@ def _compare_rows(
     return problems, int(status.failed.sum()), len(index) - int((status.positions >= 0).sum())
 
 
-# A shard
-
-
 def examine_shard(
     version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False
 ) -> CheckedShard:
     """Check a shard; the bytes of its features only with `data`. Raises ShardGoneError if
-    the shard was removed; StoreError if it cannot be read now; StoppedError once
-    `stopped` returns True."""
+    the shard was removed; StoppedError once `stopped` returns True."""
     try:
         shard = version.shard(name)
     except DamagedError as error:
@@ -354,10 +321,8 @@ def examine_shard(
 
 
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
-    file_faults = [
-        shard.file_fault(path) for path in shard.info.files if path != shard.features_path
-    ]
-    faults = [fault for fault in file_faults if fault]
+    files = [path for path in shard.info.files if path != shard.features_path]
+    faults = [*filter(None, map(shard.file_fault, files))]
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     for fault in faults:
         kind = "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure"

@@ -22,10 +22,7 @@ from featcache.storage.location import Location
 @options.flag("--schema", "Print a JSON Schema of configs, for editors.")
 def configs(name: str | None, path: Location | None, schema: bool) -> None:
     """List the packaged configs; with a NAME, print that config, with comments, as a
-    start for your own.
-
-    With --from, what is printed makes the same version again, wherever the audio and the
-    same weights are.
+    start for your own. The config that --from prints makes the same version again.
 
     \b
     Examples:

@@ -13,8 +13,6 @@ from featcache.errors import counted
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from featcache.care.diff import ValuesDiff
 
 _SHOWN = 5
@@ -28,9 +26,9 @@ _SHOWN = 5
 )
 @options.as_json("Print the result as one JSON document, with all ids.")
 def diff(first: Location, second: Location, values: int) -> None:
-    """Compare two versions: the keys of their configs that differ, the utterances that
-    only one of them has, those that were extracted from other rows, and with --values the
-    features themselves. The exit code is 0 whatever differs.
+    """Compare two versions: the keys of their configs, the utterances that only one of
+    them has, those that were extracted from other rows, and with --values the features
+    themselves. Exits with 0 whatever differs.
 
     \b
     Examples:
@@ -53,16 +51,12 @@ def diff(first: Location, second: Location, values: int) -> None:
     for line in differing:
         say(f"config: {line}")
     say(f"{count_are(result.common, 'utterance')} in both")
-    _say_ids(result.gone, f"only in {first}")
-    _say_ids(result.added, f"only in {second}")
-    _say_ids(result.changed, "in both, but from other rows")
+    found = {f"only in {first}": result.gone, f"only in {second}": result.added}
+    for where, ids in (found | {"in both, but from other rows": result.changed}).items():
+        if len(ids):
+            say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
     if result.values is not None:
         say(f"values: {_describe(result.values)}")
-
-
-def _say_ids(ids: Sequence[str], where: str) -> None:
-    if len(ids):
-        say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
 
 
 def _describe(values: ValuesDiff) -> str:
