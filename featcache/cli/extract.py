@@ -56,7 +56,7 @@ _DISPLAY = (
 )
 
 
-@options.command(short_help="Extract the features of a manifest's utterances.")
+@options.command()
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
 @options.config("configs", help=_CONFIGS, multiple=True, default=("fbank80",), show_default=True)
 @options.cache(
@@ -137,7 +137,7 @@ def extract(
     trial: bool,
     **chosen: Any,
 ) -> int:
-    """Extract the features of the MANIFEST's utterances into a cache.
+    """Extract the features of a manifest's utterances.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path, and optionally
     id, start and duration (seconds) and channel; - is standard input. Or a folder of

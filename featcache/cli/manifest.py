@@ -23,9 +23,7 @@ _THREADS_PER_CORE = 4
 """Threads that read headers mostly wait for the disk."""
 
 
-@options.command(
-    short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's."
-)
+@options.command()
 @click.option(
     "--to",
     metavar="NAME",
@@ -35,23 +33,19 @@ _THREADS_PER_CORE = 4
 @options.output_file(help="The new manifest; - is standard output.", required=True)
 @options.root()
 @options.manifest_format
-@options.threads(
-    help="Files that are looked at side by side.  [default: 4 for each core, at most 32]"
-)
+@options.threads(help="Files to read side by side.  [default: 4 for each core, at most 32]")
 @options.force
 @options.as_json()
 def manifest(
     manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any
 ) -> int:
-    """Write the MANIFEST, whatever its format, as another one: the same ids, segments and
-    columns.
+    """Convert a manifest to CSV, JSONL, Parquet, NeMo or Lhotse. Ids, segments and columns
+    stay.
 
-    As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted
-    with either are those of the other. NeMo's and Lhotse's have absolute paths and
-    durations. For these, the headers of the audio files are read: for NeMo those of rows
-    without a duration, for Lhotse all; files whose header does not tell are decoded. Rows
-    whose files cannot be read are left out: they are counted by reason, and the exit code
-    is 3.
+    As CSV, JSONL or Parquet, paths stay as they are, so features that were extracted with
+    one fit the other. NeMo's and Lhotse's have absolute paths and durations, from the
+    headers of the audio files: for NeMo of rows without a duration, for Lhotse of all. Rows
+    whose files cannot be read are left out and counted by reason. Then the exit code is 3.
 
     \b
     Examples:
@@ -89,8 +83,8 @@ def manifest(
 
 
 def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes, int]:
-    """Convert a manifest to a format that holds what the headers of audio files say.
-    Returns also the number of rows that are left out, which are named on stderr."""
+    """Convert a manifest to a format with durations. Returns also the number of rows that are
+    left out."""
     import numpy as np
 
     from featcache.extraction.audio_files import missing_file_notes, read_headers
