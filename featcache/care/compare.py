@@ -5,9 +5,9 @@ codewords are nearly equally near, these bits decide on the code: the frame is a
 Quantisation depends on one frame's latents only, so if the latents agree to rounding and
 the codes do not, the frame was tied.
 
-Differences are measured frame by frame, as the norm of the difference relative to the
-norm of the reference. Padding that leaks into a frame changes it by a thousandth or more;
-another shape of the batch, in float32, by 4e-8 to 3e-6."""
+The difference of a frame is its norm, relative to the reference's. Padding that leaks into a
+frame changes it by a thousandth or more; another shape of the batch, in float32, by 4e-8 to
+3e-6."""
 
 from __future__ import annotations
 
@@ -132,8 +132,7 @@ class Difference:
     """The number of values that differ by more than rounding. The others are ties."""
     frames: int = 0
     disturbed: int = 0
-    """The number of frames whose latents or features differ by more than rounding, even
-    if no code does."""
+    """The number of frames whose latents or features differ by more than rounding."""
     relative: float = 0.0
     """The largest difference of a frame's latents or features, relative to its norm."""
     absolute: float = 0.0
@@ -212,10 +211,10 @@ def tied_frames(
     codes: torch.Tensor,
     others: torch.Tensor,
 ) -> torch.Tensor:
-    """Find the frames that have `others` instead of `codes` because of rounding, if the
-    latents of `others` are not known.
+    """Find the frames that have `others` instead of `codes` because of rounding, bool `[F]`,
+    if the latents of `others` are not known.
 
-    To a frame's latents, noise of the size of rounding is added, in 64 draws from a fixed
+    Noise of the size of rounding is added to a frame's latents, in 64 draws from a fixed
     seed. The frame is tied if a draw turns the first code that differs into that of
     `others`, and leaves the codes before it alone.
 
@@ -223,9 +222,6 @@ def tied_frames(
         quantize: Turns latents `[R, F, D]` into codes `[R, F, Q]`, frame by frame.
         latents: The latents of `codes`, float32 `[F, D]`.
         codes, others: Two choices of codes, `[F, Q]`, which differ in every frame.
-
-    Returns:
-        Bool `[F]`.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(_DRAWS, *latents.shape, generator=generator).to(latents.device)

@@ -65,11 +65,8 @@ def copy_version(
     """Copy a version into a cache, which need not exist, under the name of its folder.
 
     At most `threads` shards are copied at once. `report` is called after each. Once `stop`
-    is set, no more are begun.
-
-    Raises ArgumentError if the cache is a corpus, or overlaps with the version's; StoreError if
-    something cannot be read or written, or another version has that name there;
-    DamagedError if the version's own metadata is damaged."""
+    is set, no more are begun. Raises ArgumentError if the cache is a corpus, or overlaps with
+    the version's; StoreError if another version has that name there."""
     stop = stop or threading.Event()
     store = _store_of_copy(version, cache)
     is_new = not store.exists(MARK)
@@ -80,10 +77,10 @@ def copy_version(
     copied, missing = _compare(version, store)
     index = open_index(version)
     if is_new:
-        copied.records += _copy_files(version, store, "wanted")
+        _copy_files(version, store, copied, "wanted")
     else:
         _join_wanted(version, index, Version(store, version.info), copied)
-    copied.records += _copy_files(version, store, "failures")
+    _copy_files(version, store, copied, "failures")
 
     def copy_one(name: str) -> int | DamagedError:
         if stop.is_set():
@@ -108,9 +105,9 @@ def copy_version(
             report()
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
-        copied.records += _copy_files(version, store, "failures", "runs", "probes")
+        _copy_files(version, store, copied, "failures", "runs", "probes")
         _copy_tags(version, store, copied)
-        copied.records += _copy_index(version, store)
+        _copy_index(version, store, copied)
         if is_new and not copied.problems:
             store.put(MARK, version.store.read(MARK, AT_MOST_BYTES))
     return copied
@@ -151,8 +148,7 @@ def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:
 
 def copy_parts_list(corpus: Location, to: Location) -> None:
     """Add the parts of a corpus to the list of another. Raises ArgumentError if `to` is the
-    cache of one manifest, or overlaps with the corpus; DamagedError if the record of a part
-    is not what was written; StoreError if the list cannot be written."""
+    cache of one manifest, or overlaps with the corpus."""
     refuse_overlap(corpus, to)
     versions = version_names(to)
     if versions:
@@ -206,12 +202,10 @@ def _join_wanted(version: Version, index: Index, to: Version, copied: Copied) ->
     for name, wanted in (in_target | in_source).items():
         if name not in unreadable:
             joined = wanted.joined(in_target.get(name, wanted), diverged)
-            copied.records += _put(to.store, f"wanted/{name}", joined.encode())
+            _put(to.store, copied, f"wanted/{name}", joined.encode())
 
 
-def _copy_files(version: Version, store: Store, *folders: str) -> int:
-    """Copy the files of some folders. Returns the number of those that were copied."""
-    copied = 0
+def _copy_files(version: Version, store: Store, copied: Copied, *folders: str) -> None:
     for folder in folders:
         for name in version.store.names(folder):
             key = f"{folder}/{name}"
@@ -219,16 +213,13 @@ def _copy_files(version: Version, store: Store, *folders: str) -> int:
                 data = version.store.read(key, _AT_MOST_BYTES)
             except (FileNotFoundError, DamagedError):  # removed meanwhile; larger than allowed
                 continue
-            copied += _put(store, key, data)
-    return copied
+            _put(store, copied, key, data)
 
 
-def _put(store: Store, key: str, data: bytes) -> int:
-    """Write a file unless it has these bytes. Returns the number of files written."""
-    if _is_same(store, key, data):
-        return 0
-    store.put(key, data)
-    return 1
+def _put(store: Store, copied: Copied, key: str, data: bytes) -> None:
+    if not _is_same(store, key, data):
+        store.put(key, data)
+        copied.records += 1
 
 
 def _is_same(store: Store, key: str, data: bytes) -> bool:
@@ -251,22 +242,22 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
         data = version.store.read(key, AT_MOST_BYTES)
         if not store.exists(key):
             if shards.issuperset(tag.shards):
-                copied.records += _put(store, key, data)
+                _put(store, copied, key, data)
         elif not _is_same(store, key, data):
             what = f"{store.location / key}: is not that of {version.path}, and stays"
             copied.problems.append(Problem("tag", what))
 
 
-def _copy_index(version: Version, store: Store) -> int:
-    """Copy the index if the copy has the same shards. Returns the number of files."""
+def _copy_index(version: Version, store: Store, copied: Copied) -> None:
+    """Copy the index if the copy has the same shards."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
     has_others = {*store.names("shards")} - {MARK} != {*names}
     if has_others or store.exists(f"{folder}/{MARK}") or load_index(version, names) is None:
-        return 0
+        return
     keys = [key for key, _ in version.store.walk(folder)]
     files: dict[str, Buffer] = {
         key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key in keys
     }
     store.publish(files, folder)
-    return len(files)
+    copied.records += len(files)

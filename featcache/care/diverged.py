@@ -68,7 +68,7 @@ class Copy:
 
 def find_diverged(source: Copy, target: Copy) -> dict[int, int]:
     """Find the utterances whose newer features are not known. Returns the hash of each id
-    with a generation above both. Raises DamagedError if a shard is not what was written."""
+    with a generation above both."""
     ours, theirs = source.claims(target.runs), target.claims(source.runs)
     _, in_ours, in_theirs = np.intersect1d(ours[0], theirs[0], True, return_indices=True)
     ours, theirs = ours[:, in_ours], theirs[:, in_theirs]

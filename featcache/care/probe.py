@@ -72,9 +72,6 @@ clip are errors."""
 
 _DRAWS = 20
 
-_Batch = list[tuple[int, SampledClip]]
-"""Clips that are computed in one call, each with its number in the sample; -1 for others."""
-
 _Timed = tuple[list[ClipResult], float]
 """The results of the sample's clips, in their order; and seconds of audio per second."""
 
@@ -96,8 +93,7 @@ class Measured:
     disturbed: float = 0.0
     """The share of frames whose latents or features differ by more than rounding from
     those of each utterance alone at the same precision; for codes without latents, of
-    frames in which a code differs. Even if no code changes in a disturbed frame, codes of
-    another clip will."""
+    frames in which a code differs."""
     relative: float = 0.0
     absolute: float = 0.0
     first: int = 0
@@ -142,8 +138,7 @@ class Probe:
     frames: int
     spec: FeatureSpec
     rounding: dict[str, float]
-    """The largest change of a frame by rounding, relative in norm; empty if no bit may
-    differ."""
+    """The largest change of a frame by rounding; empty if no bit may differ."""
     measured: list[Measured]
     chunks: Chunks | None
 
@@ -171,12 +166,10 @@ def probe(
     count: int,
     report: Callable[[str], object] = lambda what: None,
 ) -> Probe:
-    """Measure what batching and precision do to a config's values, on a device.
-
-    `count` of the manifest's utterances are sampled, over the whole range of their
-    lengths. `report` gets the name of each precision, before it is measured. Raises
-    ConfigError if the extractor cannot be built; ManifestError if none of the sampled
-    utterances can be extracted."""
+    """Measure what batching and precision do to a config's values, on a device, with `count`
+    of the manifest's utterances. `report` gets the name of each precision before it is
+    measured. Raises ConfigError if the extractor cannot be built; ManifestError if none of
+    the sampled utterances can be extracted."""
     device.configure_torch()
     extractor = config.build(device.torch_device)
     clips, skipped = _sample(config, extractor, manifest, count)
@@ -401,14 +394,13 @@ def _measure_whole_clips(
     """Measure an extractor that takes no rows: each clip alone, all at once, and in two
     batches in the opposite order. Such an extractor promises the same bits."""
     num_samples = sum(len(clip.waveform) for clip in clips)
-    numbered = [*enumerate(clips)]
 
-    def compute(*batches: _Batch) -> _Timed:
-        return _compute_batches(extractor, batches, num_samples, device)
+    def compute(*batches: Clips) -> _Timed:
+        return _compute_batches(extractor, clips, batches, num_samples, device)
 
-    results, alone_speed = compute(*([clip] for clip in numbered))
-    together, _ = compute(numbered)
-    halves = [numbered[::-2], numbered[-2::-2]]
+    results, alone_speed = compute(*([clip] for clip in clips))
+    together, _ = compute(clips)
+    halves = [clips[::-2], clips[-2::-2]]
     reordered, speed = compute(*(half for half in halves if half))
     alone = Alone(results, 0.0)
     trial = Measured(extractor.batching, "fp32", is_declared=True)
@@ -443,26 +435,26 @@ def _compute_rows(
 
     def compute(_: int, alone: bool) -> _Timed:
         batches, num_samples = _row_batches(extractor, clips, device, seed)
-        return _compute_batches(extractor, batches, num_samples, device, alone)
+        return _compute_batches(extractor, clips, batches, num_samples, device, alone)
 
     return until_it_fits(compute, extractor, lengths, device)
 
 
 def _compute_batches(
     extractor: Extractor[Params],
-    batches: Sequence[_Batch],
+    clips: Clips,
+    batches: Sequence[Clips],
     num_samples: int,
     device: Device,
     alone: bool = False,
 ) -> _Timed:
-    """Compute batches, as many at once as in extraction, or `alone`. Clips that count for the
-    speed have `num_samples` together."""
+    """Compute batches of `clips` and others, as many at once as in extraction, or `alone`.
+    `num_samples` count for the speed."""
 
-    def compute_batch(batch: _Batch) -> list[tuple[int, ClipResult]]:
+    def compute_batch(batch: Clips) -> list[tuple[SampledClip, ClipResult]]:
         with device.slot(alone):
-            results = extract_results(extractor, [clip for _, clip in batch], device)
-            pairs = zip(batch, results, strict=True)
-            return [(number, result.cpu()) for (number, _), result in pairs if number >= 0]
+            pairs = zip(batch, extract_results(extractor, batch, device), strict=True)
+            return [(clip, result.cpu()) for clip, result in pairs if clip in clips]
 
     with ThreadPoolExecutor(device.slots) as pool:
         # once more, since each new thread makes plans for its convolutions
@@ -472,12 +464,12 @@ def _compute_batches(
         results = dict(chain.from_iterable(pool.map(compute_batch, batches)))
         seconds = perf_counter() - started
     speed = num_samples / extractor.spec.sample_rate / seconds
-    return [results[number] for number in sorted(results)], speed
+    return [results[clip] for clip in clips], speed
 
 
 def _row_batches(
     extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
-) -> tuple[list[_Batch], int]:
+) -> tuple[list[Clips], int]:
     """Make a batch for each clip, of the shape that follows from its length. Returns also
     the number of samples that count for the speed.
 
@@ -485,7 +477,7 @@ def _row_batches(
     the clip. All rows of a padded batch count for the speed, since any corpus fills them; of
     a batch of equal lengths, as many rows as clips of the sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
-    batches, num_counted = [], 0
+    batches, num_counted = list[Clips](), 0
     for number, clip in enumerate(clips):
         num_samples, rows = len(clip.waveform), 1
         if seed is not None:  # of clips in chunks, as many as fill a batch of the longest chunks
@@ -493,13 +485,13 @@ def _row_batches(
             longest = extractor.padded_length(max(piece.num_samples for piece in pieces))
             rows = math.ceil(extractor.rows(longest, device.torch_device) / len(pieces))
         rng = np.random.default_rng((seed or 0, number))
-        batch = [(-1, _neighbour(extractor, clips, number, rng)) for _ in range(rows - 1)]
-        batch.insert(int(rng.integers(rows)), (number, clip))
+        batch = [_neighbour(extractor, clips, number, rng) for _ in range(rows - 1)]
+        batch.insert(int(rng.integers(rows)), clip)
         batches.append(batch)
         if extractor.chosen_batching == "equal_length":
             num_counted += min(rows, same_length[num_samples]) * num_samples
         else:
-            num_counted += sum(len(member.waveform) for _, member in batch)
+            num_counted += sum(len(member.waveform) for member in batch)
     return batches, num_counted
 
 

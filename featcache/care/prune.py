@@ -2,9 +2,8 @@
 removes a whole version.
 
 A shard without needed items is removed. If some of its items are needed, they are first
-written to another shard. So the current item of each wanted utterance always exists.
-Shards that a tag names stay as they are. If such a shard has an older item of an
-utterance, the current item stays too."""
+written to another shard. Shards that a tag names stay as they are. If such a shard has an
+older item of an utterance, the current item stays too."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
 
 def plan_prune(version: Version, wanted_ids: _Hashes | None = None) -> PrunePlan:
     """List what readers do not need of a version: with `wanted_ids`, also all other ids.
-    Raises DamagedError if a shard's table, or a tag, is damaged."""
+    Raises DamagedError if a tag or a table is damaged."""
     return _plan(version, wanted_ids)[0]
 
 
@@ -183,10 +182,8 @@ def prune(
     stop: threading.Event | None = None,
 ) -> Pruned:
     """Carry out a plan of `plan_prune`, made with the same ids. `report` is called after each
-    shard. Once `stop` is set, no more shards are begun.
-
-    Raises LockedError if a run, a repair or another prune is in progress; StoreError if
-    the version has changed since the plan, or cannot be written."""
+    shard. Once `stop` is set, no more shards are begun. Raises LockedError if another command
+    is at work; StoreError if the version has changed since the plan."""
     with version.at_work("prune"):
         now, needed = _plan(version, wanted_ids)
         if replace(now, leftovers=plan.leftovers) != plan:
@@ -309,9 +306,8 @@ def what_is_kept(version: Version, *, force: bool) -> list[str]:
 
 def remove_version(version: Version, *, force: bool = False) -> None:
     """Remove a version, with everything in its folder. If this is killed, the next sweep
-    removes the rest, except in buckets. Raises what `what_is_kept` raises; LockedError if a
-    run, a repair or a prune is in progress; StoreError if its folder is a link, or cannot be
-    removed."""
+    removes the rest, except in buckets. Raises what `what_is_kept` raises; LockedError if
+    another command is at work; StoreError if its folder is a link."""
     what_is_kept(version, force=force)
     with version.at_work("rm"):
         version.store.destroy()

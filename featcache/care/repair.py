@@ -84,14 +84,12 @@ def repair(
 ) -> Repaired:
     """Verify every byte of the version at `path`, and replace its damaged shards.
 
-    Their sound utterances are kept, and the others are extracted again. A shard of another
-    version goes to that version, if it is in the same cache, or into the folder `aside`.
-    If all utterances are sound, neither their audio nor the extractor is needed.
+    A shard of another version goes to that version, if it is in the same cache, or into the
+    folder `aside`. If all utterances are sound, neither audio nor the extractor is needed.
 
-    Raises LockedError if a run, a prune or another repair is in progress. Raises StoreError
+    Raises LockedError if another command is at work; StoreError, before anything is removed,
     if the manifest lacks damaged utterances, or their files are gone, or this featcache would
-    extract them into another version; or the cache cannot be written; or the version's own
-    metadata is damaged and no run has recorded it. Then nothing has been removed."""
+    extract them into another version, or no run has recorded the version's metadata."""
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
         path = path.resolve()  # the extraction finds it by its name
     is_restored = _restore_metadata(path)

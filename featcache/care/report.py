@@ -32,7 +32,7 @@ class Recomputed:
     """Utterances that differ by more than rounding, or could not be extracted again."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """The result of `verify`: see docs/json.md."""
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -57,17 +56,14 @@ def verify(
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Report:
-    """Check a version.
+    """Check a version, and compare it with a manifest.
 
     Args:
-        data: True to read every byte of the features; else only structure, metadata and
-            columns.
-        manifest: A manifest to compare the version with.
+        data: True to read every byte of the features, too.
         sources: How to compare the audio files with what they were; None to skip them.
         report: Called after each shard, and again after its audio files.
         stop: Ends the verification once it is set.
-
-    Raises StoreError if a shard may not be read."""
+    """
     stop = stop or threading.Event()
     checked: dict[str, CheckedShard] = {}
 
@@ -92,7 +88,8 @@ def verify(
         result.problems.extend(problems)
         result.notes.extend(notes)
     # A late stop counts too: the caller must not go on.
-    return replace(result, interrupted=stop.is_set())
+    result.interrupted = stop.is_set()
+    return result
 
 
 def _report(
@@ -124,40 +121,29 @@ def _report(
         num_bytes=sum(shard.num_bytes for shard in sound),
         data=data,
         problems=problems,
-        interrupted=interrupted,
         shards_left_out=len(names) - len(checked),
         damaged_utterances=damaged_utterances,
     )
     if interrupted:
         return result, None
-    notes = [*_notes(version), *_notes_on_records(version)]
+    notes = result.notes
+    notes += [*_notes(version), *_notes_on_records(version)]
     index_folder = f"index/{index_name(version, names)}"
     has_index = version.store.exists(index_folder)
     index = load_index(version, names)
     if has_index and index is None:
-        notes.append(
-            f"{version.path}/{index_folder}: damaged: this index is built anew when the "
-            "version is opened next"
-        )
+        what = "damaged: this index is built anew when the version is opened next"
+        notes.append(f"{version.path}/{index_folder}: {what}")
     if index is None or len(sound) < len(names):
         index = index_of(sound)
+    result.utterances = len(index)
     notes += _notes_on_decoders(version, index, sound)
-    repeated, notes_on_items = _compare_repeated(version, index, sound)
-    notes += notes_on_items
+    _compare_repeated(version, index, sound, result)
     problems += _problems_of_records(version, index, damaged)
-    failed, surplus = len(wanted_failures(version, index)), 0
+    result.failed = len(wanted_failures(version, index))
     if manifest is not None:
         rows = expand(manifest, copies_of(version.info.config))
-        lacking, failed, surplus = _compare_rows(rows, index, failures_by_row(version, index))
-        problems += lacking
-    result = replace(
-        result,
-        utterances=len(index),
-        failed=failed,
-        surplus=surplus,
-        repeated=repeated,
-        notes=notes,
-    )
+        _compare_rows(rows, index, failures_by_row(version, index), result)
     return result, index
 
 
@@ -206,12 +192,12 @@ def _check_shards(
 
 
 def _compare_repeated(
-    version: Version, index: Index, shards: Sequence[Shard]
-) -> tuple[int, list[str]]:
-    """Compare items with the current items of the same row and generation. Returns the
-    number of equal ones, and a note if some are of different audio."""
+    version: Version, index: Index, shards: Sequence[Shard], result: Report
+) -> None:
+    """Compare items with the current items of the same row and generation. Adds the number
+    of equal ones to the result, and a note if some are of different audio."""
     if sum(shard.info.items for shard in shards) == len(index):
-        return 0, []
+        return
     equal_items = 0
     unlike_ids = set[str]()
     for shard in shards:
@@ -225,12 +211,11 @@ def _compare_repeated(
         equal_items += int((values[1] == counting[1]).sum())
         is_unlike = ~are_alike(values, counting)
         unlike_ids |= {table.ids[number] for number in rivals[is_unlike].tolist()}
-    repeated = equal_items - len(index)  # each current item equals itself
-    if not unlike_ids:
-        return repeated, []
-    what = "features of several files are there, and nothing tells which are right, for"
-    remedy = "`featcache extract --check-sources` with the manifest, and then `featcache prune`"
-    return repeated, [f"{what} {listing(sorted(unlike_ids))}: {remedy}"]
+    result.repeated = equal_items - len(index)  # each current item equals itself
+    if unlike_ids:
+        what = "features of several files are there, and nothing tells which are right, for"
+        remedy = "`featcache extract --check-sources` with the manifest, and then `featcache prune`"
+        result.notes.append(f"{what} {listing(sorted(unlike_ids))}: {remedy}")
 
 
 def _notes(version: Version) -> Iterator[str]:
@@ -285,14 +270,13 @@ def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -
         )
 
 
-def _compare_rows(
-    manifest: Manifest, index: Index, failures: RowFailures
-) -> tuple[list[Problem], int, int]:
-    """Compare a version with a manifest. Returns what the version lacks, and the numbers of
-    utterances that failed and that are not in the manifest."""
+def _compare_rows(manifest: Manifest, index: Index, failures: RowFailures, result: Report) -> None:
+    """Compare a version with a manifest, and add the differences to the result."""
     status = join(RowKeys.of(manifest), index, failures)
-    missing = manifest.ids.take(np.flatnonzero(status.missing & ~status.changed))
-    problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
+    result.failed = int(status.failed.sum())
+    result.surplus = len(index) - int((status.positions >= 0).sum())
+    for id_ in manifest.ids.take(np.flatnonzero(status.missing & ~status.changed)):
+        result.problems.append(Problem("missing", f"{id_}: is in no shard", id=id_))
     for row in np.flatnonzero(status.changed).tolist():
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
         failure = status.failures.get(row)
@@ -301,8 +285,7 @@ def _compare_rows(
                 f"what is there is older: extracting {failure.path} failed: "
                 f"{failure.reason}: {failure.message}"
             )
-        problems.append(Problem("changed", f"{id_}: {what}", id=id_))
-    return problems, int(status.failed.sum()), len(index) - int((status.positions >= 0).sum())
+        result.problems.append(Problem("changed", f"{id_}: {what}", id=id_))
 
 
 def examine_shard(

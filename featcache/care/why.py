@@ -51,8 +51,7 @@ def compare_versions(
 
 
 def find_causes(plan: VersionPlan) -> list[Cause]:
-    """List the causes why a plan extracts rows, the most frequent first. Raises
-    DamagedError if a shard that holds older features is not what was written."""
+    """List the causes why a plan extracts rows, the most frequent first."""
     by_cause: dict[tuple[str, bool], list[tuple[NDArray[np.int64], str]]] = {}
     for rows, why, again, example in _reasons(plan):
         by_cause.setdefault((why, again), []).append((rows, example))

@@ -90,7 +90,7 @@ _NEAR = 16
     "--utterances", "Measure with N, from the shortest to the longest; the first 30 s of each.", 32
 )
 @options.trust_remote_code
-@options.as_json()
+@options.as_json
 def probe(
     config: str, manifest: str, cache: Location | None, utterances: int, **reading: Any
 ) -> None:

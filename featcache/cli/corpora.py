@@ -37,12 +37,9 @@ def worst(codes: Iterable[int]) -> int:
 
 
 def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make a command that takes a cache as `path` take a corpus too.
-
-    On a corpus, it is called with the cache of each part, and with the part's manifest: of
-    those that `--manifest` names, the one of the part's name. `copy` copies to the part of
-    that name. With `--json`, the parts' documents become one. An `utterance` only has to be
-    in one of the parts."""
+    """Call a command that takes a cache as `path` for each part of a corpus: with the cache
+    of the part, the manifest of its name, and as `to` the part of its name. The documents of
+    `--json` become one. An `utterance` only has to be in one of the parts."""
 
     @functools.wraps(command)
     def on_any(**arguments: Any) -> int | None:
@@ -64,8 +61,7 @@ def version_or_corpus(command: Callable[..., int | None]) -> Callable[..., Any]:
 def _call_for_parts(
     command: Callable[..., int | None], arguments: dict[str, Any], corpus: Location, version: str
 ) -> int:
-    """Call a command for each part of a corpus, or for one version of each. Returns the
-    worst exit code."""
+    """Call a command for each part, or for one version of each. Returns the worst code."""
     from featcache.version.corpus import by_part_name, gone_parts, manifests_of_parts, read_parts
 
     parts = read_parts(corpus)

@@ -70,8 +70,7 @@ _DISPLAY = (
     "cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu"
 )
 @options.flag(
-    "--allow-mixed-devices",
-    "Let GPUs of several models extract, although each model rounds differently.",
+    "--allow-mixed-devices", "Allow GPUs of several models, although each rounds differently."
 )
 @click.option("--engine", default="local", show_default=True, metavar="ENGINE", help=_ENGINE)
 @options.threads(
@@ -79,10 +78,7 @@ _DISPLAY = (
     "at most 8]"
 )
 @click.option("--shard-size", "shard_megabytes", type=float, metavar="MB", help=_SHARD_SIZE)
-@options.flag(
-    "--retry-failed",
-    "Retry utterances that failed in earlier runs, even if their files are unchanged.",
-)
+@options.flag("--retry-failed", "Retry failed utterances even if their files are unchanged.")
 @click.option(
     "--max-failures",
     metavar="N|P%",
@@ -94,12 +90,9 @@ _DISPLAY = (
 @options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
 @options.flag(
     "--check-sources",
-    "Re-extract utterances whose file has changed in size or mtime, or is now decoded otherwise.",
+    "Re-extract utterances whose file has another size or mtime, or is now decoded otherwise.",
 )
-@options.flag(
-    "--replace",
-    "Re-extract utterances whose path has changed even if they are more than 5% of the version.",
-)
+@options.flag("--replace", "Re-extract utterances with another path even if they are more than 5%.")
 @click.option(
     "--partition",
     metavar="I/N|auto",
@@ -123,13 +116,8 @@ _DISPLAY = (
     show_default=True,
     help=_DISPLAY,
 )
-@click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    help="Print only errors, and what --json and --progress json print.",
-)
-@options.as_json("Print the summary as one JSON document.")
+@options.flag("-q --quiet", "Print only errors, and what --json and --progress json print.")
+@options.as_json
 def extract(
     manifests: tuple[str, ...],
     configs: tuple[str, ...],

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--csv",
     "With --failures, of one version: print the ledger as a manifest, with reasons and messages.",
 )
-@options.as_json()
+@options.as_json
 def info(path: Location, failures: bool, csv: bool) -> int:
     """Show what a cache holds. For each version: utterances, hours, bytes, config, library
     versions, failures.
@@ -77,9 +77,8 @@ def info(path: Location, failures: bool, csv: bool) -> int:
 
 
 def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
-    """Describe each version of a cache, and what tells it from others of its name. Returns
-    also whether a version is damaged and left out. Without `on_disk`, the sizes of all files
-    are not added up."""
+    """Describe each version of a cache, without `on_disk` in less time. Returns also whether
+    a version is damaged and left out."""
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
@@ -320,7 +319,7 @@ _FIELDS = (
 
 @options.command()
 @version_or_corpus
-@options.as_json()
+@options.as_json
 def ls(path: Location) -> int:
     """List the versions of a cache, a line each. It has how much a version holds, the days
     (in UTC) of the first and latest run, and the keys of the config that set it apart from

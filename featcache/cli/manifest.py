@@ -35,7 +35,7 @@ _THREADS_PER_CORE = 4
 @options.manifest_format
 @options.threads(help="Files to read side by side.  [default: 4 for each core, at most 32]")
 @options.force
-@options.as_json()
+@options.as_json
 def manifest(
     manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any
 ) -> int:

@@ -123,9 +123,9 @@ manifest_argument = click.argument("manifest", type=TEXT)
 version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
 
 
-def flag(name: str, meaning: str, **settings: Any) -> Decorator:
+def flag(names: str, meaning: str, **settings: Any) -> Decorator:
     """Make an option that takes no value."""
-    return click.option(name, is_flag=True, help=meaning, **settings)
+    return click.option(*names.split(), is_flag=True, help=meaning, **settings)
 
 
 def number(name: str, meaning: str, default: int | None = None) -> Decorator:
@@ -244,22 +244,22 @@ def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
     )
 
 
-def reading_threads(meaning: str = "") -> Decorator:
-    """Make the option `--threads` of a command that reads a cache."""
-    return threads(
-        help=f"{meaning}  [default: every core, at most 8]".lstrip(),
-        default=lambda: min(8, len(os.sched_getaffinity(0))),
-    )
-
-
-def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:
-    """Make the option `--json`: `say_json` prints, and `say` does not."""
-    settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _set_json}
-    return click.option("--json", "as_json", help=meaning, **settings)
+reading_threads = threads(
+    help="[default: every core, at most 8]", default=lambda: min(8, len(os.sched_getaffinity(0)))
+)
 
 
 def _set_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     printing.as_json = value
+
+
+as_json = flag(
+    "--json as_json",
+    "Print the result as one JSON document.",
+    expose_value=False,
+    callback=_set_json,
+)
+"""With this option, `say_json` prints, and `say` does not."""
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -269,12 +269,11 @@ def _allow_remote_code(context: click.Context, parameter: click.Parameter, value
         allow_remote_code()
 
 
-_REMOTE_CODE = (
-    "Run code that comes with weights, and import extractors that a cache names and no "
-    "package registers."
-)
 trust_remote_code = flag(
-    "--trust-remote-code", _REMOTE_CODE, expose_value=False, callback=_allow_remote_code
+    "--trust-remote-code",
+    "Run code that comes with weights, and import extractors that no package registers.",
+    expose_value=False,
+    callback=_allow_remote_code,
 )
 
 
@@ -295,8 +294,8 @@ def read_manifest(
 def refuse_unused(
     values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None
 ) -> None:
-    """Raise ArgumentError if a name of `--set` is no placeholder of the manifest. The message
-    suggests one of the `keys` of configs that may be meant."""
+    """Raise ArgumentError if a name of `--set` is no placeholder of the manifest, with the
+    key of a config that may be meant."""
     placeholders: frozenset[str] = frozenset()
     if manifest is not None:
         placeholders = manifest.placeholders
@@ -322,19 +321,21 @@ def refuse_unused(
 
 
 def refuse_output(path: Path, force: bool) -> None:
-    """Refuse a file before the work begins. Raises ArgumentError if it exists and `force` is
-    not set, if this command reads it, or if it is a version's; StoreError if it cannot be
-    written."""
+    """Raise ArgumentError if a file exists and `force` is not set, if this command reads it,
+    or if it is a version's; StoreError if it cannot be written."""
     from featcache.stats.mean_variance import refuse_to_replace
 
     if path.exists():
         context = click.get_current_context()
-        for param in context.command.params:
-            source = context.params.get(param.name or "")
-            is_input = param.name != "output" and isinstance(param.type, click.Path)
-            if not is_input or not isinstance(source, str | Path):
-                continue
-            if os.path.exists(source) and path.samefile(source):
+        inputs = [
+            context.params[param.name]
+            for param in context.command.params
+            if param.name in context.params.keys() - {"output"}
+            and isinstance(param.type, click.Path)
+        ]
+        for source in inputs:
+            is_file = isinstance(source, str | Path) and os.path.exists(source)
+            if is_file and path.samefile(source):
                 raise ArgumentError(f"{path}: is what this command reads: give another file")
         for folder in path.resolve().parents:
             if (folder / "shards" / "zarr.json").exists():
@@ -342,9 +343,10 @@ def refuse_output(path: Path, force: bool) -> None:
                     f"{path}: is a file of the version {folder}, which only featcache writes"
                 )
     refuse_to_replace(path, force)
-    if not path.resolve().parent.is_dir():
+    folder = path.resolve().parent
+    if not folder.is_dir():
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
-    refuse_unwritable(path.resolve().parent, path)
+    refuse_unwritable(folder, path)
 
 
 def refuse_unwritable(place: Location, path: Location | None = None) -> None:

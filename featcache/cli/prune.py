@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @options.dry_run
 @options.yes
-@options.as_json()
+@options.as_json
 def prune(
     path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
 ) -> int:
@@ -116,7 +116,7 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
 )
 @options.dry_run
 @options.yes
-@options.as_json()
+@options.as_json
 def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     """Remove a version, or a tag, which removes no features.
 

@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -114,9 +113,11 @@ class Display:
         seconds_left = None
         if speed:
             seconds_left = round(max(0.0, self._total - done) / speed)
-        spent = Counter(progress.stages)
-        spent.subtract(before.stages)
-        total = spent.total()
+        spent = {
+            stage: seconds - before.stages.get(stage, 0.0)
+            for stage, seconds in progress.stages.items()
+        }
+        total = sum(spent.values())
         shares = {stage: round(seconds / total, 4) for stage, seconds in spent.items() if total}
         document = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,33 +164,28 @@ def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
     """Print what a run would do. Returns it as one document."""
     versions: list[dict[str, Any]] = []
     for version in plan.versions:
-        utterances, missing, changed = (
-            len(version.manifest),
-            version.num_missing,
-            version.num_replaced,
-        )
         present, failed = int(version.rows.present.sum()), int(version.rows.failed.sum())
-        seconds, num_bytes = version.expected_seconds, version.expected_bytes
-        versions.append(
-            {
-                "name": version.config.name,
-                "path": str(version.path),
-                "fingerprint": version.info.fingerprint,
-                "utterances": utterances,
-                "present": present,
-                "failed": failed,
-                "failed_before": version.failed_before,
-                "changed": changed,
-                "missing": missing,
-                "audio_seconds": round(seconds, 3),
-                "bytes": round(num_bytes),
-            }
-        )
-        work = f"{missing:,} of {counted(utterances, 'utterance')} to extract"
-        if changed:
-            work += f", {changed:,} of them changed"
-        if missing:
-            work += f": about {hours(seconds)} of audio, {megabytes(num_bytes)} of features"
+        document = {
+            "name": version.config.name,
+            "path": str(version.path),
+            "fingerprint": version.info.fingerprint,
+            "utterances": len(version.manifest),
+            "present": present,
+            "failed": failed,
+            "failed_before": version.failed_before,
+            "changed": version.num_replaced,
+            "missing": version.num_missing,
+            "audio_seconds": round(version.expected_seconds, 3),
+            "bytes": round(version.expected_bytes),
+        }
+        versions.append(document)
+        utterances = counted(len(version.manifest), "utterance")
+        work = f"{version.num_missing:,} of {utterances} to extract"
+        if version.num_replaced:
+            work += f", {version.num_replaced:,} of them changed"
+        if version.num_missing:
+            work += f": about {hours(version.expected_seconds)} of audio, "
+            work += f"{megabytes(version.expected_bytes)} of features"
         say(f"{version.path}: {work}; {present:,} are there, {failed:,} have failed before")
         say_failed_before(version.failed_before)
     return {"dry_run": True, "versions": versions}
@@ -198,9 +194,10 @@ def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
 def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
     """Print how long a run would take. Returns it as one document."""
     for trial in trials:
-        failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
-        audio = f"{hours(trial.audio_seconds)} of audio, drawn at random,"
-        say(f"a trial of {', '.join(trial.versions)}: {audio} {_speed(trial)}{failed}")
+        what = f"{hours(trial.audio_seconds)} of audio, drawn at random, {_speed(trial)}"
+        if trial.failed:
+            what += f"; {counted(trial.failed, 'utterance')} of it failed"
+        say(f"a trial of {', '.join(trial.versions)}: {what}")
     seconds = sum(trial.expected_seconds for trial in trials)
     total: dict[str, Any] = {"expected_seconds": seconds}
     for limit in ("at_least", "at_most"):
@@ -239,9 +236,9 @@ def say_summary(summary: Summary, where: str) -> int:
     ):
         count = getattr(summary, done)
         if count:
-            rates = {version.sample_rate for version in versions if getattr(version, done)}
+            rates = sorted({version.sample_rate for version in versions if getattr(version, done)})
             were = counted(count, "utterance was", "utterances were")
-            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in sorted(rates))} Hz{remark}")
+            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
     if summary.silent:
         say(f"{count_are(summary.silent, 'utterance')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:
@@ -280,11 +277,13 @@ def _print_first_failure(failing: Sequence[Location]) -> None:
     from featcache.version.records import run_names
     from featcache.version.version import Version
 
-    opened = Version.open(failing[0])
+    place = failing[0]
+    opened = Version.open(place)
     for latest in run_names(opened.store)[-1:]:
         for failure in read_failures(opened, run=latest)[:1]:
             say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
-    place = failing[0] if len(failing) == 1 else failing[0].parent
+    if len(failing) > 1:
+        place = place.parent
     say(f"why utterances failed: featcache info {shlex.quote(str(place))} --failures")
 
 
@@ -330,12 +329,9 @@ def _print_stages(summary: Summary) -> None:
         # On a GPU, some more threads than the budget wait for it.
         threads = summary.stages[slowest] * summary.threads
         busy = f", {threads:.1f} of {counted(summary.threads, 'thread')}"
-    shares = ", ".join(
-        f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005
-    )
+    stages = summary.stages.items()
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in stages if share >= 0.005)
     say(f"time in stages: {shares}; bottleneck: {slowest}{busy} ({remedies[slowest]} would help)")
     if len(summary.versions) > 1:
-        parts = ", ".join(
-            f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions
-        )
-        say(f"threads' time in extracting: {parts}")
+        parts = [f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions]
+        say(f"threads' time in extracting: {', '.join(parts)}")

@@ -33,7 +33,7 @@ _Document = dict[str, Any]
 @options.command()
 @version_or_corpus
 @click.argument("utterance", metavar="ID")
-@options.as_json()
+@options.as_json
 def show(path: Location, utterance: str) -> None:
     """Show one utterance: its place, its source, its values.
 
@@ -154,7 +154,7 @@ def _summary(array: NDArray[Any]) -> _Document:
 @options.flag("--retry-failed", "As for extract.")
 @options.flag("--check-sources", "As for extract.")
 @options.trust_remote_code
-@options.as_json("Print the result as one JSON document, with all ids.")
+@options.as_json
 def why(
     path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any
 ) -> None:
@@ -306,7 +306,7 @@ def _print_plan(plan: _Document, causes: list[Cause]) -> None:
 @options.number(
     "--values", "Compare the values of N random utterances that both have of the same rows.", 0
 )
-@options.as_json("Print the result as one JSON document, with all ids.")
+@options.as_json
 def diff(first: Location, second: Location, values: int) -> None:
     """Compare two versions: configs, utterances, values. Exits with 0 whatever differs.
 

@@ -35,8 +35,8 @@ _SHOWN = 20
     help="Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn."
 )
 @options.force
-@options.reading_threads()
-@options.as_json()
+@options.reading_threads
+@options.as_json
 def stats(
     path: Location,
     manifest: str | None,
@@ -189,8 +189,8 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]",
 )
 @options.device()
-@options.reading_threads()
-@options.as_json()
+@options.reading_threads
+@options.as_json
 def fit_kmeans(
     path: Location,
     k: int,

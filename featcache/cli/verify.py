@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shlex
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,9 +60,9 @@ _SOURCES = (
 )
 @options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
 @options.device("For --recompute.")
-@options.reading_threads()
+@options.reading_threads
 @options.trust_remote_code
-@options.as_json()
+@options.as_json
 def verify(
     path: Location,
     manifest: str | None,
@@ -123,8 +122,7 @@ def verify(
         ):
             report = check(version, report=bar.update, stop=stop, **checking)
         if recompute and not report.interrupted:
-            recomputed = _recompute(version, recompute, files, device, threads)
-            report = replace(report, recomputed=recomputed)
+            report.recomputed = _recompute(version, recompute, files, device, threads)
         reports.append(report)
         if report.interrupted:
             break
@@ -247,7 +245,7 @@ def _print_counts(report: Report, path: str) -> None:
 @options.device()
 @options.threads(help="As for extract.")
 @options.trust_remote_code
-@options.as_json()
+@options.as_json
 def repair(
     path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any
 ) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @options.command()
 @version_or_corpus
-@options.as_json()
+@options.as_json
 def index(path: Location) -> None:
     """Build the index, after the jobs of an array. `featcache extract` builds it when it
     ends, but not with --partition. Until then, every program that opens the version builds
@@ -51,26 +50,23 @@ def index(path: Location) -> None:
         if not note_unfinished(version, opened):
             failed = len(wanted_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
-        document = {"path": str(version.path), **_counts(opened.shards, len(opened))}
-        documents.append(document | {"built": is_built})
+        shards, items = len(opened.shards), len(opened)
+        documents.append(
+            {"path": str(version.path), "shards": shards, "utterances": items, "built": is_built}
+        )
         state = "built" if is_built else "already there"
-        say(f"{version.path}: {_contents(document)}: index {state}")
+        say(f"{version.path}: {_contents(items, shards)}: index {state}")
     say_json({"versions": documents})
 
 
-def _counts(shards: Sequence[str], utterances: int) -> dict[str, int]:
-    return {"shards": len(shards), "utterances": utterances}
-
-
-def _contents(document: Mapping[str, Any]) -> str:
-    shards = counted(document["shards"], "shard")
-    return f"{counted(document['utterances'], 'utterance')} in {shards}"
+def _contents(utterances: int, shards: int) -> str:
+    return f"{counted(utterances, 'utterance')} in {counted(shards, 'shard')}"
 
 
 @options.command()
 @click.argument("path", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("name", metavar="NAME")
-@options.as_json()
+@options.as_json
 @for_each_part
 def tag(path: Location, name: str) -> None:
     """Give a version a name, to read it later as it is now. Whatever is extracted, replaced
@@ -91,17 +87,17 @@ def tag(path: Location, name: str) -> None:
     version = select_version(path)
     made = make_tag(version, name, open_index(version))
     note_unfinished(version)
-    document = {"path": str(version.path), "tag": name, **_counts(made.shards, made.items)}
-    say_json(document)
-    say(f"{version.path}@{name}: {_contents(document)}")
+    path_and_tag = {"path": str(version.path), "tag": name}
+    say_json({**path_and_tag, "shards": len(made.shards), "utterances": made.items})
+    say(f"{version.path}@{name}: {_contents(made.items, len(made.shards))}")
 
 
 @options.command()
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
-@options.reading_threads("How many shards are copied at once.")
+@options.reading_threads
 @options.flag("--dry-run", "Only say what would be copied.")
-@options.as_json()
+@options.as_json
 def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     """Copy a cache to another folder or object store. Both may be folders or URLs:
     s3://bucket/features, gs://…, az://…. TO may neither lie in CACHE nor hold it.
