@@ -243,8 +243,7 @@ def _sample(
     chunk = getattr(config.params, "chunk", None)
     if chunk:
         longest = max(longest, 3 * chunk.seconds)
-    limits = [config.audio.max_seconds, extractor.max_seconds]
-    longest = min([longest, *(limit for limit in limits if limit)])
+    longest = min(filter(None, [longest, config.audio.max_seconds, extractor.max_seconds]))
     max_samples = int(longest * config.audio.sample_rate)
     clips: list[SampledClip] = []
     faults: list[str] = []
@@ -256,9 +255,8 @@ def _sample(
         try:
             waveform = decode_waveform(utterance, manifest.root, waveform_maker)[:max_samples]
             if not extractor.num_frames(len(waveform)):
-                raise AudioError(
-                    Reason.TOO_SHORT, f"{len(waveform)} samples are too few for one frame"
-                )
+                what = f"{len(waveform)} samples are too few for one frame"
+                raise AudioError(Reason.TOO_SHORT, what)
             if isinstance(extractor, RowExtractor):
                 extractor.pieces(len(waveform))  # raises if it is too long
         except AudioError as error:
@@ -266,10 +264,8 @@ def _sample(
         else:
             clips.append(SampledClip(utterance.id, waveform))
     if not clips:
-        raise ManifestError(
-            f"{manifest.source}: none of the utterances that were tried can be extracted: "
-            f"{faults[0]}"
-        )
+        what = "none of the utterances that were tried can be extracted"
+        raise ManifestError(f"{manifest.source}: {what}: {faults[0]}")
     return clips, faults
 
 
@@ -502,13 +498,11 @@ def _neighbour(
     the same padded length, or if a few draws do not give one, to the same length."""
     same_length = len(clips[number].waveform)
     padded = extractor.padded_length(same_length)
-    drawn = rng.integers(max(1, same_length * 7 // 8), padded + 1, _DRAWS).tolist()
-    fitting = (
-        length
-        for length in drawn
-        if extractor.padded_length(length) == padded and extractor.num_frames(length)
-    )
-    num_samples = next(fitting, same_length)
+    num_samples = same_length
+    for length in rng.integers(max(1, same_length * 7 // 8), padded + 1, _DRAWS).tolist():
+        if extractor.padded_length(length) == padded and extractor.num_frames(length):
+            num_samples = length
+            break
     others = [other for other in range(len(clips)) if other != number] or [number]
     clip = clips[int(rng.choice(others))]
     first = int(rng.integers(len(clip.waveform)))

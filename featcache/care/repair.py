@@ -281,11 +281,8 @@ def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> No
     gone = [path for path, stat in zip(needed, stats, strict=True) if stat == (None, None)]
     lost = [id_ for id_ in ids if id_ not in paths]
     if gone:
-        what = (
-            f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged "
-            f"utterances: {listing(gone)}"
-        )
-        remedy = "say with --root where they are"
+        files = f"{counted(len(gone), 'audio file')} of damaged utterances: {listing(gone)}"
+        what, remedy = f"{manifest.root} lacks {files}", "say with --root where they are"
     elif lost:
         what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
         remedy = "give the manifest they came from"

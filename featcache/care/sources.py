@@ -116,15 +116,11 @@ def check_sources(
         else:
             problems.append(Problem("source", f"{id_}: {fault}", id=id_))
     if unknown:
-        notes.append(
-            f"{counted(unknown, 'utterance')} compared by size and mtime: no hash of their "
-            "audio is known"
-        )
+        why = "compared by size and mtime: no hash of their audio is known"
+        notes.append(f"{counted(unknown, 'utterance')} {why}")
     if not_asked:
-        notes.append(
-            f"{counted(not_asked, 'utterance')} not looked at: URLs are asked for only if "
-            "--manifest has them"
-        )
+        why = "not looked at: URLs are asked for only if --manifest has them"
+        notes.append(f"{counted(not_asked, 'utterance')} {why}")
     return problems, notes
 
 

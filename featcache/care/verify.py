@@ -252,10 +252,8 @@ def _notes_on_records(version: Version) -> Iterator[str]:
     }
     for folder, (damaged, total) in counts.items():
         if damaged:
-            yield (
-                f"{version.path}/{folder}: damaged: {damaged} of "
-                f"{counted(total, 'record')}: they count for nothing"
-            )
+            what = f"damaged: {damaged} of {counted(total, 'record')}: they count for nothing"
+            yield f"{version.path}/{folder}: {what}"
 
 
 def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -> Iterator[str]:
@@ -281,10 +279,8 @@ def _compare_rows(manifest: Manifest, index: Index, failures: RowFailures, resul
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
         failure = status.failures.get(row)
         if failure is not None:
-            what = (
-                f"what is there is older: extracting {failure.path} failed: "
-                f"{failure.reason}: {failure.message}"
-            )
+            why = f"extracting {failure.path} failed: {failure.reason}: {failure.message}"
+            what = f"what is there is older: {why}"
         result.problems.append(Problem("changed", f"{id_}: {what}", id=id_))
 
 

@@ -213,17 +213,16 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         for failure in document["failures"]:
             message = failure["message"]
             if failure["generation"] != 1:
-                message += "; an older item of this id stays"
+                message += "; an older item of this id is there, and stays"
             say(f"  {failure['id']}", failure["reason"], failure["path"], message)
 
 
 def _print_amounts(document: dict[str, Any]) -> None:
-    say(
-        f"  {counted(document['utterances'], 'utterance')}, "
-        f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of "
-        f"features in {counted(document['shards'], 'shard')}, "
-        f"{megabytes(document['bytes_on_disk'])} on disk in all; {document['failed']:,} failed"
-    )
+    audio = f"{counted(document['utterances'], 'utterance')}, {hours(document['audio_seconds'])}"
+    features = f"{megabytes(document['bytes'])} of features in "
+    features += counted(document["shards"], "shard")
+    on_disk = f"{megabytes(document['bytes_on_disk'])} on disk in all"
+    say(f"  {audio} of audio, {features}, {on_disk}; {document['failed']:,} failed")
     if document["first_run"]:
         say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
     if document["distinction"]:
@@ -251,7 +250,8 @@ def _print_spec(document: dict[str, Any]) -> None:
     spec, config = msgspec.convert(document["spec"], FeatureSpec), document["config"]
     features = f"{spec.dtype} {spec.main.shape_text()}, {spec.axis}: {spec.units}"
     if spec.is_quantized:
-        features += ", as uint8 with a scale and an offset for each utterance and dimension"
+        features += ", quantised to uint8 with a scale and an offset for each utterance and "
+        features += "dimension"
     say(f"  {features}")
     for track in spec.outputs:
         side = f"{track.name}, {track.dtype} {track.shape_text()}"

@@ -97,11 +97,8 @@ def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes
         headers = read_headers(read, threads, bar.update, every=kind == "lhotse")
     failures = headers.failures
     rows = [row for row in range(len(read)) if row not in failures]
-    files = {
-        number: headers.headers[row][:3]
-        for number, row in enumerate(rows)
-        if row in headers.headers
-    }
+    found = headers.headers
+    files = {number: found[row][:3] for number, row in enumerate(rows) if row in found}
     kept = replace(read, duration=headers.durations).take(np.array(rows, np.int64))
     for row, (reason, message) in list(failures.items())[:_SHOWN]:
         note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")

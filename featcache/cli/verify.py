@@ -126,17 +126,20 @@ def verify(
         reports.append(report)
         if report.interrupted:
             break
-    interrupted = any(report.interrupted for report in reports)
-    damaged = any(map(_problems, reports))
+    code = worst(map(_exit_code, reports))
     documents = [as_document(report) for report in reports if printing.as_json]
-    say_json({"ok": not (damaged or interrupted), "versions": documents})
+    say_json({"ok": code in (0, FAILURES_LEFT), "versions": documents})
     for report in reports:
         _print(report, again, f"@{tag}" if tag is not None else "")
-    if interrupted:
+    return code
+
+
+def _exit_code(report: Report) -> int:
+    if report.interrupted:
         return INTERRUPTED
-    if damaged:
+    if _problems(report):
         return 1
-    return FAILURES_LEFT if any(report.failed for report in reports) else 0
+    return FAILURES_LEFT if report.failed else 0
 
 
 def _recompute(
@@ -174,8 +177,10 @@ def _print(report: Report, manifest: str | None, tag: str = "") -> None:
         if again.codes:
             difference = f"{again.differing:,} of {again.codes:,} codes differ, "
             difference += f"{again.tied:,} of them by rounding (ties)"
-        identical = f"{again.identical:,} bit-identical, {difference}"
-        say(f"  extracted {again.utterances:,} again: {identical}")
+        say(
+            f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, "
+            f"{difference}"
+        )
     for line in report.notes:
         say(f"  {line}")
     if report.interrupted:
