@@ -341,12 +341,12 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         for block in shard.feature_blocks():
             if stopped():
                 raise StoppedError
-            whole, left = block[:left], max(0, left - len(block))
-            if rest or len(whole) % dtype.itemsize:  # blocks of a stream have any size
-                joined = rest + whole
-                end = len(joined) // dtype.itemsize * dtype.itemsize
-                whole, rest = memoryview(joined)[:end], joined[end:]
-            is_finite = is_finite and all_finite(np.frombuffer(whole, dtype))
+            values, left = block[:left], max(0, left - len(block))
+            if rest:  # blocks of a stream have any size
+                values = memoryview(rest + values)
+            end = len(values) // dtype.itemsize * dtype.itemsize
+            is_finite = is_finite and all_finite(np.frombuffer(values[:end], dtype))
+            rest = bytes(values[end:])
     except DamagedError as error:
         fault = error.what
     if not fault and is_finite:

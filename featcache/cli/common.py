@@ -100,6 +100,11 @@ def first_few(values: Sequence[object], at_most: int) -> str:
     return f"{shown} …" if len(values) > at_most else shown
 
 
+def cells(values: Mapping[str, object]) -> str:
+    """List names with values for people, without values that are None."""
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
 def count_are(count: int, thing: str) -> str:
     """Return `1 shard is`, `2,500 shards are`."""
     return counted(count, f"{thing} is", f"{thing}s are")
@@ -157,20 +162,24 @@ def note_unfinished(version: Version, index: Index | None = None) -> bool:
 _JSON_NAMES = {"num_bytes": "bytes"}
 
 
-def error_document(error: FeatcacheError) -> dict[str, Any]:
+Document = dict[str, Any]
+"""A result as JSON."""
+
+
+def error_document(error: FeatcacheError) -> Document:
     """Return an error as JSON."""
     return as_error(type(error).__name__, str(error), error.exit_code)
 
 
-def as_error(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+def as_error(kind: str, message: str, exit_code: int) -> Document:
     """Return an error as JSON, by the name of its class or another word."""
     return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
 
 
-def as_document(result: Any) -> dict[str, Any]:
+def as_document(result: Any) -> Document:
     """Return a dataclass, and the dataclasses in it, as JSON: see docs/json.md."""
 
-    def by_name(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    def by_name(fields: list[tuple[str, Any]]) -> Document:
         return {_JSON_NAMES.get(name, name): value for name, value in fields}
 
     return asdict(result, dict_factory=by_name)
@@ -207,7 +216,7 @@ def _as_printed(value: Any) -> Any:
     return value
 
 
-def describe_fastest(fastest: dict[str, Any] | None) -> str:
+def describe_fastest(fastest: Document | None) -> str:
     """Describe the fastest way that a probe found."""
     if fastest is None:
         return "every combination has mismatches"

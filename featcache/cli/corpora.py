@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featcache.cli import options
-from featcache.cli.common import complain, error_document, printing, say, say_json
+from featcache.cli.common import Document, complain, error_document, printing, say, say_json
 from featcache.cli.process import INTERRUPTED
 from featcache.errors import (
     ArgumentError,
@@ -82,7 +82,7 @@ def _call_for_parts(
         copy_parts_list(corpus, to)
 
     codes: dict[str, int] = {}
-    documents: list[dict[str, Any]] = []
+    documents: list[Document] = []
     missing: MissingItemError | None = None
     for part in parts:
         name = part.name

@@ -16,6 +16,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import (
     FAILURES_LEFT,
+    Document,
     as_document,
     error_document,
     note,
@@ -218,7 +219,7 @@ class _Shown:
     def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
         self.codes: dict[Location, int] = {}
-        self.documents: dict[Location, dict[str, Any]] = {}
+        self.documents: dict[Location, Document] = {}
         self._trial = trial
         self._progress_kind = progress_kind
         self._around = ExitStack()
@@ -255,7 +256,7 @@ class _Shown:
         self.codes[self._cache] = say_summary(summary, str(self._cache))
 
 
-def _try(plan: ExtractionPlan) -> dict[str, Any]:
+def _try(plan: ExtractionPlan) -> Document:
     """Extract a sample. Returns how long the run would take, as JSON."""
     from featcache.engines.main_job import choose_engine
     from featcache.extraction.plan import existing_folder
@@ -279,7 +280,7 @@ def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run
     import msgspec
 
     codes: list[int] = []
-    documents: dict[str, dict[str, Any]] = {}
+    documents: dict[str, Document] = {}
     for name, error in result.errors.items():
         codes.append(error.exit_code)
         documents[name] = error_document(error)
@@ -304,8 +305,8 @@ def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run
 
 
 def _import_torch_when_used() -> None:
-    """Let `import torch` cost nothing until something of torch is used. It takes two seconds
-    and 640 MB, and a run that finds nothing to do needs none."""
+    """Let `import torch` cost nothing until something of torch is used, first by the main
+    thread. It takes two seconds and 640 MB, and a run that finds nothing to do needs none."""
     spec = find_spec("torch")
     if spec is None or spec.loader is None or "torch" in sys.modules:
         return

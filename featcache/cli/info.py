@@ -15,6 +15,8 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import (
+    Document,
+    cells,
     complain,
     describe_fastest,
     note,
@@ -76,7 +78,7 @@ def info(path: Location, failures: bool, csv: bool) -> int:
     return int(is_damaged)
 
 
-def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
+def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[Document], bool]:
     """Describe each version of a cache, without `on_disk` in less time. Returns also whether
     a version is damaged and left out."""
     from featcache.version.selection import version_folders
@@ -113,7 +115,7 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
+def _describe(version: Version, on_disk: bool) -> Document:
     import msgspec
 
     from featcache.version.indexing import open_index
@@ -193,12 +195,11 @@ def _audio_seconds(version: Version, index: Index) -> float:
     return seconds
 
 
-def _print(document: dict[str, Any], failures: bool) -> None:
+def _print(document: Document, failures: bool) -> None:
     say(document["path"])
     _print_amounts(document)
     _print_spec(document)
-    made_by = [f"{name} {version}" for name, version in document["made_by"].items()]
-    say(f"  made by {', '.join(made_by)}")
+    say(f"  made by {cells(document['made_by'])}")
     for library, versions in document["libraries"].items():
         say(f"  its shards were made with {library} {listing(versions)}")
     for batching in document["batching"]:
@@ -217,7 +218,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
             say(f"  {failure['id']}", failure["reason"], failure["path"], message)
 
 
-def _print_amounts(document: dict[str, Any]) -> None:
+def _print_amounts(document: Document) -> None:
     audio = f"{counted(document['utterances'], 'utterance')}, {hours(document['audio_seconds'])}"
     features = f"{megabytes(document['bytes'])} of features in "
     features += counted(document["shards"], "shard")
@@ -242,7 +243,7 @@ def _print_amounts(document: dict[str, Any]) -> None:
         say(f"  {lack['message']}")
 
 
-def _print_spec(document: dict[str, Any]) -> None:
+def _print_spec(document: Document) -> None:
     import msgspec
 
     from featcache.spec import FeatureSpec, Unknown

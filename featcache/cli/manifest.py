@@ -13,6 +13,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
 from featcache.cli.process import progress_bar
+from featcache.cli.runs import by_reason
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes
     for row, (reason, message) in list(failures.items())[:_SHOWN]:
         note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
     if failures:
-        counts = Counter(reason for reason, _ in failures.values())
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-        note(f"{counted(len(failures), 'row is', 'rows are')} left out: {reasons}")
+        counts = Counter(sorted(reason for reason, _ in failures.values()))
+        note(f"{counted(len(failures), 'row is', 'rows are')} left out: {by_reason(counts)}")
     return WRITTEN[kind](kept, files), len(failures)

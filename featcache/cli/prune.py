@@ -79,8 +79,9 @@ def prune(
             f"{shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
         )
     results = {pruned.path: as_document(pruned) for pruned in done}
-    documents = [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]
-    say_json({"versions": documents})
+    say_json(
+        {"versions": [as_document(plan) | {"pruned": results.get(plan.path)} for plan in plans]}
+    )
     if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
         return INTERRUPTED

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Never
 
 import click
 
-from featcache.cli.common import FAILURES_LEFT, complain, count_are, note, printing, say
+from featcache.cli.common import FAILURES_LEFT, Document, complain, count_are, note, printing, say
 from featcache.cli.process import INTERRUPTED, progress_bar, terminal_columns
 from featcache.errors import counted, hours, megabytes
 from featcache.storage.location import Location, as_location
@@ -160,9 +160,9 @@ class Display:
                 self._print_document(self._latest, Progress(), monotonic(), is_end=True)
 
 
-def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
+def say_plan(plan: ExtractionPlan) -> Document:
     """Print what a run would do. Returns it as one document."""
-    versions: list[dict[str, Any]] = []
+    versions: list[Document] = []
     for version in plan.versions:
         present, failed = int(version.rows.present.sum()), int(version.rows.failed.sum())
         document = {
@@ -191,7 +191,7 @@ def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
     return {"dry_run": True, "versions": versions}
 
 
-def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
+def say_trial(trials: Sequence[Trial]) -> Document:
     """Print how long a run would take. Returns it as one document."""
     for trial in trials:
         what = f"{hours(trial.audio_seconds)} of audio, drawn at random, {_speed(trial)}"
@@ -199,7 +199,7 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
             what += f"; {counted(trial.failed, 'utterance')} of it failed"
         say(f"a trial of {', '.join(trial.versions)}: {what}")
     seconds = sum(trial.expected_seconds for trial in trials)
-    total: dict[str, Any] = {"expected_seconds": seconds}
+    total: Document = {"expected_seconds": seconds}
     for limit in ("at_least", "at_most"):
         limits = [getattr(trial, limit) for trial in trials]
         total[limit] = None if None in limits else sum(limits)
@@ -242,7 +242,7 @@ def say_summary(summary: Summary, where: str) -> int:
     if summary.silent:
         say(f"{count_are(summary.silent, 'utterance')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:
-        say(f"failures: {_by_reason(summary.failed_by_reason)}")
+        say(f"failures: {by_reason(summary.failed_by_reason)}")
     if summary.stages and summary.audio_seconds:
         audio = f"{hours(summary.audio_seconds)} of audio"
         if any(version.utterances != summary.utterances for version in versions):
@@ -304,10 +304,11 @@ def say_failed_before(failed: Mapping[str, int]) -> None:
     count = sum(failed.values())
     if count:
         were = counted(count, "failed before and was", "failed before and were")
-        say(f"  {were} not tried again (--retry-failed does): {_by_reason(failed)}")
+        say(f"  {were} not tried again (--retry-failed does): {by_reason(failed)}")
 
 
-def _by_reason(failed: Mapping[str, int]) -> str:
+def by_reason(failed: Mapping[str, int]) -> str:
+    """List counts by reason for people."""
     return ", ".join(f"{reason} {count:,}" for reason, count in failed.items())
 
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, count_are, first_few, printing, say, say_json
+from featcache.cli.common import (
+    Document,
+    advise,
+    cells,
+    count_are,
+    first_few,
+    printing,
+    say,
+    say_json,
+)
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.runs import say_failed_before
 from featcache.errors import MissingItemError, counted, listing
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
     from featcache.version.version import Version
 
 _SHOWN = 5
-_Document = dict[str, Any]
 
 
 @options.command()
@@ -55,14 +63,14 @@ def show(path: Location, utterance: str) -> None:
         stored = document.get("quantized")
         if stored:
             lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"
-        lines |= {name: _cells(summary) for name, summary in document["side"].items()}
+        lines |= {name: cells(summary) for name, summary in document["side"].items()}
         _say_lines(lines)
 
 
 def _describe_in_each(
-    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], _Document]
-) -> tuple[list[_Document], MissingItemError | None]:
-    documents: list[_Document] = []
+    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], Document]
+) -> tuple[list[Document], MissingItemError | None]:
+    documents: list[Document] = []
     missing: MissingItemError | None = None
     for version in versions:
         try:
@@ -72,7 +80,7 @@ def _describe_in_each(
     return documents, missing
 
 
-def _describe(version: Version, utterance: str) -> _Document:
+def _describe(version: Version, utterance: str) -> Document:
     from featcache.loader.cache import Cache
     from featcache.version.join import describe_origin
 
@@ -93,7 +101,7 @@ def _describe(version: Version, utterance: str) -> _Document:
     return document
 
 
-def _origin_lines(document: _Document) -> dict[str, Any]:
+def _origin_lines(document: Document) -> Document:
     """Return the document of `describe_origin` for people, by names."""
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
@@ -116,25 +124,21 @@ def _origin_lines(document: _Document) -> dict[str, Any]:
     if document["manifest"] is not None:
         lines["manifest"] = f"{document['manifest']}, relative to {document['root']}"
     lines["from"] = document["from"]
-    lines["made by"] = _cells(document["made_by"])
+    lines["made by"] = cells(document["made_by"])
     if document["superseded"]:
         lines["replaces"] = f"older features in {listing(document['superseded'])}"
     return lines
 
 
-def _cells(values: _Document) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-
-
-def _say_lines(lines: dict[str, Any]) -> None:
+def _say_lines(lines: Document) -> None:
     for name, value in lines.items():
         if value is not None:
             say(f"{name:12} {value}")
 
 
-def _summary(array: NDArray[Any]) -> _Document:
+def _summary(array: NDArray[Any]) -> Document:
     """Return the shape, dtype and range of an array; the range of an empty array is None."""
-    summary: _Document = {"shape": list(array.shape), "dtype": array.dtype.name}
+    summary: Document = {"shape": list(array.shape), "dtype": array.dtype.name}
     if not array.size:
         return summary | dict.fromkeys(("min", "mean", "max"))
     values = array.astype("float64")
@@ -182,7 +186,7 @@ def why(
         options.refuse_unused(reading["values"], loaded.keys)
     compared = compare_versions(loaded, fingerprint, select_versions(path))
     versions = [version for version, _ in compared]
-    document: _Document = {
+    document: Document = {
         "name": loaded.name,
         "fingerprint": fingerprint,
         "versions": [
@@ -209,10 +213,10 @@ def why(
     say_json(document)
 
 
-def _plan_document(plan: VersionPlan, causes: list[Cause]) -> _Document:
+def _plan_document(plan: VersionPlan, causes: list[Cause]) -> Document:
     from featcache.care.why import refusal
 
-    document: _Document = {
+    document: Document = {
         "path": str(plan.path),
         "is_new": plan.is_new,
         "utterances": len(plan.manifest),
@@ -237,12 +241,12 @@ def _plan_document(plan: VersionPlan, causes: list[Cause]) -> _Document:
 
 def _trace(
     utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
-) -> _Document:
+) -> Document:
     """Return an utterance's row in the plan's manifest, and its origin in each version."""
     from featcache.version.join import describe_origin
 
     origins, missing = _describe_in_each(versions, utterance, describe_origin)
-    document: _Document = {"id": utterance, "row": None, "status": None, "versions": origins}
+    document: Document = {"id": utterance, "row": None, "status": None, "versions": origins}
     row = None
     if plan is not None:
         row = plan.find(utterance)
@@ -263,7 +267,7 @@ def _status(row: int, plan: VersionPlan, causes: list[Cause]) -> str:
     return "failed before, and is not tried again"
 
 
-def _print_why(document: _Document, causes: list[Cause]) -> None:
+def _print_why(document: Document, causes: list[Cause]) -> None:
     if not document["versions"][0]["same_fingerprint"]:
         say(f"{document['name']}-{document['fingerprint'][:12]}: there is no such version")
     for version in document["versions"]:
@@ -278,13 +282,13 @@ def _print_why(document: _Document, causes: list[Cause]) -> None:
     if "utterance" in document:
         trace = document["utterance"]
         say()
-        row = trace["row"] and _cells(trace["row"])
+        row = trace["row"] and cells(trace["row"])
         _say_lines({"row": row, "status": trace["status"], "missing": trace["message"]})
         for origin in trace["versions"]:
             _say_lines(_origin_lines(origin))
 
 
-def _print_plan(plan: _Document, causes: list[Cause]) -> None:
+def _print_plan(plan: Document, causes: list[Cause]) -> None:
     say(
         f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, "
         f"{plan['missing']:,} to extract"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, first_few, note, note_unfinished, say, say_json
+from featcache.cli.common import Document, advise, first_few, note, note_unfinished, say, say_json
 from featcache.cli.process import progress_bar
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
@@ -118,7 +118,7 @@ def stats(
     return int(is_partial)
 
 
-def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
+def _say_features(stats: Stats, output: Path | None) -> Document:
     frames = stats.group_frames.tolist()
     for name, values in (("means", stats.mean), ("standard deviations", stats.std)):
         say(f"  {name} of the dimensions from {values.min():.6g} to {values.max():.6g}")
@@ -152,7 +152,7 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
     }
 
 
-def _say_codes(usage: Usage) -> dict[str, Any]:
+def _say_codes(usage: Usage) -> Document:
     """Print how codes are used. Returns it as JSON."""
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
     codebooks = []

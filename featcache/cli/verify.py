@@ -280,7 +280,7 @@ def repair(
         repaired = [
             repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)
         ]
-    say_json({"versions": [as_document(version) for version in repaired]})
+    say_json({"versions": [*map(as_document, repaired)]})
     codes = [_say_repaired(version) for version in repaired]
     if 1 in codes:
         return 1
