@@ -195,11 +195,9 @@ def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
     printing.as_json = False
     text = json.dumps(_as_printed(document), indent=2, ensure_ascii=False, allow_nan=False)
-    # JSON escapes the first 32 characters itself; the others are escaped in the same way.
-    lines = [
-        _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n")
-    ]
-    click.echo("\n".join(lines))
+    # JSON itself escapes the first 32 characters, so these are the ends of lines
+    unprintable = re.compile(rf"(?!\n){_UNPRINTABLE.pattern}")
+    click.echo(unprintable.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def _as_printed(value: Any) -> Any:

@@ -102,8 +102,7 @@ def probe(
     mismatches. The fastest combination without mismatches is named.
 
     \b
-    Examples:
-      featcache probe encodec.yaml train.csv
+    Example:
       featcache probe encodec.yaml train.csv -o /data/features --device cuda --json
     """
     from featcache.care.probe import probe as measure

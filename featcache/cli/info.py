@@ -64,7 +64,6 @@ def info(path: Location, failures: bool, csv: bool) -> int:
       featcache info features
       featcache info features --failures
       featcache info features/fbank80 --failures --csv > failed.csv
-      featcache info features/fbank80 --json
     """
     if csv:
         if printing.as_json or not failures:
@@ -327,9 +326,8 @@ def ls(path: Location) -> int:
     versions of the same name.
 
     \b
-    Examples:
+    Example:
       featcache ls features
-      featcache ls features --json
     """
     documents, is_damaged = describe_versions(path, on_disk=False)
     rows = [{name: document[name] for name in _FIELDS} for document in documents]

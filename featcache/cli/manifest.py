@@ -51,7 +51,6 @@ def manifest(
     \b
     Examples:
       featcache manifest data/train -o train.parquet
-      featcache manifest cuts.jsonl.gz -o train.csv
       featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
       featcache manifest train.jsonl -o - --to csv | head
     """

@@ -327,15 +327,13 @@ def refuse_output(path: Path, force: bool) -> None:
 
     if path.exists():
         context = click.get_current_context()
-        inputs = [
-            context.params[param.name]
-            for param in context.command.params
-            if param.name in context.params.keys() - {"output"}
-            and isinstance(param.type, click.Path)
-        ]
-        for source in inputs:
-            is_file = isinstance(source, str | Path) and os.path.exists(source)
-            if is_file and path.samefile(source):
+        for param in context.command.params:
+            source = context.params.get(param.name or "")
+            if param.name == "output" or not isinstance(param.type, click.Path):
+                continue
+            if not isinstance(source, str | Path) or not os.path.exists(source):
+                continue
+            if path.samefile(source):
                 raise ArgumentError(f"{path}: is what this command reads: give another file")
         for folder in path.resolve().parents:
             if (folder / "shards" / "zarr.json").exists():

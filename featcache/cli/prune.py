@@ -50,7 +50,6 @@ def prune(
     Examples:
       featcache prune features --dry-run
       featcache prune features/fbank80 --manifest train.csv
-      featcache prune features --manifest half.csv --force
     """
     from featcache.care.prune import ids_to_keep, plan_prune
     from featcache.care.prune import prune as prune_version

@@ -170,7 +170,6 @@ def why(
     Examples:
       featcache why features -c my-config.yaml
       featcache why features --set params.low_freq=0
-      featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """
     from featcache.care.why import compare_versions, find_causes

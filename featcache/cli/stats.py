@@ -55,7 +55,6 @@ def stats(
     \b
     Examples:
       featcache stats features
-      featcache stats features --manifest train.csv -o fbank80.cmvn.npz
       featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
     """
     import featcache
@@ -205,8 +204,7 @@ def fit_kmeans(
     seed gives the same centroids.
 
     \b
-    Examples:
-      featcache fit-kmeans features -k 500 -o units.safetensors
+    Example:
       featcache fit-kmeans features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
     """
     from time import perf_counter

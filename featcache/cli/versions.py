@@ -36,9 +36,8 @@ def index(path: Location) -> None:
     it. Prints on stderr if utterances are missing.
 
     \b
-    Examples:
+    Example:
       featcache index features
-      featcache index features/fbank80
     """
     from featcache.version.corpus import PartVersion, record_version
     from featcache.version.indexing import keep_index
@@ -114,7 +113,6 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     Examples:
       featcache copy features s3://bucket/features
       featcache copy s3://bucket/features/fbank80 /local/features
-      featcache copy features s3://bucket/features --dry-run
     """
     from featcache.care.copying import copy_version, plan_copy
     from featcache.storage.location import as_location
