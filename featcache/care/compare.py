@@ -2,19 +2,18 @@
 
 On another device, or in a batch of another shape, the last bits of floats differ. If two
 codewords are nearly equally near, these bits decide on the code: the frame is a *tie*.
+Quantisation depends on one frame's latents only, so if the latents agree to rounding and
+the codes do not, the frame was tied.
 
-Latents tell a tie from an error. Quantisation depends on one frame's latents only, so if
-the latents agree to rounding and the codes do not, the frame was tied. (After the first
-codebook in which two residual quantisations differ, they rightly differ.)
-
-Differences are measured frame by frame, as the norm of the difference relative to the
-norm of the reference. Padding that leaks into a frame changes it by a thousandth or more;
-another shape of the batch, in float32, by 4e-8 to 3e-6."""
+The difference of a frame is its norm, relative to the reference's. Padding that leaks into a
+frame changes it by a thousandth or more; another shape of the batch, in float32, by 4e-8 to
+3e-6."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -60,10 +59,9 @@ class ClipResult:
     """The output of an extractor for a clip."""
 
     features: torch.Tensor
-    """The features, `[F, *item_shape]`."""
+    """`[F, *item_shape]`."""
     latents: torch.Tensor | None = None
-    """The input of the quantiser, float `[F, D]`; None for float features, and for
-    extractors of codes that are no `CodecExtractor`."""
+    """The input of the quantiser of a `CodecExtractor`, float `[F, D]`; of others, None."""
 
     @property
     def continuous(self) -> torch.Tensor:
@@ -71,7 +69,7 @@ class ClipResult:
         return self.features if self.latents is None else self.latents
 
     def cpu(self) -> ClipResult:
-        """Copy the features and latents into the CPU's memory."""
+        """Copy the result to the CPU."""
         if self.latents is None:
             return ClipResult(self.features.cpu())
         return ClipResult(self.features.cpu(), self.latents.cpu())
@@ -80,8 +78,7 @@ class ClipResult:
 def decode_waveform(
     utterance: Utterance, root: AudioLocation, waveform_maker: WaveformMaker
 ) -> NDArray[np.float32]:
-    """Decode an utterance and make its waveform, float32 `[num_samples]`. Raises
-    AudioError if it cannot be decoded."""
+    """Decode an utterance and make its waveform, float32 `[num_samples]`."""
 
     def collect(_number: int, rate: int, num_samples: int) -> WaveformBuilder:
         speed = waveform_maker.speed(utterance.id)
@@ -95,8 +92,7 @@ def decode_waveform(
 
 
 def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) -> list[ClipResult]:
-    """Extract clips in one call. The caller holds a slot of the device, on which the
-    results are."""
+    """Extract clips in one call, into the device's memory. The caller holds a slot of it."""
     waveforms = device.upload([clip.waveform for clip in clips])
     inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
     if isinstance(extractor, CodecExtractor):
@@ -118,8 +114,7 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
 def _run_with_latents(
     extractor: CodecExtractor[Any], waveforms: torch.Tensor, num_samples: torch.Tensor
 ) -> Rows:
-    """Compute rows whose features are float64 `[R, F, Q + D]`: codes, and the latents they
-    are made from."""
+    """Compute rows whose features are float64 `[R, F, Q + D]`: codes and their latents."""
     with computing(extractor.params.precision, waveforms.device):
         latents = extractor.latents(waveforms, num_samples)
         codes = extractor.codes_of(latents)
@@ -128,8 +123,7 @@ def _run_with_latents(
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two results, over some clips. Differences of two sets of clips can
-    be added."""
+    """The difference of two results, over some clips."""
 
     values: int = 0
     """The number of codes compared, or for float features, of frames."""
@@ -138,36 +132,24 @@ class Difference:
     """The number of values that differ by more than rounding. The others are ties."""
     frames: int = 0
     disturbed: int = 0
-    """The number of frames whose latents or features differ by more than rounding, even
-    if no code does."""
+    """The number of frames whose latents or features differ by more than rounding."""
     relative: float = 0.0
     """The largest difference of a frame's latents or features, relative to its norm."""
     absolute: float = 0.0
-    """The largest difference of any latent or feature."""
     first: int = 0
     """The number of frames from a clip's beginning to its last disturbed frame."""
     last: int = 0
     """The number of frames from a clip's first disturbed frame to its end."""
 
     def __add__(self, other: Difference) -> Difference:
-        return Difference(
-            values=self.values + other.values,
-            differing=self.differing + other.differing,
-            mismatched=self.mismatched + other.mismatched,
-            frames=self.frames + other.frames,
-            disturbed=self.disturbed + other.disturbed,
-            relative=max(self.relative, other.relative),
-            absolute=max(self.absolute, other.absolute),
-            first=max(self.first, other.first),
-            last=max(self.last, other.last),
-        )
+        mine, others = astuple(self), astuple(other)
+        counts = map(operator.add, mine[:5], others[:5])
+        return Difference(*counts, *map(max, mine[5:], others[5:]))
 
 
 def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:
-    """Compare a clip's result with a reference of the same shape.
-
-    A frame may differ by `rounding`, relative to its norm. Codes without latents are
-    mismatched wherever they differ."""
+    """Compare a clip's result with a reference of the same shape. A frame may differ by
+    `rounding`. Codes without latents are mismatched wherever they differ."""
     is_float = reference.features.is_floating_point()
     num_frames = len(reference.features)
     if not num_frames:
@@ -181,30 +163,24 @@ def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDIN
     if is_float or reference.latents is not None:
         relative, absolute = frame_differences(result.continuous, reference.continuous)
         is_disturbed = relative > rounding
-    difference = Difference(
+    disturbed = is_disturbed.nonzero()[:, 0].tolist()
+    return Difference(
         values=unequal.numel(),
         differing=int(by_frame.sum()),
         mismatched=int(by_frame[is_disturbed].sum()),
         frames=num_frames,
+        disturbed=len(disturbed),
         relative=float(relative.max()),
         absolute=float(absolute.max()),
-    )
-    disturbed = is_disturbed.nonzero()[:, 0].tolist()
-    if not disturbed:
-        return difference
-    return replace(
-        difference,
-        disturbed=len(disturbed),
-        first=disturbed[-1] + 1,
-        last=num_frames - disturbed[0],
+        first=max(disturbed, default=-1) + 1,
+        last=num_frames - min(disturbed, default=num_frames),
     )
 
 
 def compare_all(
     results: Sequence[ClipResult], reference: Sequence[ClipResult], rounding: float = ROUNDING
 ) -> Difference:
-    """Compare the results of all clips; `results` may have all clips several times, one
-    time after the other."""
+    """Compare the results of all clips, which `results` may have several times in turn."""
     pairs = zip(results, cycle(reference), strict=False)
     return sum((compare(result, expected, rounding) for result, expected in pairs), Difference())
 
@@ -235,21 +211,17 @@ def tied_frames(
     codes: torch.Tensor,
     others: torch.Tensor,
 ) -> torch.Tensor:
-    """Find the frames that have `others` instead of `codes` because of rounding, if the
-    latents of `others` are not known.
+    """Find the frames that have `others` instead of `codes` because of rounding, bool `[F]`,
+    if the latents of `others` are not known.
 
-    To a frame's latents, noise of the size of rounding is added, in 64 draws from a fixed
+    Noise of the size of rounding is added to a frame's latents, in 64 draws from a fixed
     seed. The frame is tied if a draw turns the first code that differs into that of
-    `others`, and leaves the codes before it alone. This holds for any quantiser. (It does
-    not see that two codewords are nearly the same, which is always a tie.)
+    `others`, and leaves the codes before it alone.
 
     Args:
         quantize: Turns latents `[R, F, D]` into codes `[R, F, Q]`, frame by frame.
         latents: The latents of `codes`, float32 `[F, D]`.
         codes, others: Two choices of codes, `[F, Q]`, which differ in every frame.
-
-    Returns:
-        Bool `[F]`.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(_DRAWS, *latents.shape, generator=generator).to(latents.device)

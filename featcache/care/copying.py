@@ -1,18 +1,16 @@
 """Copies versions from a folder or an object store to another.
 
-Shards are checked against their checksums while they are copied. Shards that the copy has
-stay and are not read again, so an interrupted copy is continued by copying again. Nothing
-is removed.
+Shards that the copy has are not read again, so copying again continues an interrupted
+copy. Nothing is removed.
 
 The version's own document comes last, so a new copy cannot be opened before it is
 complete. To a copy that exists, wanted sets come first, so that readers know what is
-missing. It may want more than the source, and may have been extracted into (see
-`care/diverged.py`)."""
+missing. It may have been extracted into (see `care/diverged.py`)."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,23 +38,19 @@ _AT_ONCE_BYTES = 1 << 30
 
 @dataclass
 class Copied:
-    """The result of copying a version."""
+    """The result of copying a version: see docs/json.md."""
 
     source: str
     path: str
     copied: int = 0
     there: int = 0
-    """The number of shards that the copy had already."""
     others: int = 0
     """The number of shards of the copy that the version does not have; they stay."""
     num_bytes: int = 0
     records: int = 0
     """The number of other files that were copied: wanted sets, records and the index."""
     diverged: int = 0
-    """The number of utterances of which both have made features, and nothing tells which
-    are newer. They are missing in the copy until they are extracted again."""
     problems: list[Problem] = field(default_factory=list)
-    """Damaged shards, which were not copied."""
     interrupted: bool = False
 
 
@@ -71,11 +65,8 @@ def copy_version(
     """Copy a version into a cache, which need not exist, under the name of its folder.
 
     At most `threads` shards are copied at once. `report` is called after each. Once `stop`
-    is set, no more are begun.
-
-    Raises ArgumentError if the cache is a corpus, or overlaps with the version's; StoreError if
-    something cannot be read or written, or another version has that name there;
-    DamagedError if the version's own metadata is damaged."""
+    is set, no more are begun. Raises ArgumentError if the cache is a corpus, or overlaps with
+    the version's; StoreError if another version has that name there."""
     stop = stop or threading.Event()
     store = _store_of_copy(version, cache)
     is_new = not store.exists(MARK)
@@ -86,10 +77,10 @@ def copy_version(
     copied, missing = _compare(version, store)
     index = open_index(version)
     if is_new:
-        copied.records += _copy_files(version, store, ["wanted"])
+        _copy_files(version, store, copied, "wanted")
     else:
         _join_wanted(version, index, Version(store, version.info), copied)
-    copied.records += _copy_files(version, store, ["failures"])
+    _copy_files(version, store, copied, "failures")
 
     def copy_one(name: str) -> int | DamagedError:
         if stop.is_set():
@@ -114,9 +105,9 @@ def copy_version(
             report()
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
-        copied.records += _copy_files(version, store, ["failures", "runs", "probes"])
+        _copy_files(version, store, copied, "failures", "runs", "probes")
         _copy_tags(version, store, copied)
-        copied.records += _copy_index(version, store)
+        _copy_index(version, store, copied)
         if is_new and not copied.problems:
             store.put(MARK, version.store.read(MARK, AT_MOST_BYTES))
     return copied
@@ -124,7 +115,7 @@ def copy_version(
 
 def refuse_overlap(source: Location, *targets: Location) -> None:
     """Raise ArgumentError if a cache or corpus and the place to copy it to lie in each
-    other: one version would hide the other."""
+    other."""
     source_path = _with_slash(source)
     for target in targets:
         path = _with_slash(target)
@@ -138,8 +129,7 @@ def _with_slash(location: Location) -> str:
 
 
 def plan_copy(version: Version, cache: Location) -> Copied:
-    """Count the shards and bytes that `copy_version` would copy, without writing. Raises
-    what `copy_version` raises of these places."""
+    """Count the shards and bytes that `copy_version` would copy, without writing."""
     planned, missing = _compare(version, _store_of_copy(version, cache))
     planned.copied = len(missing)
     for name in missing:
@@ -148,7 +138,7 @@ def plan_copy(version: Version, cache: Location) -> Copied:
 
 
 def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:
-    """Count the shards that a version's copy has, and list the names of those it lacks."""
+    """Count the shards that a version's copy has, and list those that it lacks."""
     names, in_copy = version.shard_names(), {*store.names("shards")}
     missing = [name for name in names if name not in in_copy]
     copied = Copied(str(version.path), str(store.location), there=len(names) - len(missing))
@@ -157,10 +147,8 @@ def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:
 
 
 def copy_parts_list(corpus: Location, to: Location) -> None:
-    """Add the parts of a corpus to the list of another; its own parts stay. Raises
-    ArgumentError if `to` is the cache of one manifest, or overlaps with the corpus;
-    DamagedError if the record of a part is not what was written; StoreError if the list
-    cannot be written."""
+    """Add the parts of a corpus to the list of another. Raises ArgumentError if `to` is the
+    cache of one manifest, or overlaps with the corpus."""
     refuse_overlap(corpus, to)
     versions = version_names(to)
     if versions:
@@ -174,7 +162,6 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
 
 
 def _store_of_copy(version: Version, cache: Location) -> Store:
-    """Return the store of a version's copy in a cache, which need not exist."""
     name = version.path.name
     if name in ("", ".."):
         name = version.info.folder_name
@@ -202,8 +189,7 @@ def _read_shard(shard: Shard) -> dict[str, Buffer]:
 
 
 def _join_wanted(version: Version, index: Index, to: Version, copied: Copied) -> None:
-    """Add the version's wanted sets to those of a copy. A set that cannot be read stays as
-    it is."""
+    """Add the version's wanted sets to those of a copy. An unreadable set stays as it is."""
     damaged = list[str]()
     source = Copy(version, index, [*read_all_wanted(version, damaged)])
     target = Copy(to, open_index(to, keep=False), [*read_all_wanted(to, damaged)])
@@ -214,16 +200,12 @@ def _join_wanted(version: Version, index: Index, to: Version, copied: Copied) ->
     in_source = {wanted.name: wanted for wanted in source.wanted}
     unreadable = {*to.store.names("wanted")} - in_target.keys()
     for name, wanted in (in_target | in_source).items():
-        if name in unreadable:
-            continue
-        joined = wanted.joined(in_target.get(name, wanted), diverged)
-        copied.records += _put(to.store, f"wanted/{name}", joined.encode())
+        if name not in unreadable:
+            joined = wanted.joined(in_target.get(name, wanted), diverged)
+            _put(to.store, copied, f"wanted/{name}", joined.encode())
 
 
-def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
-    """Copy the files of some folders. Returns the number of those that were not the same in
-    the copy."""
-    copied = 0
+def _copy_files(version: Version, store: Store, copied: Copied, *folders: str) -> None:
     for folder in folders:
         for name in version.store.names(folder):
             key = f"{folder}/{name}"
@@ -231,16 +213,13 @@ def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
                 data = version.store.read(key, _AT_MOST_BYTES)
             except (FileNotFoundError, DamagedError):  # removed meanwhile; larger than allowed
                 continue
-            copied += _put(store, key, data)
-    return copied
+            _put(store, copied, key, data)
 
 
-def _put(store: Store, key: str, data: bytes) -> int:
-    """Write a file unless it has these bytes. Returns the number of files written."""
-    if _is_same(store, key, data):
-        return 0
-    store.put(key, data)
-    return 1
+def _put(store: Store, copied: Copied, key: str, data: bytes) -> None:
+    if not _is_same(store, key, data):
+        store.put(key, data)
+        copied.records += 1
 
 
 def _is_same(store: Store, key: str, data: bytes) -> bool:
@@ -250,8 +229,8 @@ def _is_same(store: Store, key: str, data: bytes) -> bool:
 
 
 def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
-    """Copy the tags whose shards are all in the copy. A different tag of the same name
-    stays."""
+    """Copy the tags whose shards are all in the copy, unless it has another tag of that
+    name."""
     shards = {*store.names("shards")}
     for name in tag_names(version):
         key = f"tags/{name}"
@@ -263,25 +242,22 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
         data = version.store.read(key, AT_MOST_BYTES)
         if not store.exists(key):
             if shards.issuperset(tag.shards):
-                store.put(key, data)
-                copied.records += 1
+                _put(store, copied, key, data)
         elif not _is_same(store, key, data):
-            copied.problems.append(
-                Problem("tag", f"{store.location / key}: is not that of {version.path}, and stays")
-            )
+            what = f"{store.location / key}: is not that of {version.path}, and stays"
+            copied.problems.append(Problem("tag", what))
 
 
-def _copy_index(version: Version, store: Store) -> int:
-    """Copy the index, if the copy has the same shards and no index. Returns the number of
-    files."""
+def _copy_index(version: Version, store: Store, copied: Copied) -> None:
+    """Copy the index if the copy has the same shards."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
     has_others = {*store.names("shards")} - {MARK} != {*names}
     if has_others or store.exists(f"{folder}/{MARK}") or load_index(version, names) is None:
-        return 0
+        return
     keys = [key for key, _ in version.store.walk(folder)]
     files: dict[str, Buffer] = {
         key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key in keys
     }
     store.publish(files, folder)
-    return len(files)
+    copied.records += len(files)

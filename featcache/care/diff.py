@@ -14,52 +14,38 @@ from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
 
-@dataclass(frozen=True)
+@dataclass
 class ValuesDiff:
-    """The differences of features that two versions have of the same rows."""
+    """The differences of features that two versions have of the same rows: see docs/json.md."""
 
     utterances: int
-    identical: int
-    """The number of utterances that are the same bit for bit."""
-    other_lengths: int
-    """The number of utterances with more or fewer frames in the other version. Their
-    values are not compared."""
-    largest: float
+    identical: int = 0
+    other_lengths: int = 0
+    largest: float = 0.0
     """The largest difference of a value; of codes, 0."""
-    worst: str | None
-    """The id of the utterance with that difference, or with the most codes that differ;
-    None if nothing differs."""
-    codes: int
-    """The number of codes compared; 0 for features that are no codes."""
-    differing: int
+    worst: str | None = None
+    """The id of the utterance with that difference, or with the most codes that differ."""
+    codes: int = 0
+    differing: int = 0
 
 
 @dataclass(frozen=True)
 class VersionDiff:
-    """The differences of two versions."""
+    """The differences of two versions: see docs/json.md."""
 
     same_fingerprint: bool
     config: list[str]
-    """The keys in which their configs differ, with both values: `params.low_freq: 20.0 ->
-    0.0`."""
     common: int
-    """The number of utterances in both."""
     gone: Strings
-    """The ids of the utterances that only the first version has."""
     added: Strings
-    """The ids of the utterances that only the second version has."""
     changed: Strings
-    """The ids of the utterances in both that were extracted from other rows: another
-    path, start, duration, channel."""
     values: ValuesDiff | None
-    """The differences of values; None if they were not compared."""
 
 
 def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     """Compare two versions. Of the utterances that both have of the same rows, `values`
-    are drawn at random, read and compared. Raises ArgumentError if values that are to be
-    compared have other shapes, or only one version has codes; DamagedError if an
-    utterance is not what was written."""
+    are drawn at random, read and compared. Raises ArgumentError if these have other shapes,
+    or only one version has codes; DamagedError if an utterance is not what was written."""
     a, b = first.index, second.index
     in_second = b.find(a.ids)
     common = np.flatnonzero(in_second >= 0)
@@ -93,25 +79,22 @@ def _kind(spec: FeatureSpec) -> str:
 
 def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:
     has_codes = bool(first.spec.codebook_sizes)
-    identical = other_lengths = codes = differing = 0
-    largest, worst = 0.0, None
+    result = ValuesDiff(len(ids))
     for id_ in ids:
         a, b = first.item(id_, check=True), second.item(id_, check=True)
         if a.shape != b.shape:
-            other_lengths += 1
+            result.other_lengths += 1
             continue
         if has_codes:
             difference = float((a != b).sum())
-            codes += a.size
-            differing += int(difference)
-            is_identical = difference == 0
+            result.codes += a.size
+            result.differing += int(difference)
+            result.identical += difference == 0
         else:
             difference = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
-            is_identical = a.dtype == b.dtype and a.tobytes() == b.tobytes()
-        if is_identical:
-            identical += 1
-        if difference > largest:
-            largest, worst = difference, id_
+            result.identical += a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        if difference > result.largest:
+            result.largest, result.worst = difference, id_
     if has_codes:
-        largest = 0.0
-    return ValuesDiff(len(ids), identical, other_lengths, largest, worst, codes, differing)
+        result.largest = 0.0
+    return result

@@ -1,9 +1,9 @@
 """Finds the differences of two copies of a version that were both extracted into.
 
-Each copy counts generations by itself, so generations do not tell which features of an
-utterance are newer. A copy has seen an item of the other copy if it knows the run that
-made it. If neither copy has seen the other's item, and the items are not alike, `copy`
-wants the utterance once more, with a generation above both."""
+Each copy counts generations by itself, so these do not tell which features are newer. A
+copy has seen an item of the other copy if it knows the run that made it. If neither copy
+has seen the other's item, and the items are not alike, `copy` wants the utterance once
+more, with a generation above both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUE_COLUMNS = ("row_hash", "item_crc32c", "source_hash")
 
 def are_alike(ours: _Columns, theirs: _Columns) -> NDArray[np.bool_]:
     """Compare items by their `VALUE_COLUMNS`, `[3, n]`. Items of one row are alike if their
-    features or their files are equal. Returns bool `[n]`."""
+    features or files are equal. Returns bool `[n]`."""
     same_row, same_features, same_file = ours == theirs
     alike: NDArray[np.bool_] = same_row & (same_features | (same_file & (ours[2] > 0)))
     return alike
@@ -47,10 +47,9 @@ class Copy:
         return {*run_names(self.version.store), *(maker.run for maker in self.index.makers)}
 
     def claims(self, runs: Set[str]) -> _Columns:
-        """List the ids that the copy has or wants, for another copy that knows `runs`.
-
-        Returns uint64 `[5, ids]`, sorted: the hashes of id and row, the generation, 1 + the
-        position of the item (0 if it is missing), and 1 if the other copy has seen it."""
+        """List the ids that the copy has or wants, for another copy that knows `runs`:
+        uint64 `[5, ids]`, sorted: the hashes of id and row, the generation, 1 + the position
+        of the item (0 if it is missing), and 1 if the other copy has seen it."""
         index = self.index
         items = np.stack([index.row_hash, index.generation])[:, index.by_hash]
         held = np.concatenate([index.id_hash[None], items])
@@ -69,7 +68,7 @@ class Copy:
 
 def find_diverged(source: Copy, target: Copy) -> dict[int, int]:
     """Find the utterances whose newer features are not known. Returns the hash of each id
-    with a generation above both. Raises DamagedError if a shard is not what was written."""
+    with a generation above both."""
     ours, theirs = source.claims(target.runs), target.claims(source.runs)
     _, in_ours, in_theirs = np.intersect1d(ours[0], theirs[0], True, return_indices=True)
     ours, theirs = ours[:, in_ours], theirs[:, in_theirs]
@@ -86,6 +85,5 @@ def find_diverged(source: Copy, target: Copy) -> dict[int, int]:
 
 
 def _values(copy: Copy, claims: _Columns) -> _Columns:
-    """Read the `VALUE_COLUMNS` of the items of some claims."""
     positions = claims[3].astype(np.int64) - 1
     return columns_of(copy.version, copy.index, positions, VALUE_COLUMNS)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -71,49 +72,35 @@ clip are errors."""
 
 _DRAWS = 20
 
-_Batch = list[tuple[int, SampledClip]]
-"""Clips that are computed in one call, each with its number in the sample; -1 for others."""
-
 _Timed = tuple[list[ClipResult], float]
-"""The results of the sample's clips, by their numbers; and seconds of audio per second."""
+"""The results of the sample's clips, in their order; and seconds of audio per second."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement of one batching at one precision. Shares are of codes; for float
-    features, of frames."""
+    """A measurement of one batching at one precision: see docs/json.md. Shares are of codes;
+    for float features, of frames."""
 
     policy: str
     """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or
     its own `batching`."""
     precision: str
     is_declared: bool
-    """True if the extractor declares that its values do not depend on this batching."""
     error: str | None = None
-    """The reason why the batching could not be measured, if so."""
     differing: float = 0.0
     tied: float = 0.0
-    """The share of values that differ because of rounding."""
     mismatch: float = 0.0
-    """The share of values that differ by more than rounding."""
     disturbed: float = 0.0
     """The share of frames whose latents or features differ by more than rounding from
-    those of each utterance alone at the same precision. For codes without known latents:
-    of frames in which a code differs. A code may stay the same in a disturbed frame, as in
-    the silence at the end of a clip, but in another clip it will not."""
+    those of each utterance alone at the same precision; for codes without latents, of
+    frames in which a code differs."""
     relative: float = 0.0
-    """The frames' largest difference from the reference, relative in norm: of latents, or
-    without them of features."""
     absolute: float = 0.0
-    """The largest difference of any latent or feature."""
     first: int = 0
-    """The number of frames from an utterance's beginning to its last disturbed frame."""
     last: int = 0
-    """The number of frames from an utterance's first disturbed frame to its end."""
     repeatable: bool | None = None
     """True if every bit stayed the same with other neighbours; None for utterances alone."""
     times_real_time: float = 0.0
-    """Seconds of audio per second."""
 
 
 @dataclass(frozen=True)
@@ -123,54 +110,47 @@ class Chunks:
 
     exact: bool
     """True if the overlap covers the model's receptive field, so that nothing may change."""
-    utterances: int
+    utterances: int = 0
     """The number of utterances longer than a chunk. If it is 0, nothing was measured."""
-    differing: float
-    """The share of codes, or for float features of frames, that differ."""
-    mismatch: float
-    """The share that differs by more than rounding."""
-    relative: float
-    """The largest difference of a frame, relative in norm."""
+    differing: float = 0.0
+    mismatch: float = 0.0
+    relative: float = 0.0
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of a probe."""
+    """The result of a probe: see docs/json.md."""
 
     config: str
     fingerprint: str
     extractor: str
     declared: str
-    """The loosest batching that the extractor declares."""
     precision: str
     device: str
     threads: int
     date: str
-    """The time of the probe: ISO 8601, in UTC."""
     made_by: dict[str, str]
     utterances: int
     skipped: list[str]
-    """The utterances of the sample that could not be measured, each with the reason."""
     shortest: float
-    """The length of the shortest utterance, in seconds."""
     longest: float
     seconds: float
-    """The length of all utterances together."""
     frames: int
     spec: FeatureSpec
     rounding: dict[str, float]
-    """The largest change of a frame by rounding, relative in norm, by precision; empty if
-    no bit may differ."""
+    """The largest change of a frame by rounding; empty if no bit may differ."""
     measured: list[Measured]
     chunks: Chunks | None
-    """The changes by chunks; None if the config has none."""
 
     @property
     def fastest(self) -> Measured | None:
         """The fastest declared batching at any precision, without mismatched or disturbed
         values."""
-        measured = [trial for trial in self.measured if trial.is_declared and trial.error is None]
-        clean = [trial for trial in measured if not trial.mismatch and not trial.disturbed]
+        clean = [
+            trial
+            for trial in self.measured
+            if trial.is_declared and not (trial.error or trial.mismatch or trial.disturbed)
+        ]
         return max(clean, key=lambda trial: trial.times_real_time, default=None)
 
     def document(self) -> dict[str, Any]:
@@ -186,12 +166,10 @@ def probe(
     count: int,
     report: Callable[[str], object] = lambda what: None,
 ) -> Probe:
-    """Measure what batching and precision do to a config's values, on a device.
-
-    `count` of the manifest's utterances are sampled, over the whole range of their
-    lengths. `report` gets the name of each precision, before it is measured. Raises
-    ConfigError if the extractor cannot be built; ManifestError if none of the sampled
-    utterances can be extracted."""
+    """Measure what batching and precision do to a config's values, on a device, with `count`
+    of the manifest's utterances. `report` gets the name of each precision before it is
+    measured. Raises ConfigError if the extractor cannot be built; ManifestError if none of
+    the sampled utterances can be extracted."""
     device.configure_torch()
     extractor = config.build(device.torch_device)
     clips, skipped = _sample(config, extractor, manifest, count)
@@ -199,7 +177,7 @@ def probe(
     rounding: dict[str, float] = {}
     chunks = None
     if not isinstance(extractor, RowExtractor):
-        measured = whole_clips(extractor, clips, device)
+        measured = _measure_whole_clips(extractor, clips, device)
     else:
         reference: Alone | None = None
         for params in _precisions(config, device):
@@ -213,7 +191,7 @@ def probe(
             reference = reference or alone
         if getattr(config.params, "chunk", None) and reference:
             report("whole utterances")
-            chunks = _chunks(config, extractor, clips, device, reference)
+            chunks = _measure_chunks(config, extractor, clips, device, reference)
     seconds = [len(clip.waveform) / extractor.spec.sample_rate for clip in clips]
     return Probe(
         config=config.name,
@@ -239,7 +217,6 @@ def probe(
 
 
 def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[Params]:
-    """Build an extractor that takes rows with these parameters."""
     extractor = replace(config, params=params).build(device.torch_device)
     if not isinstance(extractor, RowExtractor):
         raise ConfigError(
@@ -249,8 +226,7 @@ def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[
 
 
 def _precisions(config: Config, device: Device) -> list[Params]:
-    """List the config's parameters at each precision, fp32 first; unchanged if they name
-    no precision."""
+    """List the config's parameters at each precision, fp32 first."""
     if "precision" not in type(config.params).model_fields:
         return [config.params]
     precisions = ["fp32", "bf16", "fp16"]
@@ -262,14 +238,12 @@ def _precisions(config: Config, device: Device) -> list[Params]:
 def _sample(
     config: Config, extractor: Extractor[Params], manifest: Manifest, count: int
 ) -> tuple[list[SampledClip], list[str]]:
-    """Sample utterances, each decoded. Returns also the faults of those that cannot be
-    extracted."""
+    """Sample and decode utterances. Returns also the faults of those that fail."""
     longest = _LONGEST_SECONDS
     chunk = getattr(config.params, "chunk", None)
     if chunk:
         longest = max(longest, 3 * chunk.seconds)
-    limits = [config.audio.max_seconds, extractor.max_seconds]
-    longest = min([longest, *(limit for limit in limits if limit)])
+    longest = min(filter(None, [longest, config.audio.max_seconds, extractor.max_seconds]))
     max_samples = int(longest * config.audio.sample_rate)
     clips: list[SampledClip] = []
     faults: list[str] = []
@@ -281,59 +255,26 @@ def _sample(
         try:
             waveform = decode_waveform(utterance, manifest.root, waveform_maker)[:max_samples]
             if not extractor.num_frames(len(waveform)):
-                raise AudioError(
-                    Reason.TOO_SHORT, f"{len(waveform)} samples are too few for one frame"
-                )
+                what = f"{len(waveform)} samples are too few for one frame"
+                raise AudioError(Reason.TOO_SHORT, what)
             if isinstance(extractor, RowExtractor):
-                extractor.pieces(len(waveform))
+                extractor.pieces(len(waveform))  # raises if it is too long
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:
             clips.append(SampledClip(utterance.id, waveform))
     if not clips:
-        raise ManifestError(
-            f"{manifest.source}: none of the utterances that were tried can be extracted: "
-            f"{faults[0]}"
-        )
+        what = "none of the utterances that were tried can be extracted"
+        raise ManifestError(f"{manifest.source}: {what}: {faults[0]}")
     return clips, faults
-
-
-def _chunks(
-    config: Config, in_chunks: RowExtractor[Params], clips: Clips, device: Device, reference: Alone
-) -> Chunks:
-    """Measure the changes by the chunks into which the config's extractor cuts clips."""
-    numbers = [
-        number for number, clip in enumerate(clips) if len(in_chunks.pieces(len(clip.waveform))) > 1
-    ]
-    if not numbers:
-        return Chunks(in_chunks.chunks_are_exact, 0, 0.0, 0.0, 0.0)
-    whole = _build_rows(
-        config, device, config.params.model_copy(update={"precision": "fp32", "chunk": None})
-    )
-    whole.chosen_batching = "single"
-    values, _ = _compute_rows(whole, [clips[number] for number in numbers], device, None)
-    total = compare_all(
-        values, [reference.results[number] for number in numbers], reference.rounding
-    )
-    return Chunks(
-        exact=in_chunks.chunks_are_exact,
-        utterances=len(numbers),
-        differing=total.differing / total.values,
-        mismatch=total.mismatched / total.values,
-        relative=total.relative,
-    )
-
-
-# The sample
 
 
 def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     """Sample `count` utterances at even steps in the order of their lengths, from the
     shortest to the longest.
 
-    If the manifest does not give all durations, the headers of `_MOST_HEADERS` files, drawn
-    with a fixed seed, are read, and others cannot be chosen. If audio is in containers that
-    must be copied, only the first container is used."""
+    If the manifest lacks durations, the headers of some files are read, and only these can
+    be chosen. If audio is in containers that must be copied, only the first is used."""
     first_rows = np.arange(min(len(manifest), _NEAR))
     in_first_container = rows_of_first_copy(manifest, first_rows)
     if len(in_first_container):
@@ -361,16 +302,12 @@ def _seconds(manifest: Manifest, utterance: Utterance) -> float:
     return in_file - (utterance.start or 0.0)
 
 
-# Trials
-
-
 @dataclass(frozen=True)
 class Alone:
     """The results of clips that were computed alone, at one precision."""
 
     results: list[ClipResult]
     rounding: float
-    """The largest change of a frame by rounding, relative in norm."""
 
 
 def try_batchings(
@@ -396,10 +333,13 @@ def try_batchings(
             second, speed = _compute_rows(extractor, clips, device, 2)
             if batching == "single":
                 alone = Alone(first, alone.rounding)
-            elif batching == "equal_length":
-                largest = math.inf if reference else _LARGEST_ROUNDING
-                alone = _with_measured_rounding(alone, first, largest)
-            result = _measured(trial, first, second, alone, reference or alone, speed)
+            elif batching == "equal_length" and first[0].continuous.is_floating_point():
+                # Clips are among copies of themselves, which changes them by rounding alone.
+                rounding = 4 * compare_all(first, alone.results, math.inf).relative
+                if not reference:
+                    rounding = min(rounding, _LARGEST_ROUNDING)
+                alone = Alone(alone.results, max(alone.rounding, rounding))
+            result = _measure(trial, first, second, alone, reference or alone, speed)
             if not math.isfinite(result.relative):
                 raise ExtractorError(f"values at {precision} are NaN or infinite")
             measured.append(result)
@@ -413,36 +353,7 @@ def try_batchings(
     return measured, alone
 
 
-def _with_measured_rounding(
-    alone: Alone, among_copies: Sequence[ClipResult], at_most: float
-) -> Alone:
-    """Raise the rounding to four times the difference of clips among copies of themselves."""
-    if not alone.results[0].continuous.is_floating_point():
-        return alone
-    difference = compare_all(among_copies, alone.results, math.inf).relative
-    return Alone(alone.results, max(alone.rounding, min(4 * difference, at_most)))
-
-
-def whole_clips(extractor: Extractor[Params], clips: Clips, device: Device) -> list[Measured]:
-    """Measure an extractor that takes no rows: each clip alone, all at once, and in two
-    batches in the opposite order. Such an extractor promises the same bits."""
-    num_samples = sum(len(clip.waveform) for clip in clips)
-
-    def compute(groups: Sequence[Sequence[int]]) -> _Timed:
-        batches: list[_Batch] = [[(number, clips[number]) for number in group] for group in groups]
-        return _compute_batches(extractor, batches, num_samples, device)
-
-    every = range(len(clips))
-    results, alone_speed = compute([[number] for number in every])
-    together, _ = compute([every])
-    reordered, speed = compute([every[::-1][first::2] for first in range(min(2, len(clips)))])
-    alone = Alone(results, 0.0)
-    trial = Measured(extractor.batching, "fp32", is_declared=True)
-    single = Measured("single", "fp32", is_declared=True, times_real_time=alone_speed)
-    return [single, _measured(trial, together, reordered, alone, alone, speed)]
-
-
-def _measured(
+def _measure(
     trial: Measured,
     first: list[ClipResult],
     second: list[ClipResult],
@@ -451,13 +362,13 @@ def _measured(
     speed: float,
 ) -> Measured:
     """Compare the results of a trial, with two sets of neighbours, with each clip alone."""
-    total = compare_all([*first, *second], reference.results, reference.rounding)
-    by_batching = compare_all([*first, *second], alone.results, alone.rounding)
+    results = [*first, *second]
+    total = compare_all(results, reference.results, reference.rounding)
+    by_batching = compare_all(results, alone.results, alone.rounding)
     repeatable = None
     if trial.policy != "single":
-        repeatable = all(
-            torch.equal(a.features, b.features) for a, b in zip(first, second, strict=True)
-        )
+        pairs = zip(first, second, strict=True)
+        repeatable = all(torch.equal(a.features, b.features) for a, b in pairs)
     return replace(
         trial,
         differing=total.differing / total.values,
@@ -473,83 +384,111 @@ def _measured(
     )
 
 
+def _measure_whole_clips(
+    extractor: Extractor[Params], clips: Clips, device: Device
+) -> list[Measured]:
+    """Measure an extractor that takes no rows: each clip alone, all at once, and in two
+    batches in the opposite order. Such an extractor promises the same bits."""
+    num_samples = sum(len(clip.waveform) for clip in clips)
+
+    def compute(*batches: Clips) -> _Timed:
+        return _compute_batches(extractor, clips, batches, num_samples, device)
+
+    results, alone_speed = compute(*([clip] for clip in clips))
+    together, _ = compute(clips)
+    halves = [clips[::-2], clips[-2::-2]]
+    reordered, speed = compute(*(half for half in halves if half))
+    alone = Alone(results, 0.0)
+    trial = Measured(extractor.batching, "fp32", is_declared=True)
+    single = Measured("single", "fp32", is_declared=True, times_real_time=alone_speed)
+    return [single, _measure(trial, together, reordered, alone, alone, speed)]
+
+
+def _measure_chunks(
+    config: Config, in_chunks: RowExtractor[Params], clips: Clips, device: Device, reference: Alone
+) -> Chunks:
+    exact = in_chunks.chunks_are_exact
+    numbers = [
+        number for number, clip in enumerate(clips) if len(in_chunks.pieces(len(clip.waveform))) > 1
+    ]
+    if not numbers:
+        return Chunks(exact)
+    params = config.params.model_copy(update={"precision": "fp32", "chunk": None})
+    whole = _build_rows(config, device, params)
+    whole.chosen_batching = "single"
+    values, _ = _compute_rows(whole, [clips[number] for number in numbers], device, None)
+    expected = [reference.results[number] for number in numbers]
+    total = compare_all(values, expected, reference.rounding)
+    differing, mismatch = total.differing / total.values, total.mismatched / total.values
+    return Chunks(exact, len(numbers), differing, mismatch, total.relative)
+
+
 def _compute_rows(
     extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
 ) -> _Timed:
-    """Compute each clip in its batch; `seed` is that of `_row_batches`."""
     pieces = (piece for clip in clips for piece in extractor.pieces(len(clip.waveform)))
     lengths = {extractor.padded_length(piece.num_samples) for piece in pieces}
 
     def compute(_: int, alone: bool) -> _Timed:
         batches, num_samples = _row_batches(extractor, clips, device, seed)
-        return _compute_batches(extractor, batches, num_samples, device, alone)
+        return _compute_batches(extractor, clips, batches, num_samples, device, alone)
 
     return until_it_fits(compute, extractor, lengths, device)
 
 
 def _compute_batches(
     extractor: Extractor[Params],
-    batches: Sequence[_Batch],
+    clips: Clips,
+    batches: Sequence[Clips],
     num_samples: int,
     device: Device,
     alone: bool = False,
 ) -> _Timed:
-    """Compute batches: as many at once as in extraction, or `alone`, one by one. The speed
-    is that of `num_samples`."""
+    """Compute batches of `clips` and others, as many at once as in extraction, or `alone`.
+    `num_samples` count for the speed."""
 
-    def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
+    def compute_batch(batch: Clips) -> list[tuple[SampledClip, ClipResult]]:
         with device.slot(alone):
-            results = extract_results(extractor, [clip for _, clip in batch], device)
-            return {
-                number: result.cpu()
-                for (number, _), result in zip(batch, results, strict=True)
-                if number >= 0
-            }
+            pairs = zip(batch, extract_results(extractor, batch, device), strict=True)
+            return [(clip, result.cpu()) for clip, result in pairs if clip in clips]
 
     with ThreadPoolExecutor(device.slots) as pool:
         # once more, since each new thread makes plans for its convolutions
         if device.is_cuda:
             list(pool.map(compute_batch, batches))
         started = perf_counter()
-        results: dict[int, ClipResult] = {}
-        for of_batch in pool.map(compute_batch, batches):
-            results |= of_batch
+        results = dict(chain.from_iterable(pool.map(compute_batch, batches)))
         seconds = perf_counter() - started
     speed = num_samples / extractor.spec.sample_rate / seconds
-    return [results[number] for number in sorted(results)], speed
+    return [results[clip] for clip in clips], speed
 
 
 def _row_batches(
     extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
-) -> tuple[list[_Batch], int]:
+) -> tuple[list[Clips], int]:
     """Make a batch for each clip, of the shape that follows from its length. Returns also
     the number of samples that count for the speed.
 
-    With a seed, cuts of other clips fill the batch, in any order: of lengths that may
-    share a batch with the clip. All rows of a padded batch count for the speed, since any
-    corpus fills them. Of a batch of equal lengths, as many rows count as clips of the
-    sample have this length."""
+    With a seed, cuts of other clips fill the batch, of lengths that may share a batch with
+    the clip. All rows of a padded batch count for the speed, since any corpus fills them; of
+    a batch of equal lengths, as many rows as clips of the sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
-    batches, num_counted = [], 0
+    batches, num_counted = list[Clips](), 0
     for number, clip in enumerate(clips):
-        rows = 1 if seed is None else _clips_in_batch(extractor, len(clip.waveform), device)
+        num_samples, rows = len(clip.waveform), 1
+        if seed is not None:  # of clips in chunks, as many as fill a batch of the longest chunks
+            pieces = extractor.pieces(num_samples)
+            longest = extractor.padded_length(max(piece.num_samples for piece in pieces))
+            rows = math.ceil(extractor.rows(longest, device.torch_device) / len(pieces))
         rng = np.random.default_rng((seed or 0, number))
-        batch = [(-1, _neighbour(extractor, clips, number, rng)) for _ in range(rows - 1)]
-        batch.insert(int(rng.integers(rows)), (number, clip))
+        batch = [_neighbour(extractor, clips, number, rng) for _ in range(rows - 1)]
+        batch.insert(int(rng.integers(rows)), clip)
         batches.append(batch)
         if extractor.chosen_batching == "equal_length":
-            num_counted += min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
+            num_counted += min(rows, same_length[num_samples]) * num_samples
         else:
-            num_counted += sum(len(member.waveform) for _, member in batch)
+            num_counted += sum(len(member.waveform) for member in batch)
     return batches, num_counted
-
-
-def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: Device) -> int:
-    """Return the number of clips of a length that fill a batch; for clips in chunks, a
-    batch of the longest chunks."""
-    pieces = extractor.pieces(num_samples)
-    longest = extractor.padded_length(max(piece.num_samples for piece in pieces))
-    return math.ceil(extractor.rows(longest, device.torch_device) / len(pieces))
 
 
 def _neighbour(
@@ -559,16 +498,13 @@ def _neighbour(
     the same padded length, or if a few draws do not give one, to the same length."""
     same_length = len(clips[number].waveform)
     padded = extractor.padded_length(same_length)
-    drawn = rng.integers(max(1, same_length * 7 // 8), padded + 1, _DRAWS).tolist()
-    fitting = (
-        length
-        for length in drawn
-        if extractor.padded_length(length) == padded and extractor.num_frames(length)
-    )
-    num_samples = next(fitting, same_length)
+    num_samples = same_length
+    for length in rng.integers(max(1, same_length * 7 // 8), padded + 1, _DRAWS).tolist():
+        if extractor.padded_length(length) == padded and extractor.num_frames(length):
+            num_samples = length
+            break
     others = [other for other in range(len(clips)) if other != number] or [number]
     clip = clips[int(rng.choice(others))]
     first = int(rng.integers(len(clip.waveform)))
-    return SampledClip(
-        f"{clip.id} from {first}", np.resize(np.roll(clip.waveform, -first), num_samples)
-    )
+    waveform = np.resize(np.roll(clip.waveform, -first), num_samples)
+    return SampledClip(f"{clip.id} from {first}", waveform)

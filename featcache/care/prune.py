@@ -2,9 +2,8 @@
 removes a whole version.
 
 A shard without needed items is removed. If some of its items are needed, they are first
-written to another shard. So at every moment, the item that counts of each wanted
-utterance exists. Shards that a tag names stay as they are. If such a shard has an older
-item of an utterance, the item that counts stays too."""
+written to another shard. Shards that a tag names stay as they are. If such a shard has an
+older item of an utterance, the current item stays too."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ _Needed = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What `prune` will remove from a version."""
+    """The things that `prune` will remove from a version: see docs/json.md."""
 
     path: str
     removed: tuple[str, ...] = ()
@@ -61,19 +60,14 @@ class PrunePlan:
     rewritten: tuple[str, ...] = ()
     """The names of the shards whose needed items are written to another shard."""
     older: int = 0
-    """The number of items to remove because their utterance was extracted again."""
     unwanted: int = 0
-    """The number of utterances to remove because nobody wants them."""
     bound: int = 0
     """The number of other items that stay because a tag names their shard, or a shard
     with an older item of theirs."""
     tags: tuple[str, ...] = ()
     num_bytes: int = 0
-    """The bytes of features to remove."""
     copied_bytes: int = 0
-    """The bytes of features to write again."""
     leftovers: tuple[str, ...] = ()
-    """The files that killed processes have left."""
 
     @property
     def is_empty(self) -> bool:
@@ -88,7 +82,6 @@ class Pruned:
     path: str
     removed: int = 0
     rewritten: int = 0
-    """The number of removed shards whose needed items are now in another shard."""
     damaged: tuple[str, ...] = ()
     """The names of shards that stay because they, or shards whose items they have
     replaced, are damaged."""
@@ -96,7 +89,7 @@ class Pruned:
 
 
 def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> _Hashes:
-    """Return the hashes of a manifest's ids, with all copies, for `prune` to keep. Raises
+    """Return the hashes of the ids that `prune` is to keep for a manifest. Raises
     ManifestError if it has none of the version's utterances; or, without `force`, names
     other files for them, or lacks more than a few."""
     manifest = expand(manifest, copies_of(version.info.config))
@@ -125,7 +118,7 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
 
 def plan_prune(version: Version, wanted_ids: _Hashes | None = None) -> PrunePlan:
     """List what readers do not need of a version: with `wanted_ids`, also all other ids.
-    Raises DamagedError if a shard's table, or a tag, is damaged."""
+    Raises DamagedError if a tag or a table is damaged."""
     return _plan(version, wanted_ids)[0]
 
 
@@ -139,13 +132,12 @@ def _plan(
     is_needed = np.ones(len(index), bool)
     if wanted_ids is not None:
         is_needed[index.by_hash] = np.isin(index.id_hash, wanted_ids)
-        # Where an older item stays, the item that counts must stay too, or the older item
-        # would count again.
+        # Where an older item stays, the current item must stay too, or the older item
+        # would become current again.
         tagged_here = sorted(tagged & {*index.shards})
-        id_hashes = in_parallel(
+        for hashes in in_parallel(
             lambda name: version.shard(name).table["id_hash"].copy(), tagged_here
-        )
-        for hashes in id_hashes:
+        ):
             positions = index.find_hashes(hashes)
             is_needed[positions[positions >= 0]] = True
     # the latest generation that is removed of each shard
@@ -189,13 +181,9 @@ def prune(
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Pruned:
-    """Carry out a plan of `plan_prune`, made with the same ids.
-
-    `report` is called after each shard. Once `stop` is set, no more shards are begun.
-
-    Raises LockedError if a run, a repair or another prune is in progress; StoreError if
-    the version has changed since the plan, or cannot be written. Everything wanted is
-    still in the version then."""
+    """Carry out a plan of `plan_prune`, made with the same ids. `report` is called after each
+    shard. Once `stop` is set, no more shards are begun. Raises LockedError if another command
+    is at work; StoreError if the version has changed since the plan."""
     with version.at_work("prune"):
         now, needed = _plan(version, wanted_ids)
         if replace(now, leftovers=plan.leftovers) != plan:
@@ -221,8 +209,7 @@ def _take_away(
     report: Callable[[], object],
     stop: threading.Event,
 ) -> Pruned:
-    """Write the needed items of shards to other shards, and then remove the shards in the
-    order of `needed`."""
+    """Write the needed items of shards to other shards, and then remove the shards."""
     goes = [*needed]
     made, damaged = set[str](), list[str]()
     for name in goes:
@@ -252,8 +239,7 @@ def _take_away(
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
     """Publish some items of a shard, by their rising numbers, as a new shard, and return its
     name. If it exists, its files are written again. Raises DamagedError if one of the
-    items, the table or a side array is not what was written; StoreError if the shard
-    cannot be written. Nothing has been removed."""
+    items, the table or a side array is not what was written."""
     shard.check_table()
     builder = ShardBuilder(shard.spec)
     sides = {side.name: shard.side(side.name, check=True) for side in shard.spec.side}
@@ -280,8 +266,8 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
 
 
 def _forget_failures(version: Version, index: Index, run: str) -> None:
-    """Remove failures that no longer stand from the ledger, or they would stand again once
-    an item is removed. If a record cannot be read, the ledger stays as it is."""
+    """Remove failures that do not stand from the ledger, or they would stand again once an
+    item is removed. If a record cannot be read, the ledger stays as it is."""
     names, damaged = version.store.names("failures"), list[str]()
     failures = read_failures(version, damaged)
     missing = find_missing([*read_all_wanted(version, damaged)], index, failures)
@@ -290,8 +276,6 @@ def _forget_failures(version: Version, index: Index, run: str) -> None:
         with suppress(StoreError):
             rewrite_failures(version, names, f"{run}.000000", standing)
 
-
-# A whole version
 
 _OWN_FILE = re.compile(
     r"(shards/)?zarr\.json|lock"
@@ -303,8 +287,8 @@ _OWN_FILE = re.compile(
 
 
 def what_is_kept(version: Version, *, force: bool) -> list[str]:
-    """List what is not removed without the user's consent: the version's tags, and files of
-    others in its folder. Raises ArgumentError if there is any, without `force`."""
+    """List the tags of a version, and the user's files in its folder. Raises ArgumentError
+    if there are any, without `force`."""
     kept = []
     tags = tag_names(version)
     if tags:
@@ -322,10 +306,8 @@ def what_is_kept(version: Version, *, force: bool) -> list[str]:
 
 def remove_version(version: Version, *, force: bool = False) -> None:
     """Remove a version, with everything in its folder. If this is killed, the next sweep
-    removes the rest, except in buckets. Raises ArgumentError if it has tags, or files of
-    others in its folder, without `force`; LockedError if a run, a repair or a prune is in
-    progress; StoreError if its folder is a link, or cannot be removed."""
-    if not force:
-        what_is_kept(version, force=False)
+    removes the rest, except in buckets. Raises what `what_is_kept` raises; LockedError if
+    another command is at work; StoreError if its folder is a link."""
+    what_is_kept(version, force=force)
     with version.at_work("rm"):
         version.store.destroy()

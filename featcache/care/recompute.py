@@ -2,8 +2,7 @@
 
 On the device that wrote them, codes must be identical. Otherwise, differences by rounding
 (see `compare.py`) are counted separately: another device computes other last bits, and so
-does a run that had memory only for small batches. Of quantised features the values are
-compared, and one level counts as rounding."""
+does a run with small batches. Of quantised features, one level counts as rounding."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ _OF_EXTRACTION = {
     Reason.OUT_OF_MEMORY,
     Reason.TOO_LONG,
 }
-"""Failures that do not mean that the audio file is at fault."""
+"""Failures that are not the audio file's fault."""
 
 Array = NDArray[Any]
 
@@ -58,9 +57,8 @@ Array = NDArray[Any]
 def recompute(
     version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device
 ) -> Recomputed:
-    """Extract the items at `positions` of the index again, one by one, from their files,
-    which `sources` finds. Raises ConfigError if the version's config names an extractor
-    that is not registered, or its weights are not here."""
+    """Extract the items at `positions` of the index again, one by one. Raises ConfigError if
+    the version's config cannot be built here."""
     built, result = built_again(version, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
@@ -98,20 +96,20 @@ def recompute(
 
 
 def _possible_causes(made_by: Mapping[str, object], item: Item, device: Device) -> str:
-    """Return the end of a message: what was different when an item was written."""
+    """Describe what was different when an item was written."""
     causes = ""
     wrote = made_by.get("device", device.label)
     if wrote != device.label:
         causes = f"; it was written on {wrote}, and this is {device.label}"
-    unlike_here = [
-        f"{library} {made_by[library]} (here {version_here})"
-        for library, version_here in library_versions().items()
-        if made_by.get(library, version_here) != version_here
+    others = [
+        f"{library} {made_by[library]} (here {version})"
+        for library, version in library_versions().items()
+        if made_by.get(library, version) != version
     ]
     if item.decoder == OLD_FFMPEG:
-        unlike_here.append("an older way to decode it by FFmpeg")
-    if unlike_here:
-        causes += f"; it was made with {listing(unlike_here)}"
+        others.append("an older way to decode it by FFmpeg")
+    if others:
+        causes += f"; it was made with {listing(others)}"
     return causes
 
 
@@ -123,7 +121,6 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
-    """Extract an item alone, as a run does. Raises AudioError if it fails."""
     times = WorkerTimes(float)
     for (result,) in AudioExtractor(root, [built])([item], times):
         extracted = compute_now(result, built.device, times)
@@ -139,13 +136,15 @@ def _count(
     result: Recomputed,
     count_ties: Callable[[Array, Array], int],
 ) -> list[str]:
-    """Add a comparison of an utterance to the result. Returns how it differs by more than
-    rounding, if it does."""
+    """Count an utterance in the result. Returns how it differs by more than rounding."""
     is_quantized = QUANTIZATION in stored.side
     is_float = is_quantized or stored.features.dtype.kind == "f"
     if not is_float:
         result.codes += stored.features.size
-    if _to_bytes(again) == _to_bytes(stored):
+    arrays = [(again.features, stored.features)]
+    if is_quantized:
+        arrays.append((again.side[QUANTIZATION], stored.side[QUANTIZATION]))
+    if all(a.tobytes() == b.tobytes() for a, b in arrays):
         result.identical += 1
         return []
     if again.features.shape != stored.features.shape:
@@ -157,7 +156,8 @@ def _count(
         step: Array | float = 0.0
         if is_quantized:
             # A level that differs by rounding alone may be half a scale off in each of them.
-            step = (_scale(again) + _scale(stored)) / 2
+            scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored)]
+            step = (scales[0] + scales[1]) / 2
         if _are_near(values, expected, step):
             return []
         return [f"it differs by {difference:.3g}"]  # also if it is NaN
@@ -170,20 +170,14 @@ def _count(
     return [f"{differing - ties} of {stored.features.size} codes differ by more than rounding"]
 
 
-def _scale(clip: ClipFeatures) -> Array:
-    return np.asarray(clip.side[QUANTIZATION][0, 0].astype(np.float64))
-
-
 def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool:
-    """Tell whether arrays of one shape differ by rounding at most, beyond `step`."""
     return largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
 
 
 def _count_ties(
     built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array
 ) -> int:
-    """Count the codes `[frames, codebooks]` that differ in frames where rounding decides;
-    0 without latents."""
+    """Count the codes that differ in frames where rounding decides; 0 without latents."""
     extractor, device = built.extractor, built.device
     if not isinstance(extractor, CodecExtractor):
         return 0
@@ -208,10 +202,3 @@ def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
         if is_compared and (array.shape != expected.shape or not _are_near(array, expected)):
             faults.append(f"its {name} differ")
     return faults
-
-
-def _to_bytes(clip: ClipFeatures) -> bytes:
-    data = clip.features.tobytes()
-    if QUANTIZATION in clip.side:
-        data += clip.side[QUANTIZATION].tobytes()
-    return data

@@ -2,13 +2,12 @@
 damaged ones again.
 
 The sound utterances of a damaged shard are published in another shard before it is
-removed. So they are in the version at every moment; and the damaged ones are wanted, and
-missing, until they are extracted."""
+removed. The damaged ones are wanted, and missing, until they are extracted."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
 from featcache.strings import Strings
-from featcache.version.index import Index, load_index
+from featcache.version.index import load_index
 from featcache.version.indexing import open_index
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
@@ -53,30 +52,21 @@ from featcache.version.wanted import damaged_wanted
 
 @dataclass
 class Repaired:
-    """The result of a repair."""
+    """The result of a repair: see docs/json.md."""
 
     path: str
     removed: list[str] = field(default_factory=list)
     """The names of the damaged shards."""
     metadata: bool = False
-    """True if metadata was damaged and has been written again."""
     summary: Summary | None = None
-    """The summary of the extraction; None if nothing had to be extracted."""
     missing: int = 0
-    """The number of utterances of the manifest that no shard had, sound or damaged.
-    `featcache extract` adds them."""
+    """The number of utterances of the manifest that no shard had, sound or damaged."""
     interrupted: bool = False
-    """True if the repair was stopped before it removed anything."""
     kept: int = 0
-    """The number of sound utterances of damaged shards. They are unchanged."""
     extracted: int = 0
     aside: dict[str, str] = field(default_factory=dict)
-    """Shards in this version that belong to another version, which lacks them: where each
-    is now, and the fingerprint of its version."""
     broken_tags: list[str] = field(default_factory=list)
-    """The names of the tags whose shards were removed or replaced."""
     records: int = 0
-    """The number of damaged records of wanted rows or failures. Their sound part is kept."""
 
 
 @dataclass(frozen=True)
@@ -94,193 +84,155 @@ def repair(
 ) -> Repaired:
     """Verify every byte of the version at `path`, and replace its damaged shards.
 
-    Their sound utterances are kept, and the others are extracted again. A shard of another
-    version goes to that version, if it is in the same cache, or into the folder `aside`.
-    If all utterances are sound, neither their audio nor the extractor is needed.
+    A shard of another version goes to that version, if it is in the same cache, or into the
+    folder `aside`. If all utterances are sound, neither audio nor the extractor is needed.
 
-    Raises:
-        LockedError: A run, a prune or another repair is in progress.
-        StoreError: The manifest lacks damaged utterances, or their files are gone, or
-            this featcache would extract them into another version; or the cache cannot be
-            written; or the version's own metadata is damaged and no run has recorded it.
-            Nothing has been removed then.
-    """
+    Raises LockedError if another command is at work; StoreError, before anything is removed,
+    if the manifest lacks damaged utterances, or their files are gone, or this featcache would
+    extract them into another version, or no run has recorded the version's metadata."""
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
         path = path.resolve()  # the extraction finds it by its name
     is_restored = _restore_metadata(path)
-    job = _Repair(Version.open(path), manifest, options, stop or threading.Event())
-    return job.run(is_restored)
-
-
-@dataclass(frozen=True)
-class _Repair:
-    """The repair of a version whose own metadata is sound, by this manifest."""
-
-    version: Version
-    manifest: Manifest
-    options: Options
-    stop: threading.Event
-
-    def run(self, is_restored: bool) -> Repaired:
-        version, stop = self.version, self.stop
-        repaired = Repaired(str(version.path), metadata=is_restored)
-        with version.at_work("repair"):
-            version.store.sweep()
-            verified = verify(
-                version, threads=self.options.threads or 1, manifest=self.manifest, stop=stop
-            )
-            plans = {} if stop.is_set() else self._plan_shards(verified)
-            parts = [plan.again for plan in plans.values() if plan.again is not None]
-            again = built = None
-            if len(parts) == len(plans):
-                again = Strings.concatenate(parts)
-            if again is None or len(again):
-                built = self._built()
-            if built is not None and again is not None:
-                manifest = expand(self.manifest, built.config.copies)
-                _refuse_loss(again, manifest, verified.damaged_shards)
-            copies: dict[str, str] = {}
-            for name, plan in plans.items():
-                if plan.kept and not stop.is_set():
-                    copies[name] = rewrite(version, version.shard(name), plan.kept)
-            if stop.is_set():
-                repaired.interrupted = True
-                return repaired
-            # a shard that was written again is sound now
-            for name in sorted(plans.keys() - copies.values()):
-                repaired.aside |= self._take_away(name)
-            repaired.removed = verified.damaged_shards
-            repaired.kept = sum(len(plan.kept) for plan in plans.values())
-            if again is not None:
-                repaired.missing = self._count_missing(verified, again, copies.values())
-            if built is None:
-                open_index(version)  # builds it if it is damaged
-            else:
-                repaired.summary = self._extract(built, again)
-                repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
-            if not stop.is_set():
-                repaired.broken_tags = [
-                    tag["name"] for tag in tags_to_show(version) if tag["fault"]
-                ]
-                repaired.records = self._mend_records()
+    version, stop = Version.open(path), stop or threading.Event()
+    repaired = Repaired(str(version.path), metadata=is_restored)
+    with version.at_work("repair"):
+        version.store.sweep()
+        verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
+        plans = {} if stop.is_set() else _plan_shards(version, verified)
+        parts = [plan.again for plan in plans.values() if plan.again is not None]
+        again = built = None
+        if len(parts) == len(plans):
+            again = Strings.concatenate(parts)
+        if again is None or len(again):
+            built = _build(version, options)
+        if built is not None and again is not None:
+            _refuse_loss(again, expand(manifest, built.config.copies), verified.damaged_shards)
+        copies: dict[str, str] = {}
+        for name, plan in plans.items():
+            if plan.kept and not stop.is_set():
+                copies[name] = rewrite(version, version.shard(name), plan.kept)
+        if stop.is_set():
+            repaired.interrupted = True
             return repaired
+        # a shard that was written again is sound now
+        for name in sorted(plans.keys() - copies.values()):
+            repaired.aside |= _take_away(version, name)
+        repaired.removed = verified.damaged_shards
+        repaired.kept = sum(len(plan.kept) for plan in plans.values())
+        if again is not None:
+            in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
+            for name in copies.values():
+                in_shards.update(version.shard(name).table.ids)
+            missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
+            repaired.missing = len(missing - in_shards)
+        if built is None:
+            open_index(version)  # builds it if it is damaged
+        else:
+            # the version had them, even if the ledger has failures of them
+            options = replace(options, retry_failed=True)
+            planned = plan_extraction(manifest, [built], version.path.parent, options, again)
+            repaired.summary = run_extraction(planned, run_locally, stop=stop)
+            repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
+        if not stop.is_set():
+            repaired.broken_tags = [tag["name"] for tag in tags_to_show(version) if tag["fault"]]
+            repaired.records = _remove_damaged_records(version)
+        return repaired
 
-    def _plan_shards(self, verified: Report) -> dict[str, _Plan]:
-        """Plan what to do with each damaged shard, by its name."""
-        damaged = verified.damaged_shards
-        faulty = {(problem.shard, problem.id) for problem in verified.problems if problem.shard}
-        index = load_index(self.version, self.version.shard_names()) if damaged else None
-        return {name: self._plan(name, faulty, index) for name in damaged}
 
-    def _plan(
-        self, name: str, faulty: Container[tuple[str | None, str | None]], index: Index | None
-    ) -> _Plan:
-        """Find the sound items of a damaged shard. The index, if there is one, tells which
-        items counted."""
-        counting = None
+def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
+    """Find the sound items of each damaged shard, by its name."""
+    damaged = verified.damaged_shards
+    faulty = {(problem.shard, problem.id) for problem in verified.problems}
+    index = load_index(version, version.shard_names()) if damaged else None
+    plans = {}
+    for name in damaged:
+        current, kept = None, list[int]()
         if index is not None:
-            counting = index.ids.take(np.arange(*index.span(index.shards.index(name))))
+            current = index.ids.take(np.arange(*index.span(index.shards.index(name))))
         try:
-            shard = self.version.shard(name)
+            shard = version.shard(name)
             shard.check_table()
         except DamagedError:
-            return _Plan([], counting)
+            plans[name] = _Plan([], current)
+            continue
         ids = shard.table.ids
-        kept: list[int] = []
-        if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
+        sides = [path for path in shard.info.files if path.startswith("side_")]
+        if not any(map(shard.file_fault, sides)):
             numbers = [number for number, id_ in enumerate(ids) if (name, id_) not in faulty]
             kept = [number for number, _ in shard.sound_items(numbers)]
         others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
-        if counting is not None:  # items that did not count need not be extracted
-            others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
-        return _Plan(kept, others)
+        if current is not None:  # older items need not be extracted
+            others = others.take(np.flatnonzero(np.isin(others.hashes(), current.hashes())))
+        plans[name] = _Plan(kept, others)
+    return plans
 
-    def _built(self) -> BuiltConfig:
-        """Build the extractor for damaged utterances, which must go into the same version."""
-        version = self.version
-        built = built_again(version, Device(self.options.device, self.options.threads))
-        if built.info.fingerprint != version.info.fingerprint:
-            maker = version.info.made_by.get("featcache", "unknown")
-            raise StoreError(
-                f"{version.path}: was made with another revision of the extractor, or other "
-                f"weights. Nothing has been removed: use its featcache ({maker}), or extract "
-                "a new version"
-            )
-        return built
 
-    def _take_away(self, name: str) -> dict[str, str]:
-        """Remove a damaged shard. If it belongs to another version, it goes there, or into
-        `aside`. Returns its place in `aside` with that version's fingerprint."""
-        version, key = self.version, f"shards/{name}"
-        store = version.store
-        stated = _stated_version(store, name)
-        if stated is None or stated == version.info.fingerprint:
-            store.remove(key)
-            return {}
-        files = {
-            path.removeprefix(f"{key}/"): store.read(path, size)
-            for path, size in [*store.walk(key)]
-        }
-        owner = self._sound_owner(stated, name)
+def _build(version: Version, options: Options) -> BuiltConfig:
+    """Build the extractor for damaged utterances, which must go into the same version."""
+    built = built_again(version, Device(options.device, options.threads))
+    if built.info.fingerprint != version.info.fingerprint:
+        maker = version.info.made_by.get("featcache", "unknown")
+        raise StoreError(
+            f"{version.path}: was made with another revision of the extractor, or other "
+            f"weights. Nothing has been removed: use its featcache ({maker}), or extract "
+            "a new version"
+        )
+    return built
+
+
+def _take_away(version: Version, name: str) -> dict[str, str]:
+    """Remove a damaged shard. If it belongs to another version, it goes there, or into
+    `aside`. Returns its place in `aside` with that version's fingerprint."""
+    store, key = version.store, f"shards/{name}"
+    stated = _stated_version(store, name)
+    aside = {}
+    if stated is not None and stated != version.info.fingerprint:
+        sizes = dict(store.walk(key))
+        files = {path.removeprefix(f"{key}/"): store.read(path, sizes[path]) for path in sizes}
+        owner = _sound_owner(version, stated, name)
         if owner is not None:
             owner.store.publish(files, key)
-            store.remove(key)
-            return {}
-        store.publish(files, f"aside/{name}")
-        store.remove(key)
-        return {f"{version.path}/aside/{name}": stated}
+        else:
+            store.publish(files, f"aside/{name}")
+            aside[f"{version.path}/aside/{name}"] = stated
+    store.remove(key)
+    return aside
 
-    def _sound_owner(self, fingerprint: str, name: str) -> Version | None:
-        """Find the version of this fingerprint in this cache, if the shard is sound and the
-        version has no damaged shard of this name."""
-        # other versions may be damaged
-        with suppress(StoreError, FileNotFoundError):
-            for other in select_versions(self.version.path.parent):
-                if other.info.fingerprint == fingerprint:
-                    Shard(self.version.store, name, fingerprint, other.info.spec).check_table()
-                    has_own = other.store.exists(f"shards/{name}/{MARK}")
-                    if has_own and examine_shard(other, name, data=True).problems:
-                        return None
-                    return other
-        return None
 
-    def _count_missing(self, verified: Report, again: Strings, copies: Iterable[str]) -> int:
-        """Count the utterances of the manifest that no shard had, sound or damaged, and that
-        are not extracted `again`."""
-        in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
-        for name in copies:
-            in_shards.update(self.version.shard(name).table.ids)
-        missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
-        return len(missing - in_shards)
+def _sound_owner(version: Version, fingerprint: str, name: str) -> Version | None:
+    """Find the version of this fingerprint in the same cache, if the shard is sound and the
+    version has no damaged shard of this name."""
+    # other versions may be damaged
+    with suppress(StoreError, FileNotFoundError):
+        for other in select_versions(version.path.parent):
+            if other.info.fingerprint == fingerprint:
+                Shard(version.store, name, fingerprint, other.info.spec).check_table()
+                has_own = other.store.exists(f"shards/{name}/{MARK}")
+                if has_own and examine_shard(other, name, data=True).problems:
+                    return None
+                return other
+    return None
 
-    def _extract(self, built: BuiltConfig, again: Strings | None) -> Summary:
-        """Extract these utterances, or all that the version now lacks."""
-        # the version had them, even if the ledger has failures of them
-        options = replace(self.options, retry_failed=True)
-        planned = plan_extraction(self.manifest, [built], self.version.path.parent, options, again)
-        return run_extraction(planned, run_locally, stop=self.stop)
 
-    def _mend_records(self) -> int:
-        """Remove damaged lines of the ledger, and damaged wanted sets. Returns their number."""
-        version = self.version
-        lines = list[str]()
-        names = version.store.names("failures")
+def _remove_damaged_records(version: Version) -> int:
+    """Remove damaged lines of the ledger, and damaged wanted sets. Returns their number."""
+    lines = list[str]()
+    names = version.store.names("failures")
+    failures = read_failures(version, lines)
+    if lines:  # a disk may refuse once
+        lines = []
         failures = read_failures(version, lines)
-        if lines:  # a disk may refuse once
-            lines = []
-            failures = read_failures(version, lines)
-        if lines:
-            rewrite_failures(version, names, f"{new_name()}.000000", failures)
-        damaged = damaged_wanted(version)
-        for name in damaged:
-            version.store.remove(f"wanted/{name}")
-        return len(lines) + len(damaged)
+    if lines:
+        rewrite_failures(version, names, f"{new_name()}.000000", failures)
+    damaged = damaged_wanted(version)
+    for name in damaged:
+        version.store.remove(f"wanted/{name}")
+    return len(lines) + len(damaged)
 
 
 def _restore_metadata(path: Location) -> bool:
     """Restore a version's own metadata from a run's record if it is damaged. Returns True
-    if it was. Raises StoreError if no run's record has a config that can be loaded here;
-    ConfigError if the config's weights are not here."""
+    if it was. Raises StoreError if no run's record has a config that can be loaded here."""
     store = open_store(path)
     is_group_damaged = not Version.has_group(store)
     if is_group_damaged:
@@ -313,8 +265,7 @@ def _restore_metadata(path: Location) -> bool:
 
 
 def _stated_version(store: Store, name: str) -> str | None:
-    """Return the fingerprint of the version that a shard belongs to, by its document; None
-    if that cannot be read."""
+    """Return the fingerprint in a shard's document; None if that cannot be read."""
     key = f"shards/{name}/{MARK}"
     with suppress(FileNotFoundError, DamagedError):
         data = store.read(key, AT_MOST_BYTES)
@@ -323,19 +274,15 @@ def _stated_version(store: Store, name: str) -> str | None:
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
-    """Raise StoreError if the manifest lacks some of these utterances, or their files are
-    gone."""
+    """Raise StoreError if the manifest lacks some utterances, or their files are gone."""
     paths = dict(zip(manifest.ids, manifest.paths, strict=True))
     needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
     stats = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
     gone = [path for path, stat in zip(needed, stats, strict=True) if stat == (None, None)]
     lost = [id_ for id_ in ids if id_ not in paths]
     if gone:
-        what = (
-            f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged "
-            f"utterances: {listing(gone)}"
-        )
-        remedy = "say with --root where they are"
+        files = f"{counted(len(gone), 'audio file')} of damaged utterances: {listing(gone)}"
+        what, remedy = f"{manifest.root} lacks {files}", "say with --root where they are"
     elif lost:
         what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
         remedy = "give the manifest they came from"

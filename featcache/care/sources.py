@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.members import copy_of, stamp_now
 from featcache.audio.remote import FILES_AT_ONCE, URLS_AT_ONCE
+from featcache.care.report import Problem
 from featcache.errors import AudioError, DamagedError, counted
 from featcache.format.shard import Shard
 from featcache.manifest.audio_locations import (
@@ -43,7 +45,7 @@ class SourceCheck:
     """The URLs whose files are compared."""
 
     def root_of(self, shard: Shard, version: Version) -> AudioLocation:
-        """Return the root of the paths of a shard's items."""
+        """Return the root of the paths of a shard."""
         if self.root is not None:
             return self.root
         record = read_run(version.store, shard.run)
@@ -70,18 +72,14 @@ def check_sources(
     threads: int,
     report: Callable[[], object],
     stopped: Callable[[], bool],
-) -> tuple[dict[tuple[AudioSource, str], list[str]], list[str]]:
-    """Compare the audio files of the items that count in some sound shards.
+) -> tuple[list[Problem], list[str]]:
+    """Compare the audio files of the current items in some sound shards.
 
     `threads` threads hash files. `report` is called after each shard. Once `stopped`
-    returns True, no more files are compared.
-
-    Returns:
-        Files that are missing, changed or unreadable, each with its fault, and the ids of
-        its utterances. And notes on utterances whose files could not be compared so.
-    """
+    returns True, no more files are compared. Returns a problem for each file that is
+    missing, changed or unreadable, and notes on utterances that could not be compared."""
     hashes, unknown, not_asked = ContentHashes(), 0, 0
-    faulty: dict[tuple[AudioSource, str], list[str]] = {}
+    faulty: defaultdict[str, list[str]] = defaultdict(list)
     at_once = threads if wanted.by_content else FILES_AT_ONCE
     if wanted.urls:
         at_once = URLS_AT_ONCE
@@ -108,29 +106,29 @@ def check_sources(
             faults = pool.map(find_fault, files)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
-                    faulty.setdefault((file.location, fault), []).extend(ids)
+                    faulty[f"{file.location}: {fault}"] += ids
             report()
-    notes = []
+    problems, notes = [], list[str]()
+    for fault, (id_, *others) in faulty.items():
+        if others:
+            what = f"{id_} and {counted(len(others), 'other')}: {fault}"
+            problems.append(Problem("source", what))
+        else:
+            problems.append(Problem("source", f"{id_}: {fault}", id=id_))
     if unknown:
-        notes.append(
-            f"{counted(unknown, 'utterance')} compared by size and mtime: no hash of their "
-            "audio is known"
-        )
+        why = "compared by size and mtime: no hash of their audio is known"
+        notes.append(f"{counted(unknown, 'utterance')} {why}")
     if not_asked:
-        notes.append(
-            f"{counted(not_asked, 'utterance')} not looked at: URLs are asked for only if "
-            "--manifest has them"
-        )
-    return faulty, notes
+        why = "not looked at: URLs are asked for only if --manifest has them"
+        notes.append(f"{counted(not_asked, 'utterance')} {why}")
+    return problems, notes
 
 
 def _files_of(
     shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck
 ) -> dict[_File, list[str]]:
-    """Map the files of a shard's items that count to the ids of their utterances.
-
-    `number` is the shard's in the index. A file that was changed between two utterances
-    appears twice."""
+    """Map the files of a shard's current items to the ids of their utterances. A file that
+    was changed between two utterances appears twice. `number` is the shard's in the index."""
     first, last = index.span(number)
     items, table, folder = index.item[first:last], shard.table, wanted.root_of(shard, version)
     if (items >= len(table)).any():  # the index is sealed, but wrong
@@ -148,10 +146,8 @@ def _files_of(
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
-    """Return the fault of a file; None if it is unchanged, as far as can be told.
-
-    A file at a URL or inside a container is asked for, or copied to compare its content.
-    Commands are not run."""
+    """Return the fault of a file; None if it is unchanged, as far as can be told. A file at a
+    URL or inside a container is copied to compare its content. Commands are not run."""
     location, by_content = file.location, file.content_hash != UNKNOWN_HASH
     copy = None
     if isinstance(location, Command):

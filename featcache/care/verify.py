@@ -1,13 +1,11 @@
-"""Finds what is damaged, missing, changed or surplus in a version: compares each shard
-with what was written, byte for byte, and the version with what is wanted."""
+"""Finds what is damaged, missing, changed or surplus in a version."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -35,9 +33,9 @@ from featcache.version.version import Version
 from featcache.version.wanted import find_lacking, wanted_failures
 
 _MOST_MAPPED = 8192
-"""The number of checked shards whose tables stay mapped, even if a repair or prune
-removes them meanwhile. A process may map some 65,000 files."""
-_LACKING = frozenset({"unfinished", "record", "missing"})
+"""The number of checked shards whose tables stay mapped. A process may map some 65,000
+files."""
+_LACKING = {"unfinished", "record", "missing"}
 """The kinds of problems that a run in progress may end by adding a shard."""
 
 
@@ -58,22 +56,18 @@ def verify(
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Report:
-    """Check a version.
+    """Check a version, and compare it with a manifest.
 
     Args:
-        data: True to read every byte of the features; else only structure, metadata and
-            columns.
-        manifest: A manifest to compare the version with.
+        data: True to read every byte of the features, too.
         sources: How to compare the audio files with what they were; None to skip them.
         report: Called after each shard, and again after its audio files.
         stop: Ends the verification once it is set.
-
-    Raises StoreError if a shard may not be read."""
+    """
     stop = stop or threading.Event()
     checked: dict[str, CheckedShard] = {}
 
     def check_new() -> tuple[list[str], Report, Index | None]:
-        """Check new shards. Returns the names of all shards, and what `_report` returns."""
         names = version.shard_names()
         unchecked = [name for name in names if name not in checked]
         checked.update(_check_shards(version, unchecked, data, threads, report, stop))
@@ -86,25 +80,16 @@ def verify(
     is_replaced = not {*names} <= {*names_now}
     if names_now != names and (is_lacking or is_replaced):
         _, result, index = version.reading(check_new)
-    problems, notes = result.problems, result.notes
     if sources is not None and index is not None:
         sound = {name for name, shard in checked.items() if not shard.problems}
-        faulty, source_notes = check_sources(
+        problems, notes = check_sources(
             version, index, sound, sources, threads, report, stop.is_set
         )
-        source_problems = [_source_problem(*file, ids) for file, ids in faulty.items()]
-        problems = problems + source_problems
-        notes = notes + source_notes
+        result.problems.extend(problems)
+        result.notes.extend(notes)
     # A late stop counts too: the caller must not go on.
-    return replace(result, problems=problems, notes=notes, interrupted=stop.is_set())
-
-
-def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
-    """Describe the fault of an audio file, which is in no shard."""
-    if len(ids) == 1:
-        return Problem("source", f"{ids[0]}: {file}: {fault}", id=ids[0])
-    others = counted(len(ids) - 1, "other", "others")
-    return Problem("source", f"{ids[0]} and {others}: {file}: {fault}")
+    result.interrupted = stop.is_set()
+    return result
 
 
 def _report(
@@ -121,14 +106,13 @@ def _report(
     damaged = {name: shard for name, (shard, problems) in checked.items() if problems}
     problems = []
     if not Version.has_group(version.store):  # Zarr libraries look for it
-        problems.append(
-            Problem(
-                "metadata",
-                f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group",
-            )
-        )
+        what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
+        problems.append(Problem("metadata", what))
     for checked_shard in checked.values():
         problems += checked_shard.problems
+    damaged_utterances = None
+    if None not in damaged.values():
+        damaged_utterances = sum(shard.info.items for shard in damaged.values() if shard)
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -137,58 +121,35 @@ def _report(
         num_bytes=sum(shard.num_bytes for shard in sound),
         data=data,
         problems=problems,
-        interrupted=interrupted,
         shards_left_out=len(names) - len(checked),
-        damaged_utterances=_count_items(damaged.values()),
+        damaged_utterances=damaged_utterances,
     )
     if interrupted:
         return result, None
-    notes = [*_notes(version), *_notes_on_records(version)]
+    notes = result.notes
+    notes += [*_notes(version), *_notes_on_records(version)]
     index_folder = f"index/{index_name(version, names)}"
     has_index = version.store.exists(index_folder)
     index = load_index(version, names)
     if has_index and index is None:
-        notes.append(
-            f"{version.path}/{index_folder}: damaged: this index is built anew when the "
-            "version is opened next"
-        )
+        what = "damaged: this index is built anew when the version is opened next"
+        notes.append(f"{version.path}/{index_folder}: {what}")
     if index is None or len(sound) < len(names):
         index = index_of(sound)
+    result.utterances = len(index)
     notes += _notes_on_decoders(version, index, sound)
-    repeated, notes_on_items = _compare_repeated(version, index, sound)
-    notes += notes_on_items
-    lacking: list[Problem] = []
-    failed, surplus = len(wanted_failures(version, index)), 0
+    _compare_repeated(version, index, sound, result)
+    problems += _problems_of_records(version, index, damaged)
+    result.failed = len(wanted_failures(version, index))
     if manifest is not None:
         rows = expand(manifest, copies_of(version.info.config))
-        lacking, failed, surplus = _compare_rows(rows, index, failures_by_row(version, index))
-    of_records = _problems_of_records(version, index, damaged)
-    result = replace(
-        result,
-        utterances=len(index),
-        problems=[*problems, *of_records, *lacking],
-        failed=failed,
-        surplus=surplus,
-        repeated=repeated,
-        notes=notes,
-    )
+        _compare_rows(rows, index, failures_by_row(version, index), result)
     return result, index
-
-
-def _count_items(shards: Iterable[Shard | None]) -> int | None:
-    """Count the items of shards; None if a shard's document cannot be read."""
-    num_items = 0
-    for shard in shards:
-        if shard is None:
-            return None
-        num_items += shard.info.items
-    return num_items
 
 
 def _problems_of_records(
     version: Version, index: Index, damaged: Collection[str]
 ) -> Iterator[Problem]:
-    """List what runs left unfinished, records that cannot be read, and faults of tags."""
     for finding in find_lacking(version, index):
         if isinstance(finding, str):
             yield Problem("record", f"{version.path}: {finding}")
@@ -220,25 +181,23 @@ def _check_shards(
 
     with ThreadPoolExecutor(threads) as pool, suppress(StoppedError):
         try:
-            results = pool.map(check, names, range(len(names)))
-            for name, result in zip(names, results, strict=True):
+            for name, result in zip(names, pool.map(check, names, range(len(names))), strict=True):
                 if stop.is_set():
                     break
                 checked[name] = result
                 report()
         finally:
-            # After an error, the pool waits for the threads that are still checking.
-            ended.set()
+            ended.set()  # after an error, the pool waits for the threads that still check
     return checked
 
 
 def _compare_repeated(
-    version: Version, index: Index, shards: Sequence[Shard]
-) -> tuple[int, list[str]]:
-    """Compare items with the items that count, of the same row and generation. Returns
-    the number of equal ones, and a note if some are of different audio."""
+    version: Version, index: Index, shards: Sequence[Shard], result: Report
+) -> None:
+    """Compare items with the current items of the same row and generation. Adds the number
+    of equal ones to the result, and a note if some are of different audio."""
     if sum(shard.info.items for shard in shards) == len(index):
-        return 0, []
+        return
     equal_items = 0
     unlike_ids = set[str]()
     for shard in shards:
@@ -252,17 +211,15 @@ def _compare_repeated(
         equal_items += int((values[1] == counting[1]).sum())
         is_unlike = ~are_alike(values, counting)
         unlike_ids |= {table.ids[number] for number in rivals[is_unlike].tolist()}
-    repeated = equal_items - len(index)  # each item that counts equals itself
-    if not unlike_ids:
-        return repeated, []
-    what = "features of several files are there, and nothing tells which are right, for"
-    remedy = "`featcache extract --check-sources` with the manifest, and then `featcache prune`"
-    return repeated, [f"{what} {listing(sorted(unlike_ids))}: {remedy}"]
+    result.repeated = equal_items - len(index)  # each current item equals itself
+    if unlike_ids:
+        what = "features of several files are there, and nothing tells which are right, for"
+        remedy = "`featcache extract --check-sources` with the manifest, and then `featcache prune`"
+        result.notes.append(f"{what} {listing(sorted(unlike_ids))}: {remedy}")
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """List changes of the folder's name and, if extraction is installed, of the config's
-    fingerprint."""
+    """List changes of the folder's name and of the config's fingerprint."""
     name = version.original_name
     if name is not None:
         yield (
@@ -295,14 +252,11 @@ def _notes_on_records(version: Version) -> Iterator[str]:
     }
     for folder, (damaged, total) in counts.items():
         if damaged:
-            yield (
-                f"{version.path}/{folder}: damaged: {damaged} of "
-                f"{counted(total, 'record')}: they count for nothing"
-            )
+            what = f"damaged: {damaged} of {counted(total, 'record')}: they count for nothing"
+            yield f"{version.path}/{folder}: {what}"
 
 
 def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -> Iterator[str]:
-    """Count the utterances that an older featcache decoded in another way."""
     if not any((shard.table["decoder"] == OLD_FFMPEG).any() for shard in sound):
         return
     (decoders,) = columns_of(version, index, np.arange(len(index)), ["decoder"])
@@ -314,35 +268,27 @@ def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -
         )
 
 
-def _compare_rows(
-    manifest: Manifest, index: Index, failures: RowFailures
-) -> tuple[list[Problem], int, int]:
-    """Compare a version with a manifest. Returns what the version lacks, the number of
-    utterances that failed, and the number of those that are not in the manifest."""
+def _compare_rows(manifest: Manifest, index: Index, failures: RowFailures, result: Report) -> None:
+    """Compare a version with a manifest, and add the differences to the result."""
     status = join(RowKeys.of(manifest), index, failures)
-    missing = manifest.ids.take(np.flatnonzero(status.missing & ~status.changed))
-    problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
+    result.failed = int(status.failed.sum())
+    result.surplus = len(index) - int((status.positions >= 0).sum())
+    for id_ in manifest.ids.take(np.flatnonzero(status.missing & ~status.changed)):
+        result.problems.append(Problem("missing", f"{id_}: is in no shard", id=id_))
     for row in np.flatnonzero(status.changed).tolist():
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
         failure = status.failures.get(row)
         if failure is not None:
-            what = (
-                f"what is there is older: extracting {failure.path} failed: "
-                f"{failure.reason}: {failure.message}"
-            )
-        problems.append(Problem("changed", f"{id_}: {what}", id=id_))
-    return problems, int(status.failed.sum()), len(index) - int((status.positions >= 0).sum())
-
-
-# A shard
+            why = f"extracting {failure.path} failed: {failure.reason}: {failure.message}"
+            what = f"what is there is older: {why}"
+        result.problems.append(Problem("changed", f"{id_}: {what}", id=id_))
 
 
 def examine_shard(
     version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False
 ) -> CheckedShard:
     """Check a shard; the bytes of its features only with `data`. Raises ShardGoneError if
-    the shard was removed; StoreError if it cannot be read now; StoppedError once
-    `stopped` returns True."""
+    the shard was removed; StoppedError once `stopped` returns True."""
     try:
         shard = version.shard(name)
     except DamagedError as error:
@@ -354,10 +300,8 @@ def examine_shard(
 
 
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
-    file_faults = [
-        shard.file_fault(path) for path in shard.info.files if path != shard.features_path
-    ]
-    faults = [fault for fault in file_faults if fault]
+    files = [path for path in shard.info.files if path != shard.features_path]
+    faults = [*filter(None, map(shard.file_fault, files))]
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     for fault in faults:
         kind = "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure"
@@ -397,12 +341,12 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         for block in shard.feature_blocks():
             if stopped():
                 raise StoppedError
-            whole, left = block[:left], max(0, left - len(block))
-            if rest or len(whole) % dtype.itemsize:  # blocks of a stream have any size
-                joined = rest + whole
-                end = len(joined) // dtype.itemsize * dtype.itemsize
-                whole, rest = memoryview(joined)[:end], joined[end:]
-            is_finite = is_finite and all_finite(np.frombuffer(whole, dtype))
+            values, left = block[:left], max(0, left - len(block))
+            if rest:  # blocks of a stream have any size
+                values = memoryview(rest + values)
+            end = len(values) // dtype.itemsize * dtype.itemsize
+            is_finite = is_finite and all_finite(np.frombuffer(values[:end], dtype))
+            rest = bytes(values[end:])
     except DamagedError as error:
         fault = error.what
     if not fault and is_finite:

@@ -32,14 +32,13 @@ class Cause:
     example: str
     """The details for the first of them, if any."""
     again: bool
-    """True if the version has features of them, which would not count any more."""
+    """True if the version has features of them, which would be replaced."""
 
 
 def compare_versions(
     config: Config, fingerprint: str, versions: list[Version]
 ) -> list[tuple[Version, Differences]]:
-    """List how a config of this fingerprint differs from those of versions, the most
-    similar first."""
+    """List how a config differs from those of versions, the most similar first."""
     resolved = config.resolved()
 
     def compare(version: Version) -> Differences:
@@ -52,8 +51,7 @@ def compare_versions(
 
 
 def find_causes(plan: VersionPlan) -> list[Cause]:
-    """List the causes why a plan extracts rows, the most frequent first. Raises
-    DamagedError if a shard that holds older features is not what was written."""
+    """List the causes why a plan extracts rows, the most frequent first."""
     by_cause: dict[tuple[str, bool], list[tuple[NDArray[np.int64], str]]] = {}
     for rows, why, again, example in _reasons(plan):
         by_cause.setdefault((why, again), []).append((rows, example))
@@ -78,8 +76,7 @@ def refusal(plan: VersionPlan) -> str:
 
 
 def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, str]]:
-    """List rows to extract, int64 `[n]`, each with the reason, whether the version has
-    features of them, and the details for the first of them."""
+    """List rows to extract, int64 `[n]`, with `why`, `again` and `example` of a `Cause`."""
     fresh = np.flatnonzero(plan.rows.missing & ~plan.rows.changed)
     if plan.is_new:
         if len(fresh):
@@ -105,7 +102,6 @@ def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, 
 def _reason_again(
     plan: VersionPlan, row: int, item: Item, failure: Failure | None
 ) -> tuple[str, bool, str]:
-    """Explain why an item is extracted again, as `_reasons` does."""
     utterance = plan.manifest[row]
     changed = differences(item, utterance)
     if changed:

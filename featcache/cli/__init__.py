@@ -1,9 +1,8 @@
 """The command line: a file for each command, which parses, calls the library, prints, and
 returns the exit code.
 
-Results go to stdout, progress and messages to stderr. The library imports nothing from
-here. Nothing heavy is imported before a command runs, so `featcache --help` answers at
-once."""
+Results go to stdout, progress and messages to stderr. Nothing heavy is imported before a
+command runs, so `featcache --help` answers at once."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ from typing import Any, NoReturn
 import click
 
 from featcache import __version__
-from featcache.cli.common import complain, error_document, note, print_json, printing
+from featcache.cli.common import as_error, complain, note, print_json, printing
 from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
 _FILES_OF_COMMANDS = {
     "extract": "extract",
     "verify": "verify",
-    "repair": "repair",
+    "repair": "verify",
     "index": "versions",
     "ls": "info",
     "info": "info",
-    "diff": "diff",
+    "diff": "show",
     "tag": "versions",
     "rm": "prune",
     "prune": "prune",
@@ -41,7 +40,7 @@ _FILES_OF_COMMANDS = {
     "stats": "stats",
     "copy": "versions",
     "manifest": "manifest",
-    "probe": "probe",
+    "probe": "configs",
     "configs": "configs",
     "fit-kmeans": "stats",
 }
@@ -60,8 +59,7 @@ _NO_THREAD = "can't start new thread"
 
 
 class _Commands(click.Group):
-    """Imports a command when it is needed. Prints each error in one clear line, and ends with
-    its exit code."""
+    """Imports a command when it is needed. Prints each error, and ends with its exit code."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
         with standard_streams():
@@ -94,12 +92,19 @@ class _Commands(click.Group):
             if package not in _EXTRACT_ONLY:
                 raise
             missing = MissingDependencyError(package, f"featcache {ctx.invoked_subcommand}")
-            _fail(ctx, type(missing).__name__, str(missing), missing.exit_code)
+            _fail(ctx, "MissingDependencyError", str(missing), missing.exit_code)
         except BrokenPipeError:
             _drop_output()
             ctx.exit(_NOBODY_READS)
         except OSError as error:
-            _fail(ctx, "OSError", f"{_where(error)}{error.strerror or error}")
+            where = ""
+            *_, (frame, _) = walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__") == click.echo.__module__:
+                _drop_output()
+                where = "standard output: "
+            elif isinstance(error.filename, str | bytes):
+                where = f"{os.fsdecode(error.filename)}: "
+            _fail(ctx, "OSError", f"{where}{error.strerror or error}")
         except (KeyboardInterrupt, click.Abort):  # the latter at a question
             _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         except (MemoryError, RuntimeError) as error:
@@ -140,19 +145,9 @@ def _print_error(kind: str, message: str, exit_code: int) -> None:
     """Print an error as the document of `--json`."""
     try:
         if printing.as_json:
-            print_json(error_document(kind, message, exit_code))
+            print_json(as_error(kind, message, exit_code))
     except OSError:  # the error itself, which is on stderr, matters more
         _drop_output()
-
-
-def _where(error: OSError) -> str:
-    """Return what an error is about, for the beginning of its message."""
-    if _is_from_printing(error):
-        _drop_output()
-        return "standard output: "
-    if isinstance(error.filename, str | bytes):
-        return f"{os.fsdecode(error.filename)}: "
-    return ""
 
 
 def _drop_output() -> None:
@@ -161,11 +156,6 @@ def _drop_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-def _is_from_printing(error: BaseException) -> bool:
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__") == click.echo.__module__
 
 
 @click.group(
@@ -181,9 +171,9 @@ def main() -> None:
     featcache verify features                is every byte what was written?
     python -c 'import featcache; print(featcache.open("features"))'
 
-    CACHE/VERSION is the folder of a version, or its config's name: features/fbank80.
-    Where CACHE is a corpus, made of several manifests, commands that look at caches do
-    each of its parts in turn, and exit with the worst code.
+    CACHE/VERSION is the folder of a version, or its config's name: features/fbank80. If
+    CACHE is a corpus, made of several manifests, commands do each of its parts in turn,
+    and exit with the worst code.
 
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or
     manifest; 3 finished, but some utterances failed (see the failure ledger); 130

@@ -6,16 +6,17 @@ import io
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import counted, without_secrets
+from featcache.errors import FeatcacheError, counted, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
+    from featcache.storage.location import Location
     from featcache.version.index import Index
     from featcache.version.version import Version
 
@@ -62,9 +63,8 @@ printing = Printing()
 
 
 def printable(text: str) -> str:
-    """Return text without users and passwords of URLs, and without what a terminal would obey
-    or show as something else. Control characters, line ends, marks that turn the direction of
-    writing, and halves of characters become Python's escapes.
+    """Return text without users and passwords of URLs, and with Python's escapes for control
+    characters, line ends, marks that turn the direction of writing, and halves of characters.
 
     Ids, paths, units and messages may come from a stranger's cache or manifest. A query
     stays: a manifest has one only if its user has allowed it."""
@@ -79,10 +79,8 @@ def say(*columns: object) -> None:
 
 
 def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
-    """Print rows of cells, by the names of their columns, on stdout under these names.
-
-    Each column is as wide as it must be. The columns of these numbers are aligned to the
-    right."""
+    """Print rows of cells under the names of their columns; columns of these numbers are
+    aligned to the right."""
     if not rows:
         return
     lines = [list(rows[0])] + [list(row.values()) for row in rows]
@@ -102,9 +100,22 @@ def first_few(values: Sequence[object], at_most: int) -> str:
     return f"{shown} …" if len(values) > at_most else shown
 
 
+def cells(values: Mapping[str, object]) -> str:
+    """List names with values for people, without values that are None."""
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
 def count_are(count: int, thing: str) -> str:
     """Return `1 shard is`, `2,500 shards are`."""
     return counted(count, f"{thing} is", f"{thing}s are")
+
+
+def open_versions(path: Location) -> Iterator[Version]:
+    """Open one version after the other, of a cache or alone."""
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
+
+    return map(Version.open, version_folders(path))
 
 
 def say_problems(problems: Iterable[Problem]) -> None:
@@ -137,14 +148,12 @@ def _print_message(message: str) -> None:
 
 
 def note_unfinished(version: Version, index: Index | None = None) -> bool:
-    """Warn on stderr if runs have not extracted everything that they were to extract.
-    Returns whether that is so."""
+    """Warn on stderr if a version lacks something that runs were to extract. Returns whether
+    it does."""
     from featcache.version.indexing import open_index
     from featcache.version.wanted import find_lacking
 
-    if index is None:
-        index = open_index(version)
-    findings = find_lacking(version, index)
+    findings = find_lacking(version, index or open_index(version))
     for finding in findings:
         note(f"{version.path}: {finding}")
     return bool(findings)
@@ -153,15 +162,24 @@ def note_unfinished(version: Version, index: Index | None = None) -> bool:
 _JSON_NAMES = {"num_bytes": "bytes"}
 
 
-def error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
-    """Return an error as JSON. Its kind is a class of `featcache.errors`, or another word."""
+Document = dict[str, Any]
+"""A result as JSON."""
+
+
+def error_document(error: FeatcacheError) -> Document:
+    """Return an error as JSON."""
+    return as_error(type(error).__name__, str(error), error.exit_code)
+
+
+def as_error(kind: str, message: str, exit_code: int) -> Document:
+    """Return an error as JSON, by the name of its class or another word."""
     return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
 
 
-def as_document(result: Any) -> dict[str, Any]:
+def as_document(result: Any) -> Document:
     """Return a dataclass, and the dataclasses in it, as JSON: see docs/json.md."""
 
-    def by_name(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    def by_name(fields: list[tuple[str, Any]]) -> Document:
         return {_JSON_NAMES.get(name, name): value for name, value in fields}
 
     return asdict(result, dict_factory=by_name)
@@ -177,11 +195,9 @@ def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
     printing.as_json = False
     text = json.dumps(_as_printed(document), indent=2, ensure_ascii=False, allow_nan=False)
-    # JSON escapes the first 32 characters itself; the others are escaped in the same way.
-    lines = [
-        _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n")
-    ]
-    click.echo("\n".join(lines))
+    # JSON itself escapes the first 32 characters, so these are the ends of lines
+    unprintable = re.compile(rf"(?!\n){_UNPRINTABLE.pattern}")
+    click.echo(unprintable.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def _as_printed(value: Any) -> Any:
@@ -198,9 +214,8 @@ def _as_printed(value: Any) -> Any:
     return value
 
 
-def describe_fastest(fastest: dict[str, Any] | None) -> str:
-    """Describe the fastest way that a probe found: `fastest without a mismatch: padded, fp32:
-    151 × real time`."""
+def describe_fastest(fastest: Document | None) -> str:
+    """Describe the fastest way that a probe found."""
     if fastest is None:
         return "every combination has mismatches"
     speed = f"{fastest['times_real_time']:,.0f} × real time"

@@ -1,16 +1,22 @@
-"""`featcache configs`: the packaged configs, those of versions, and their JSON Schema."""
+"""`featcache configs`: configs and their schema; `featcache probe`: their values and speed."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json, say
-from featcache.errors import ArgumentError, ConfigError
+from featcache.cli.common import describe_fastest, note, print_json, say, say_json, say_table
+from featcache.errors import ArgumentError, ConfigError, counted, percent
 from featcache.storage.location import Location
 
+if TYPE_CHECKING:
+    from featcache.care.probe import Measured, Probe
 
-@options.command(short_help="List the packaged configs; print one, or a version's.")
+
+@options.command()
 @click.argument("name", required=False)
 @click.option(
     "--from",
@@ -21,11 +27,8 @@ from featcache.storage.location import Location
 )
 @options.flag("--schema", "Print a JSON Schema of configs, for editors.")
 def configs(name: str | None, path: Location | None, schema: bool) -> None:
-    """List the packaged configs; with a NAME, print that config, with comments, as a
-    start for your own.
-
-    With --from, what is printed makes the same version again, wherever the audio and the
-    same weights are.
+    """List the packaged configs; print one, or a version's. A NAME is printed with comments,
+    as a start for your own. The config of --from makes the same version again.
 
     \b
     Examples:
@@ -66,3 +69,150 @@ def _print_recorded(path: Location) -> None:
     recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
     text = yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120)
     click.echo(text, nl=False)
+
+
+_NEAR = 16
+"""The number of frames that are the beginning or end of a clip, in a report."""
+
+
+@options.command()
+@click.argument("config", type=options.CONFIG)
+@options.manifest_argument
+@options.cache(
+    help="Save the result in this cache, for `featcache extract`.  [default: ./features, if it "
+    "has the version]"
+)
+@options.root()
+@options.manifest_and_config_keys
+@options.device()
+@options.threads(help="[default: every core; on the CPU at most 8]")
+@options.number(
+    "--utterances", "Measure with N, from the shortest to the longest; the first 30 s of each.", 32
+)
+@options.trust_remote_code
+@options.as_json
+def probe(
+    config: str, manifest: str, cache: Location | None, utterances: int, **reading: Any
+) -> None:
+    """Measure how batching and precision change values.
+
+    Each utterance is extracted alone, in batches of equal length, and in padded batches,
+    at every precision that the device has, and compared with itself alone in fp32. Codes
+    that differ are either ties, where rounding decides between two codewords, or
+    mismatches. The fastest combination without mismatches is named.
+
+    \b
+    Example:
+      featcache probe encodec.yaml train.csv -o /data/features --device cuda --json
+    """
+    from featcache.care.probe import probe as measure
+    from featcache.config import load_config
+    from featcache.device import Device
+    from featcache.extraction.audio_files import copying_notes
+    from featcache.extraction.version_plan import version_info
+    from featcache.version.records import write_probe
+    from featcache.version.version import Version
+
+    if cache is not None:
+        options.refuse_unwritable(cache)
+    device, threads = reading.pop("device"), reading.pop("threads")
+    loaded = load_config(config, options.take_keys(reading))
+    wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)
+    for line in copying_notes(wanted):
+        note(line)
+    result = measure(
+        loaded, wanted, Device(device, threads), utterances, lambda step: note(f"measuring {step}")
+    )
+    info = version_info(loaded, result.spec)
+    default = Path("features") / info.folder_name
+    version = None
+    if cache is not None:
+        version = Version.create(cache / info.folder_name, info)
+    elif (default / "zarr.json").exists():
+        version = Version.open(default)
+    document = {**result.document(), "path": None}
+    outcome = "not saved: with -o CACHE, extract will use it"
+    if version is not None:
+        write_probe(version, result.document())
+        document["path"] = str(version.path)
+        outcome = f"saved in {version.path}"
+    say_json(document)
+    _print(result)
+    say(outcome)
+
+
+def _print(result: Probe) -> None:
+    unit, frames = "frames", counted(result.frames, "frame")
+    num_codebooks = len(result.spec.codebook_sizes)
+    if num_codebooks:
+        unit, frames = "codes", f"{frames} of {num_codebooks} codes"
+    say(
+        f"{result.config}: {counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
+        f"{result.longest:.2f} s, {result.seconds:.1f} s in all, {frames}; on {result.device}, "
+        f"{counted(result.threads, 'thread')}"
+    )
+    for fault in result.skipped:
+        say(f"skipped: {fault}")
+    if result.rounding:
+        sizes = [f"{size:.1g} in {precision}" for precision, size in result.rounding.items()]
+        say("compared with each utterance alone in fp32")
+        say(f"rounding, relative to a frame: {', '.join(sizes)}")
+    else:
+        say("compared, bit for bit, with each utterance alone")
+    say()
+    say_table([_row(measured) for measured in result.measured], to_the_right=range(2, 8))
+    say()
+    say(f"shares of {unit}; largest: the largest difference of a frame, relative to its norm")
+    say("disturbed: frames that batching changes by more than rounding, even if no code changes")
+    if any(measured.policy == "equal_length" for measured in result.measured):
+        say("equal_length batches are as full as the sample allows; padded ones are full")
+    repeatable = {measured.repeatable for measured in result.measured} - {None}
+    if repeatable:
+        say(f"bit-identical whatever the neighbours: {'yes' if all(repeatable) else 'no'}")
+    chunks = result.chunks
+    if chunks is not None:
+        measured = "no utterance of the sample is longer than a chunk"
+        if chunks.utterances:
+            measured = (
+                f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from "
+                f"the whole clip, {_percent(chunks.mismatch)} by more than rounding"
+            )
+        promise = "exact" if chunks.exact else "not exact"
+        say(f"chunks: {promise} by the model's receptive field; {measured}")
+    say(describe_fastest(result.document()["fastest"]))
+
+
+def _row(measured: Measured) -> dict[str, str]:
+    policy = measured.policy if measured.is_declared else f"{measured.policy} (not declared)"
+    row = {
+        "precision": measured.precision,
+        "batching": policy,
+        "differ": _percent(measured.differing),
+        "ties": _percent(measured.tied),
+        "mismatches": _percent(measured.mismatch),
+        "largest": f"{measured.relative:.1e}" if measured.relative else "0",
+        "disturbed": _percent(measured.disturbed),
+        "× real time": f"{measured.times_real_time:,.0f}",
+        "": _where(measured),
+    }
+    if measured.error is not None:
+        row |= dict.fromkeys(list(row)[2:], "")
+        row[""] = f"not possible here: {measured.error}"
+    return row
+
+
+def _where(measured: Measured) -> str:
+    """Describe where in clips the disturbed frames are."""
+    if not measured.disturbed:
+        return ""
+    if measured.last <= 1:
+        return "in the last frame"
+    if measured.last <= _NEAR:
+        return f"in the last {measured.last} frames"
+    if measured.first <= _NEAR:
+        return f"in the first {measured.first} frames"
+    return "throughout"
+
+
+def _percent(share: float) -> str:
+    return percent(share) if share else "0"

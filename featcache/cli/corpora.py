@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from featcache.cli import options
-from featcache.cli.common import complain, error_document, printing, say, say_json
+from featcache.cli.common import Document, complain, error_document, printing, say, say_json
 from featcache.cli.process import INTERRUPTED
 from featcache.errors import (
     ArgumentError,
@@ -33,16 +33,13 @@ def worst(codes: Iterable[int]) -> int:
     """Return the worst exit code: interrupted, failed or damaged, wrong usage, some
     utterances failed, fine."""
     codes = {0, *codes}
-    return next(code for code in (INTERRUPTED, 1, 2, 3, 0, *codes) if code in codes)
+    return next(code for code in (INTERRUPTED, 1, 2, 3, 0) if code in codes)
 
 
 def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make a command that takes a cache as `path` take a corpus too.
-
-    On a corpus, it is called with the cache of each part. If it takes a manifest, it gets
-    the part's: of those that `--manifest` names, the manifest of the part's name. `copy`
-    copies to the part of that name. With `--json`, the parts' documents become one. An
-    `utterance` that it looks for only has to be in one of the parts."""
+    """Call a command that takes a cache as `path` for each part of a corpus: with the cache
+    of the part, the manifest of its name, and as `to` the part of its name. The documents of
+    `--json` become one. An `utterance` only has to be in one of the parts."""
 
     @functools.wraps(command)
     def on_any(**arguments: Any) -> int | None:
@@ -64,9 +61,8 @@ def version_or_corpus(command: Callable[..., int | None]) -> Callable[..., Any]:
 def _call_for_parts(
     command: Callable[..., int | None], arguments: dict[str, Any], corpus: Location, version: str
 ) -> int:
-    """Call a command for each part of a corpus, or for one version of each. Returns the
-    worst exit code."""
-    from featcache.version.corpus import gone_parts, read_parts
+    """Call a command for each part, or for one version of each. Returns the worst code."""
+    from featcache.version.corpus import by_part_name, gone_parts, manifests_of_parts, read_parts
 
     parts = read_parts(corpus)
     gone = gone_parts(corpus, parts)
@@ -76,7 +72,9 @@ def _call_for_parts(
         raise ArgumentError(
             f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}"
         )
-    manifests = _manifests_by_part(arguments.get("manifest"))
+    manifest, manifests = arguments.get("manifest"), {}
+    if manifest:
+        manifests = manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
     to = arguments.get("to")
     if to is not None and not arguments["dry_run"]:
         from featcache.care.copying import copy_parts_list
@@ -84,7 +82,7 @@ def _call_for_parts(
         copy_parts_list(corpus, to)
 
     codes: dict[str, int] = {}
-    documents: list[dict[str, Any]] = []
+    documents: list[Document] = []
     missing: MissingItemError | None = None
     for part in parts:
         name = part.name
@@ -94,7 +92,7 @@ def _call_for_parts(
         if to is not None:
             of_part["to"] = to / name
         try:
-            if manifests is not None:
+            if manifest:
                 if name not in manifests:
                     raise ManifestError(f"part {name}: none of these manifests has its name")
                 of_part["manifest"] = str(manifests[name])
@@ -111,7 +109,7 @@ def _call_for_parts(
             codes[name] = error.exit_code
             if is_search:
                 continue
-            document = error_document(type(error).__name__, str(error), error.exit_code)
+            document = error_document(error)
         documents.append({"part": name, "exit_code": codes[name], **document})
         if codes[name] == INTERRUPTED:
             break
@@ -122,23 +120,10 @@ def _call_for_parts(
     code = worst(codes.values())
     say_json({"corpus": str(corpus), "exit_code": code, "parts": documents})
     if not is_search:
-        say(f"{corpus}: {counted(len(parts), 'part')}: {_outcomes(codes)}")
+        outcomes = []
+        for outcome, what in _OUTCOMES.items():
+            names = [name for name, its_code in codes.items() if its_code == outcome]
+            if names:
+                outcomes.append(f"{len(names):,} {what}: {listing(names)}")
+        say(f"{corpus}: {counted(len(parts), 'part')}: {'; '.join(outcomes) or 'no errors'}")
     return code
-
-
-def _manifests_by_part(manifest: str | None) -> Mapping[str, Path] | None:
-    from featcache.version.corpus import by_part_name, manifests_of_parts
-
-    if not manifest:
-        return None
-    return manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
-
-
-def _outcomes(codes: Mapping[str, int]) -> str:
-    """Summarise the exit codes of the parts that are not fine."""
-    outcomes = []
-    for code, outcome in _OUTCOMES.items():
-        names = [name for name, its_code in codes.items() if its_code == code]
-        if names:
-            outcomes.append(f"{len(names):,} {outcome}: {listing(names)}")
-    return "; ".join(outcomes) or "no errors"

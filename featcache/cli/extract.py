@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +16,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import (
     FAILURES_LEFT,
+    Document,
     as_document,
     error_document,
     note,
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from featcache.extraction.plan import ExtractionPlan
     from featcache.manifest.utterances import Manifest
 
-_Ends = dict[Location, tuple[int, dict[str, Any]]]
-"""By cache: the exit code of its run, and the run's result as JSON."""
-
 _CONFIGS = (
     "A YAML file, or the name of a packaged config. May be given several times: each audio "
     "file is decoded once."
@@ -48,10 +45,7 @@ _ENGINE = (
     "local: this machine; ray: the Ray cluster of RAY_ADDRESS or this machine, else a new "
     "one; ray://HOST:PORT."
 )
-_SHARD_SIZE = (
-    "Approximate size of a shard: a kill loses those being written. Does not change "
-    "values.  [default: 128]"
-)
+_SHARD_SIZE = "Approximate size of a shard. Does not change values.  [default: 128]"
 _SOURCE = "Make units from the features of this version instead of from audio."
 _BATCHING = (
     "How clips share a batch.  [default: what the extractor declares, unless `probe` found "
@@ -63,7 +57,7 @@ _DISPLAY = (
 )
 
 
-@options.command(short_help="Extract the features of a manifest's utterances.")
+@options.command()
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
 @options.config("configs", help=_CONFIGS, multiple=True, default=("fbank80",), show_default=True)
 @options.cache(
@@ -77,8 +71,7 @@ _DISPLAY = (
     "cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu"
 )
 @options.flag(
-    "--allow-mixed-devices",
-    "Let GPUs of several models extract, although each model rounds differently.",
+    "--allow-mixed-devices", "Allow GPUs of several models, although each rounds differently."
 )
 @click.option("--engine", default="local", show_default=True, metavar="ENGINE", help=_ENGINE)
 @options.threads(
@@ -86,45 +79,36 @@ _DISPLAY = (
     "at most 8]"
 )
 @click.option("--shard-size", "shard_megabytes", type=float, metavar="MB", help=_SHARD_SIZE)
-@options.flag(
-    "--retry-failed",
-    "Retry utterances that failed in earlier runs, even if their files are unchanged.",
-)
+@options.flag("--retry-failed", "Retry failed utterances even if their files are unchanged.")
 @click.option(
     "--max-failures",
     metavar="N|P%",
     help="Stop, and exit with 1, when more than N utterances have failed in this run, or "
-    "more than P% of those tried "
-    "(of 100 or more, or of all). What was extracted is kept.  [default: no limit]",
+    "more than P% of those tried (of 100 or more, or of all).  [default: no limit]",
 )
 @click.option("--from", "source", type=options.LOCATION, metavar="CACHE[/VERSION]", help=_SOURCE)
 @click.option("--batching", type=click.Choice(["single", "equal_length", "padded"]), help=_BATCHING)
 @options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
 @options.flag(
     "--check-sources",
-    "Re-extract utterances whose file has changed in size or mtime, or is now decoded otherwise.",
+    "Re-extract utterances whose file has another size or mtime, or is now decoded otherwise.",
 )
-@options.flag(
-    "--replace",
-    "Re-extract utterances whose path has changed even if they are more than 5% of the version.",
-)
+@options.flag("--replace", "Re-extract utterances with another path even if they are more than 5%.")
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, from 0, as a job of an array: a range of rows, "
-    "equally long where all have "
-    "durations, without locks; `featcache index` builds the index after them. Or every "
-    "N-th of several manifests. auto: by the variables of SLURM, Kubernetes or SkyPilot.",
+    help="Extract only partition I of N, from 0, as a job of an array: a range of rows, or "
+    "every N-th of several manifests. auto: by the variables of SLURM, Kubernetes or SkyPilot. "
+    "Takes no lock; `featcache index` builds the index after all jobs.",
 )
 @options.flag(
-    "--wait",
-    "Wait while another command is at work in the version.  [default: say which, and exit with 1]",
+    "--wait", "Wait while another command is at work in the version.  [default: exit with 1]"
 )
 @options.trust_remote_code
-@options.flag("--dry-run", "Only say what would be done: utterances, hours, bytes.")
+@options.flag("--dry-run", "Only print what would be done: utterances, hours, bytes.")
 @options.flag(
     "--trial",
-    "With --dry-run: extract a random sample for ten seconds, and say how long all would take.",
+    "With --dry-run: extract a random sample for ten seconds, and print how long all would take.",
 )
 @click.option(
     "--progress",
@@ -133,13 +117,8 @@ _DISPLAY = (
     show_default=True,
     help=_DISPLAY,
 )
-@click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    help="Print only errors, and what --json and --progress json print.",
-)
-@options.as_json("Print the summary as one JSON document.")
+@options.flag("-q --quiet", "Print only errors, and what --json and --progress json print.")
+@options.as_json
 def extract(
     manifests: tuple[str, ...],
     configs: tuple[str, ...],
@@ -147,13 +126,12 @@ def extract(
     trial: bool,
     **chosen: Any,
 ) -> int:
-    """Extract the features of the MANIFEST's utterances into a cache.
+    """Extract the features of a manifest's utterances.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path, and optionally
     id, start and duration (seconds) and channel; - is standard input. Or a folder of
-    audio, a data directory of Kaldi, a manifest of NeMo, Lhotse, SpeechBrain, fairseq,
-    a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
-    Paths may be URLs (s3://, gs://, az://, https://) with the extra cloud.
+    audio, or a manifest or dataset of another toolkit: docs/manifest.md lists them. Paths
+    may be URLs (s3://, gs://, az://, https://) with the extra cloud.
 
     Run the command again to extract only what is missing: after a crash, with a longer
     manifest, or for rows whose path, start, duration or channel has changed. Each config
@@ -164,8 +142,7 @@ def extract(
     with 130. A second signal stops at once, and loses the shards being written.
 
     extract refuses a manifest that names other files for more than 5% of a version's
-    utterances (and more than one): it looks like another corpus with the same ids. It also
-    refuses a manifest if none of its files exists.
+    utterances (and more than one), and one of whose files none exists.
 
     Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with its
     own cache in CACHE, named after the file. Unchanged parts are skipped.
@@ -173,28 +150,21 @@ def extract(
     \b
     Examples:
       featcache extract train.csv
-      featcache extract data/train
       featcache extract train.json --set data_root=/corpora/librispeech
-      featcache extract train.csv -c mfcc13 -o /data/features --threads 4
+      featcache extract train.csv -c encodec24k-6kbps -c fbank80 -o /data/features
       featcache extract train.csv -c fbank80 --set params.num_mel_bins=40
-      featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6
-      featcache extract train.csv -c hubert-base-l6 --device all
-      featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
-      featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
       featcache extract train.csv -c hubert-base-l6 --device all --dry-run --trial
       featcache extract train.csv --partition 3/8
       featcache extract 'manifests/*.parquet' -o features
-      featcache extract train.csv --root s3://bucket/corpus
-      featcache extract train.csv -o s3://bucket/features
+      featcache extract train.csv --root s3://bucket/corpus -o s3://bucket/features
     """
     printing.quiet = chosen.pop("quiet")
     shown = _Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if chosen["threads"] is not None:
-        # OpenMP and MKL have the budget before torch starts them; torch's own pools get
-        # it in `configure_torch`.
+        # before torch starts them; `configure_torch` sets torch's own pools
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(chosen["threads"])
     exists = isinstance(cache, Path) and cache.exists()
@@ -213,11 +183,10 @@ def extract(
     keys = options.take_keys(reading)
     run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
     loaded = [load_config(config, keys) for config in configs]
-    if sys.stderr.isatty():
-        for config in loaded:
-            weights = getattr(config.params, "weights", None)
-            if weights:
-                note(f"loading {config.name}: {weights}")
+    for config in loaded:
+        weights = getattr(config.params, "weights", None)
+        if weights and sys.stderr.isatty():
+            note(f"loading {config.name}: {weights}")
     partition = run_options.own_partition
     if partition is not None and partition.chosen_by:
         note(f"--partition {partition}, by {partition.chosen_by}")
@@ -229,29 +198,28 @@ def extract(
         printing.is_part = bool(part)
         options.refuse_unused(reading["values"], known_keys, manifest)
 
-    observer = Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done)
     result = extract_features(
         manifests[0] if len(manifests) == 1 else manifests,
         loaded,
         cache,
         run_options,
         reading=reading,
-        observer=observer,
+        observer=Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done),
         stop=shown.stop,
     )
     if not isinstance(result, Summary):
-        return _conclude(cache, result, shown.ends, run_options.dry_run)
-    code, document = shown.ends[cache]
-    say_json(document)
-    return code
+        return _conclude(cache, result, shown, run_options.dry_run)
+    say_json(shown.documents[cache])
+    return shown.codes[cache]
 
 
 class _Shown:
-    """Shows each run, and keeps its result."""
+    """Shows each run, and keeps its exit code and its result as JSON, by the cache."""
 
     def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
-        self.ends: _Ends = {}
+        self.codes: dict[Location, int] = {}
+        self.documents: dict[Location, Document] = {}
         self._trial = trial
         self._progress_kind = progress_kind
         self._around = ExitStack()
@@ -273,10 +241,10 @@ class _Shown:
         if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
             return
-        document = say_plan(plan)
+        self.codes[plan.cache] = 0
+        self.documents[plan.cache] = document = say_plan(plan)
         if self._trial:
             document["trial"] = _try(plan)
-        self.ends[plan.cache] = 0, document
 
     def progress(self, progress: Progress) -> None:
         self._display.update(progress)
@@ -284,10 +252,11 @@ class _Shown:
     def done(self, summary: Summary) -> None:
         document = as_document(summary)
         document |= {"failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
-        self.ends[self._cache] = say_summary(summary, str(self._cache)), document
+        self.documents[self._cache] = document
+        self.codes[self._cache] = say_summary(summary, str(self._cache))
 
 
-def _try(plan: ExtractionPlan) -> dict[str, Any]:
+def _try(plan: ExtractionPlan) -> Document:
     """Extract a sample. Returns how long the run would take, as JSON."""
     from featcache.engines.main_job import choose_engine
     from featcache.extraction.plan import existing_folder
@@ -306,26 +275,25 @@ def _try(plan: ExtractionPlan) -> dict[str, Any]:
     return say_trial(trials)
 
 
-def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: bool) -> int:
+def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run: bool) -> int:
     """Print the results of a corpus's parts. Returns the worst exit code."""
     import msgspec
 
-    parts: dict[str, tuple[int, dict[str, Any]]] = {}
+    codes: list[int] = []
+    documents: dict[str, Document] = {}
     for name, error in result.errors.items():
-        document = error_document(type(error).__name__, str(error), error.exit_code)
-        parts[name] = error.exit_code, document
+        codes.append(error.exit_code)
+        documents[name] = error_document(error)
     for name, versions in result.unchanged.items():
-        code = 0
         if any(version.failed for version in versions):
-            code = FAILURES_LEFT
-        parts[name] = code, {"unchanged": True, "versions": msgspec.to_builtins(versions)}
+            codes.append(FAILURES_LEFT)
+        documents[name] = {"unchanged": True, "versions": msgspec.to_builtins(versions)}
     for name in result.parts:
-        code, document = ends[corpus / name]
-        parts[name] = code, {"unchanged": False, **document}
-    code = worst(code for code, _ in parts.values())
-    unchanged = len(result.unchanged)
-    documents = [{"part": name, **parts[name][1]} for name in sorted(parts)]
-    say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
+        codes.append(shown.codes[corpus / name])
+        documents[name] = {"unchanged": False, **shown.documents[corpus / name]}
+    code, unchanged = worst(codes), len(result.unchanged)
+    parts = [{"part": name, **documents[name]} for name in sorted(documents)]
+    say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": parts})
     done = "to extract" if is_dry_run else "extracted"
     counts = [f"{len(result.parts):,} {done}", f"{unchanged:,} unchanged since"]
     if result.errors:
@@ -337,27 +305,19 @@ def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: 
 
 
 def _import_torch_when_used() -> None:
-    """Let `import torch` cost nothing until something of torch is used.
-
-    It takes two seconds and 640 MB, and a run that finds nothing to do needs none. The
-    main thread, which builds the extractors, uses it first."""
-    if "torch" in sys.modules:
-        return
+    """Let `import torch` cost nothing until something of torch is used, first by the main
+    thread. It takes two seconds and 640 MB, and a run that finds nothing to do needs none."""
     spec = find_spec("torch")
-    if spec is not None:
-        torch = sys.modules["torch"] = module_from_spec(spec)
-        torch.__class__ = _UnusedModule
+    if spec is None or spec.loader is None or "torch" in sys.modules:
+        return
+    loader = spec.loader
+    torch = sys.modules["torch"] = module_from_spec(spec)
+    path = torch.__dict__.pop("__path__")  # read by the import of `torch.nn`, for example
 
+    def load(name: str) -> Any:
+        del torch.__getattr__
+        torch.__path__ = path
+        loader.exec_module(torch)
+        return getattr(torch, name)
 
-class _UnusedModule(ModuleType):
-    """A module that is executed when something of it is needed, apart from what `import`
-    and `inspect` read of every module. `importlib.util.LazyLoader` would execute it for
-    these too."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("__spec__", "__file__", "__name__"):
-            return super().__getattribute__(name)
-        spec = super().__getattribute__("__spec__")
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        spec.loader.exec_module(self)
-        return getattr(self, name)
+    torch.__dict__["__getattr__"] = load  # called for what the module does not have

@@ -15,6 +15,8 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import (
+    Document,
+    cells,
     complain,
     describe_fastest,
     note,
@@ -36,35 +38,32 @@ from featcache.errors import (
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from featcache.version.index import Index
     from featcache.version.version import Version
-    from featcache.version.wanted import Unfinished
 
 
-@options.command(short_help="Show what a cache holds.")
+@options.command()
 @version_or_corpus
 @options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
 @options.flag(
     "--csv",
     "With --failures, of one version: print the ledger as a manifest, with reasons and messages.",
 )
-@options.as_json()
+@options.as_json
 def info(path: Location, failures: bool, csv: bool) -> int:
-    """Show what each version of a cache holds: utterances, hours, bytes, config, library
+    """Show what a cache holds. For each version: utterances, hours, bytes, config, library
     versions, failures.
 
-    Bytes of features, here and in the other commands, count the features as stored and
-    all side arrays, including the scales and offsets of quantised features. Bytes on disk
-    are the sizes of all files.
+    Bytes of features, here and in the other commands, count the stored features and all
+    side arrays, such as scales and offsets. Bytes on disk are the sizes of all files.
 
     \b
     Examples:
       featcache info features
       featcache info features --failures
       featcache info features/fbank80 --failures --csv > failed.csv
-      featcache info features/fbank80 --json
     """
     if csv:
         if printing.as_json or not failures:
@@ -78,10 +77,9 @@ def info(path: Location, failures: bool, csv: bool) -> int:
     return int(is_damaged)
 
 
-def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
-    """Describe each version of a cache, and what tells it from others of its name. Returns
-    also whether a version is damaged: it is named on stderr, and left out. Without
-    `on_disk`, the sizes of the many files are not added up."""
+def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[Document], bool]:
+    """Describe each version of a cache, without `on_disk` in less time. Returns also whether
+    a version is damaged and left out."""
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
@@ -93,24 +91,19 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
         except DamagedError as error:
             complain(error)
             is_damaged = True
+    configs = defaultdict(list)
     for document in documents:
-        namesakes = [other["config"] for other in documents if other["name"] == document["name"]]
-        document["distinction"] = _distinction(document["config"], namesakes)
+        configs[document["name"]].append(dict(_leaves(document["config"])))
+    for document in documents:
+        namesakes = configs[document["name"]]
+        document["distinction"] = [
+            f"{key}={json.dumps(value)}"
+            for key, value in sorted(_leaves(document["config"]))
+            if any(config.get(key) != value for config in namesakes)
+        ]
+        if len(namesakes) > 1 and not document["distinction"]:
+            document["distinction"] = ["weights or revision"]
     return documents, is_damaged
-
-
-def _distinction(config: dict[str, Any], namesakes: Sequence[dict[str, Any]]) -> list[str]:
-    """List the keys in which not all configs of a name agree, by their dotted paths, with
-    the values of one of these configs: `params.low_freq=20.0`. Keys that it does not have
-    are left out."""
-    others = [dict(_leaves(namesake)) for namesake in namesakes]
-    lines = []
-    for key, value in sorted(_leaves(config)):
-        if any(other.get(key) != value for other in others):
-            lines.append(f"{key}={json.dumps(value)}")
-    if not lines and len(namesakes) > 1:
-        return ["weights or revision"]
-    return lines
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -121,7 +114,7 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
+def _describe(version: Version, on_disk: bool) -> Document:
     import msgspec
 
     from featcache.version.indexing import open_index
@@ -138,10 +131,15 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
     began_at = [began(run) for run in run_names(version.store)]
     times = [time.isoformat(timespec="seconds") for time in began_at if time]
-    newest_probes = {}
-    for probe in read_probes(version):
-        if {"device", "date", "fastest"} <= probe.keys():
-            newest_probes[probe["device"]] = probe
+    newest_probes = {
+        probe["device"]: probe
+        for probe in read_probes(version)
+        if {"device", "date", "fastest"} <= probe.keys()
+    }
+    unfinished = []
+    for lack in find_lacking(version, index):
+        what = {"what": lack} if isinstance(lack, str) else asdict(lack)
+        unfinished.append(what | {"message": str(lack)})
     return {
         "path": str(version.path),
         "original_name": version.original_name,
@@ -162,21 +160,14 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         ],
         "probes": list(newest_probes.values()),
         "tags": tags_to_show(version),
-        "unfinished": [_lack_document(lack) for lack in find_lacking(version, index)],
+        "unfinished": unfinished,
         "failed": len(failures),
         "failures": failures,
     }
 
 
-def _lack_document(lack: Unfinished | str) -> dict[str, Any]:
-    if isinstance(lack, str):
-        return {"what": lack, "message": lack}
-    return asdict(lack) | {"message": str(lack)}
-
-
 def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
-    """List the libraries that shards were made with in several versions, by reading one
-    shard of each run."""
+    """List the libraries of which runs had several versions, by a shard of each run."""
     shard_of_run = {
         shard.made_by: name for name, shard in zip(index.shards, index.summaries, strict=True)
     }
@@ -190,8 +181,8 @@ def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
 
 
 def _audio_seconds(version: Version, index: Index) -> float:
-    """Add up the seconds of audio of all current items. Only shards that also hold
-    replaced items are read for it."""
+    """Add up the seconds of audio of all current items. Only shards with replaced items are
+    read for it."""
     seconds = 0.0
     for number, shard in enumerate(index.summaries):
         items = index.item[slice(*index.span(number))]
@@ -203,23 +194,19 @@ def _audio_seconds(version: Version, index: Index) -> float:
     return seconds
 
 
-def _print(document: dict[str, Any], failures: bool) -> None:
+def _print(document: Document, failures: bool) -> None:
     say(document["path"])
     _print_amounts(document)
     _print_spec(document)
-    made_by = [f"{name} {version}" for name, version in document["made_by"].items()]
-    say(f"  made by {', '.join(made_by)}")
+    say(f"  made by {cells(document['made_by'])}")
     for library, versions in document["libraries"].items():
         say(f"  its shards were made with {library} {listing(versions)}")
     for batching in document["batching"]:
-        mismatch = batching["mismatch"]
+        policy, mismatch = batching["policy"], batching["mismatch"]
         if mismatch is not None:
-            probed = f"{percent(mismatch)} mismatched when probed before"
-        elif batching["policy"] != "frames":
-            probed = "not probed before"
-        else:
-            continue  # frame by frame, batching changes nothing, so there is no probe
-        say(f"  batching {batching['policy']}: {probed}")
+            say(f"  batching {policy}: {percent(mismatch)} mismatched when probed before")
+        elif policy != "frames":  # which needs no probe
+            say(f"  batching {policy}: not probed before")
     for probe in document["probes"]:
         say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
     if failures:
@@ -230,13 +217,12 @@ def _print(document: dict[str, Any], failures: bool) -> None:
             say(f"  {failure['id']}", failure["reason"], failure["path"], message)
 
 
-def _print_amounts(document: dict[str, Any]) -> None:
-    say(
-        f"  {counted(document['utterances'], 'utterance')}, "
-        f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of "
-        f"features in {counted(document['shards'], 'shard')}, "
-        f"{megabytes(document['bytes_on_disk'])} on disk in all; {document['failed']:,} failed"
-    )
+def _print_amounts(document: Document) -> None:
+    audio = f"{counted(document['utterances'], 'utterance')}, {hours(document['audio_seconds'])}"
+    features = f"{megabytes(document['bytes'])} of features in "
+    features += counted(document["shards"], "shard")
+    on_disk = f"{megabytes(document['bytes_on_disk'])} on disk in all"
+    say(f"  {audio} of audio, {features}, {on_disk}; {document['failed']:,} failed")
     if document["first_run"]:
         say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
     if document["distinction"]:
@@ -247,10 +233,8 @@ def _print_amounts(document: dict[str, Any]) -> None:
             "adds to a version only under that name"
         )
     if document["replaced"]:
-        say(
-            f"  among these, {counted(document['replaced'], 'older item')} of utterances "
-            "extracted again: not read, but kept"
-        )
+        items = counted(document["replaced"], "older item")
+        say(f"  among these, {items} of utterances extracted again: not read, but kept")
     for tag in document["tags"]:
         state = tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}"
         say(f"  tag {tag['name']}: {state}")
@@ -258,7 +242,7 @@ def _print_amounts(document: dict[str, Any]) -> None:
         say(f"  {lack['message']}")
 
 
-def _print_spec(document: dict[str, Any]) -> None:
+def _print_spec(document: Document) -> None:
     import msgspec
 
     from featcache.spec import FeatureSpec, Unknown
@@ -266,9 +250,8 @@ def _print_spec(document: dict[str, Any]) -> None:
     spec, config = msgspec.convert(document["spec"], FeatureSpec), document["config"]
     features = f"{spec.dtype} {spec.main.shape_text()}, {spec.axis}: {spec.units}"
     if spec.is_quantized:
-        features += (
-            ", quantised to uint8 with a scale and an offset for each utterance and dimension"
-        )
+        features += ", quantised to uint8 with a scale and an offset for each utterance and "
+        features += "dimension"
     say(f"  {features}")
     for track in spec.outputs:
         side = f"{track.name}, {track.dtype} {track.shape_text()}"
@@ -278,15 +261,17 @@ def _print_spec(document: dict[str, Any]) -> None:
     say(f"  extractor {config.get('extractor')}, audio at {spec.sample_rate:,} Hz")
     augment = config.get("augment")
     if augment:
-        copies = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
+        copies = f"at speed {_numbers(augment['speed'])}"
         noise = augment["noise"]
         if noise:
-            snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])
-            copies += (
-                f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
-            )
+            copies += f", clean and with noise of {noise['manifest']} (seed {noise['seed']})"
+            copies += f" at {_numbers(noise['snr'])} dB"
         say(f"  copies {copies}")
     say(f"  fingerprint {document['fingerprint']}")
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _print_csv(path: Location) -> None:
@@ -332,35 +317,34 @@ _FIELDS = (
 )
 
 
-@options.command(short_help="List the versions of a cache, a line each.")
+@options.command()
 @version_or_corpus
-@options.as_json()
+@options.as_json
 def ls(path: Location) -> int:
-    """List the versions of a cache: how much each holds, when it was extracted, and the
-    keys of its config in which it is unlike others of its name. Days are those of the
-    first and the latest run, in UTC. `featcache info` says more.
+    """List the versions of a cache, a line each. It has how much a version holds, the days
+    (in UTC) of the first and latest run, and the keys of the config that set it apart from
+    versions of the same name.
 
     \b
-    Examples:
+    Example:
       featcache ls features
-      featcache ls features --json
     """
     documents, is_damaged = describe_versions(path, on_disk=False)
     rows = [{name: document[name] for name in _FIELDS} for document in documents]
     say_json({"versions": rows})
-    say_table([_row(document) for document in documents], to_the_right=range(1, 5))
+    table = [
+        {
+            "version": document["path"].rstrip("/").rpartition("/")[2],
+            "utterances": f"{document['utterances']:,}",
+            "audio": hours(document["audio_seconds"]),
+            "features": megabytes(document["bytes"]),
+            "failed": f"{document['failed']:,}",
+            "first run": (document["first_run"] or "-")[:10],
+            "last run": (document["last_run"] or "-")[:10],
+            "tags": ", ".join(tag["name"] for tag in document["tags"]) or "-",
+            "what sets it apart": ", ".join(document["distinction"]),
+        }
+        for document in documents
+    ]
+    say_table(table, to_the_right=range(1, 5))
     return int(is_damaged)
-
-
-def _row(document: dict[str, Any]) -> dict[str, str]:
-    return {
-        "version": document["path"].rstrip("/").rpartition("/")[2],
-        "utterances": f"{document['utterances']:,}",
-        "audio": hours(document["audio_seconds"]),
-        "features": megabytes(document["bytes"]),
-        "failed": f"{document['failed']:,}",
-        "first run": (document["first_run"] or "-")[:10],
-        "last run": (document["last_run"] or "-")[:10],
-        "tags": ", ".join(tag["name"] for tag in document["tags"]) or "-",
-        "what sets it apart": ", ".join(document["distinction"]),
-    }

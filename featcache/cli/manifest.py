@@ -13,6 +13,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
 from featcache.cli.process import progress_bar
+from featcache.cli.runs import by_reason
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ _THREADS_PER_CORE = 4
 """Threads that read headers mostly wait for the disk."""
 
 
-@options.command(
-    short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's."
-)
+@options.command()
 @click.option(
     "--to",
     metavar="NAME",
@@ -35,28 +34,23 @@ _THREADS_PER_CORE = 4
 @options.output_file(help="The new manifest; - is standard output.", required=True)
 @options.root()
 @options.manifest_format
-@options.threads(
-    help="Files that are looked at side by side.  [default: 4 for each core, at most 32]"
-)
+@options.threads(help="Files to read side by side.  [default: 4 for each core, at most 32]")
 @options.force
-@options.as_json()
+@options.as_json
 def manifest(
     manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any
 ) -> int:
-    """Write the MANIFEST, whatever its format, as another one: the same ids, segments and
-    columns.
+    """Convert a manifest to CSV, JSONL, Parquet, NeMo or Lhotse. Ids, segments and columns
+    stay.
 
-    As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted
-    with either are those of the other. NeMo's and Lhotse's have absolute paths and
-    durations. For these, the headers of the audio files are read: for NeMo those of rows
-    without a duration, for Lhotse all; files whose header does not tell are decoded. Rows
-    whose files cannot be read are left out: they are counted by reason, and the exit code
-    is 3.
+    As CSV, JSONL or Parquet, paths stay as they are, so features that were extracted with
+    one fit the other. NeMo's and Lhotse's have absolute paths and durations, from the
+    headers of the audio files: for NeMo of rows without a duration, for Lhotse of all. Rows
+    whose files cannot be read are left out and counted by reason. Then the exit code is 3.
 
     \b
     Examples:
       featcache manifest data/train -o train.parquet
-      featcache manifest cuts.jsonl.gz -o train.csv
       featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
       featcache manifest train.jsonl -o - --to csv | head
     """
@@ -89,8 +83,8 @@ def manifest(
 
 
 def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes, int]:
-    """Convert a manifest to a format that holds what the headers of audio files say.
-    Returns also the number of rows that are left out, which are named on stderr."""
+    """Convert a manifest to a format with durations. Returns also the number of rows that are
+    left out."""
     import numpy as np
 
     from featcache.extraction.audio_files import missing_file_notes, read_headers
@@ -103,16 +97,12 @@ def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes
         headers = read_headers(read, threads, bar.update, every=kind == "lhotse")
     failures = headers.failures
     rows = [row for row in range(len(read)) if row not in failures]
-    files = {
-        number: headers.headers[row][:3]
-        for number, row in enumerate(rows)
-        if row in headers.headers
-    }
+    found = headers.headers
+    files = {number: found[row][:3] for number, row in enumerate(rows) if row in found}
     kept = replace(read, duration=headers.durations).take(np.array(rows, np.int64))
     for row, (reason, message) in list(failures.items())[:_SHOWN]:
         note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
     if failures:
-        counts = Counter(reason for reason, _ in failures.values())
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-        note(f"{counted(len(failures), 'row is', 'rows are')} left out: {reasons}")
+        counts = Counter(sorted(reason for reason, _ in failures.values()))
+        note(f"{counted(len(failures), 'row is', 'rows are')} left out: {by_reason(counts)}")
     return WRITTEN[kind](kept, files), len(failures)

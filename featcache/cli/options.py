@@ -44,10 +44,7 @@ command = functools.partial(click.command, cls=_Command)
 
 class _LocalPath(click.Path):
     """A path that is neither empty (as an unset variable of the shell would make it) nor
-    a URL.
-
-    A leading `~/` is the home folder, even where the shell leaves it alone, as in
-    `--root=~/audio`."""
+    a URL. A leading `~/` is the home folder, also in `--root=~/audio`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fspath(value)
@@ -56,24 +53,18 @@ class _LocalPath(click.Path):
         refuse_url(_name(param), path)
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser(path)
-        fault = self._fault(path)
-        if fault is not None:
+        exists, fault = os.path.exists(path), ""  # another run may make it meanwhile
+        if exists and not self.file_okay and not os.path.isdir(path):
+            fault = f"{path} is not a folder"
+        elif exists and not self.dir_okay and not os.path.isfile(path):
+            fault = f"{path} is not a file"
+        elif not exists and self.exists:
+            fault = f"there is no folder {path}"
+        elif not exists and not self.file_okay and os.path.islink(path):
+            fault = f"{path} is a link to {os.readlink(path)}, which is not there"
+        if fault:
             raise ArgumentError(f"{_name(param)}: {fault}")
         return super().convert(path, param, ctx)
-
-    def _fault(self, path: str) -> str | None:
-        """Return what is wrong with a path: in a line, where click would print its usage."""
-        if os.path.exists(path):  # asked once: another run may make it meanwhile
-            if not self.file_okay and not os.path.isdir(path):
-                return f"{path} is not a folder"
-            if not self.dir_okay and not os.path.isfile(path):
-                return f"{path} is not a file"
-        elif not self.file_okay:
-            if self.exists:
-                return f"there is no folder {path}"
-            if os.path.islink(path):
-                return f"{path} is a link to {os.readlink(path)}, which is not there"
-        return None
 
 
 def _name(param: Any) -> str:
@@ -121,7 +112,6 @@ class _Root(_LocalPath):
 
 TEXT = _LocalPath()
 """A manifest's path, as text (`-` is standard input)."""
-
 CONFIG = _Config()
 LOCATION = _Location(path_type=Path)
 _FILE = _LocalPath(dir_okay=False, path_type=Path)
@@ -131,12 +121,11 @@ _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 manifest_argument = click.argument("manifest", type=TEXT)
 
 version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
-"""One version (by its place or its config's name), or a whole cache."""
 
 
-def flag(name: str, meaning: str, **settings: Any) -> Decorator:
+def flag(names: str, meaning: str, **settings: Any) -> Decorator:
     """Make an option that takes no value."""
-    return click.option(name, is_flag=True, help=meaning, **settings)
+    return click.option(*names.split(), is_flag=True, help=meaning, **settings)
 
 
 def number(name: str, meaning: str, default: int | None = None) -> Decorator:
@@ -152,18 +141,16 @@ def number(name: str, meaning: str, default: int | None = None) -> Decorator:
 
 
 force = flag("--force", "Replace FILE if it exists.")
-dry_run = flag("--dry-run", "Say what would be removed, and remove nothing.")
-yes = flag("--yes", "Do not ask. Needed where nobody can be asked: not on a terminal.")
+dry_run = flag("--dry-run", "Print what would be removed, and remove nothing.")
+yes = flag("--yes", "Do not ask. Required without a terminal.")
 
 READING = ("root", "format", "values", "allow_commands", "allow_queries")
 """Parameters of commands that are arguments of `read_manifest`."""
 
-_OF_MANIFEST = (
-    "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
-)
+_OF_MANIFEST = "The value of a placeholder of SpeechBrain's: data_root=/corpora/librispeech."
 _OF_CONFIGS = (
-    "A config's key, its value in YAML: params.low_freq=0. Or SpeechBrain's placeholder: "
-    "data_root=/corpora."
+    "A config's key, its value in YAML: params.low_freq=0. Or a placeholder of "
+    "SpeechBrain's: data_root=/corpora."
 )
 
 config = functools.partial(click.option, "-c", "--config", type=CONFIG, metavar="CONFIG")
@@ -179,20 +166,22 @@ output_file = functools.partial(
 
 def root(default: str = "the manifest's folder") -> Decorator:
     """Make the option `--root`."""
-    help_text = (
-        "The folder or URL (s3://bucket/folder) that relative paths are relative to.  "
-        f"[default: {default}]"
-    )
-    return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
+    meaning = f"The folder or URL that relative paths are relative to.  [default: {default}]"
+    return click.option("--root", type=_ROOT, metavar="FOLDER", help=meaning)
 
 
 def manifest_format(command: Callable[..., Any], setting: str = _OF_MANIFEST) -> Callable[..., Any]:
-    """Add `--format`, `--set`, `--allow-commands` and `--allow-queries` to a command that
-    reads a manifest. These are arguments of `read_manifest`, like `--root`."""
-    values = click.option(
-        "--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=setting
-    )
-    return _FORMAT(values(_ALLOW_COMMANDS(_ALLOW_QUERIES(command))))
+    """Add the options of `READING` but `--root` to a command that reads a manifest."""
+    for add in (
+        flag("--allow-queries", _QUERIES),
+        flag("--allow-commands", _COMMANDS),
+        click.option(
+            "--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=setting
+        ),
+        click.option("--format", metavar="NAME", help=_FORMATS),
+    ):
+        command = add(command)
+    return command
 
 
 manifest_and_config_keys = functools.partial(manifest_format, setting=_OF_CONFIGS)
@@ -200,8 +189,7 @@ manifest_and_config_keys = functools.partial(manifest_format, setting=_OF_CONFIG
 
 
 def take_keys(reading: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys of configs out of the values of `--set`; returns them with their
-    values, for `load_config`."""
+    """Move the keys of configs, with their values, out of the values of `--set`."""
     from featcache.config.config import KEYS
     from featcache.config.strict_yaml import load_yaml
 
@@ -239,17 +227,14 @@ _FORMATS = (
     "The MANIFEST's format, if several fit: kaldi, nemo, lhotse … (docs/manifest.md).  "
     "[default: recognised]"
 )
-_FORMAT = click.option("--format", metavar="NAME", help=_FORMATS)
 _COMMANDS = (
     "Run the MANIFEST's commands: paths that end in |, as in Kaldi's wav.scp. They may do "
     "whatever you may."
 )
-_ALLOW_COMMANDS = flag("--allow-commands", _COMMANDS)
 _QUERIES = (
-    "Take URLs with a query or a fragment (?id=7). They are stored and shown: they must "
-    "give access to nothing."
+    "Accept URLs with a query or a fragment (?id=7). They are stored and shown, so they "
+    "must not give access to anything."
 )
-_ALLOW_QUERIES = flag("--allow-queries", _QUERIES)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
@@ -259,24 +244,22 @@ def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
     )
 
 
-def reading_threads(meaning: str = "") -> Decorator:
-    """Make the option `--threads` of a command that reads a cache."""
-
-    def all_cores() -> int:
-        return min(8, len(os.sched_getaffinity(0)))
-
-    return threads(help=f"{meaning}  [default: every core, at most 8]".lstrip(), default=all_cores)
-
-
-def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:
-    """Make the option `--json`: `say_json` prints, and `say` does not."""
-    return click.option(
-        "--json", "as_json", is_flag=True, expose_value=False, callback=_set_json, help=meaning
-    )
+reading_threads = threads(
+    help="[default: every core, at most 8]", default=lambda: min(8, len(os.sched_getaffinity(0)))
+)
 
 
 def _set_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     printing.as_json = value
+
+
+as_json = flag(
+    "--json as_json",
+    "Print the result as one JSON document.",
+    expose_value=False,
+    callback=_set_json,
+)
+"""With this option, `say_json` prints, and `say` does not."""
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -286,26 +269,19 @@ def _allow_remote_code(context: click.Context, parameter: click.Parameter, value
         allow_remote_code()
 
 
-_REMOTE_CODE = (
-    "Run code that comes with weights, and import extractors that a cache names and no "
-    "package registers."
-)
 trust_remote_code = flag(
-    "--trust-remote-code", _REMOTE_CODE, expose_value=False, callback=_allow_remote_code
+    "--trust-remote-code",
+    "Run code that comes with weights, and import extractors that no package registers.",
+    expose_value=False,
+    callback=_allow_remote_code,
 )
 
 
 def read_manifest(
     source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any
 ) -> Manifest:
-    """Read a manifest, and print its notes on stderr. Raises ArgumentError if a name of
-    `--set` is none of its placeholders.
-
-    Args:
-        reading: The values of the options of `manifest_format`.
-        keys: The keys of configs that `--set` could have meant.
-        options: Other arguments of `featcache.manifest.read_manifest`.
-    """
+    """Read a manifest, and print its notes on stderr; see `refuse_unused`. `reading` has the
+    values of the options `READING`."""
     from featcache.manifest.read import read_manifest as read
 
     manifest = read(source, **reading, **options)
@@ -318,8 +294,8 @@ def read_manifest(
 def refuse_unused(
     values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None
 ) -> None:
-    """Refuse names of `--set` that are no placeholders of the manifest: raise
-    ArgumentError, which suggests the key that may be meant."""
+    """Raise ArgumentError if a name of `--set` is no placeholder of the manifest, with the
+    key of a config that may be meant."""
     placeholders: frozenset[str] = frozenset()
     if manifest is not None:
         placeholders = manifest.placeholders
@@ -327,10 +303,10 @@ def refuse_unused(
         similar = [key for key in keys if key.rpartition(".")[2] == name]
         similar = similar or get_close_matches(name, keys, 1, 0.8)
         choices = []
-        if similar:
-            choices.append(f"a key of the config (did you mean {similar[0]}?)")
-        elif keys:
+        if keys:
             choices.append("a key of the config")
+        if similar:
+            choices[0] += f" (did you mean {similar[0]}?)"
         if manifest is not None:
             if printing.is_part and not similar:
                 continue  # another part's manifest may have it
@@ -345,21 +321,19 @@ def refuse_unused(
 
 
 def refuse_output(path: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before the work begins.
-
-    Raises ArgumentError if the file exists and `force` is not set, if this command reads
-    it, or if it is a version's. Raises StoreError if its folder does not exist, or cannot
-    be written to."""
+    """Raise ArgumentError if a file exists and `force` is not set, if this command reads it,
+    or if it is a version's; StoreError if it cannot be written."""
     from featcache.stats.mean_variance import refuse_to_replace
 
     if path.exists():
         context = click.get_current_context()
         for param in context.command.params:
             source = context.params.get(param.name or "")
-            is_input = param.name != "output" and isinstance(param.type, click.Path)
-            if not is_input or not isinstance(source, str | Path):
+            if param.name == "output" or not isinstance(param.type, click.Path):
                 continue
-            if os.path.exists(source) and path.samefile(source):
+            if not isinstance(source, str | Path) or not os.path.exists(source):
+                continue
+            if path.samefile(source):
                 raise ArgumentError(f"{path}: is what this command reads: give another file")
         for folder in path.resolve().parents:
             if (folder / "shards" / "zarr.json").exists():
@@ -367,14 +341,15 @@ def refuse_output(path: Path, force: bool) -> None:
                     f"{path}: is a file of the version {folder}, which only featcache writes"
                 )
     refuse_to_replace(path, force)
-    if not path.resolve().parent.is_dir():
+    folder = path.resolve().parent
+    if not folder.is_dir():
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
-    refuse_unwritable(path.resolve().parent, path)
+    refuse_unwritable(folder, path)
 
 
 def refuse_unwritable(place: Location, path: Location | None = None) -> None:
-    """Try to make a folder in a place on this machine, before the work begins. Raises
-    StoreError, about `path`, or the place itself."""
+    """Raise StoreError, about `path` or the place itself, if nothing can be made in a place on
+    this machine."""
     if not isinstance(place, Path):
         return
     ancestors = (place, *place.absolute().parents)
@@ -388,7 +363,7 @@ def refuse_unwritable(place: Location, path: Location | None = None) -> None:
 
 def is_agreed(question: str, yes: bool) -> bool:
     """Tell whether to go ahead: by `--yes`, or by asking on the terminal. Raises
-    ArgumentError without `--yes` if nobody can be asked, or with `--json`."""
+    ArgumentError if nobody can be asked, or with `--json`."""
     if yes:
         return True
     if printing.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -1,15 +1,12 @@
 """A command's standard streams, its bar on a terminal, and the signals that end it.
 
 If a stream is closed (`2>&-`), the next opened file gets its number, and with it what
-libraries print. So `/dev/null` replaces a closed stream.
-
-Only results go to stdout. On damaged files, libsndfile's readers of SDS and of G.72x
-print to C's stdout, which a program would read as part of the result.
+libraries print. So `/dev/null` replaces a closed stream. On damaged files, libsndfile's
+readers of SDS and of G.72x print to C's stdout, where only results may go.
 
 SIGINT, SIGTERM and SIGHUP each end a command with the exit code `INTERRUPTED`. A signal
-that is ignored when the command begins stays ignored: `nohup` ignores SIGHUP, and a shell
-without job control ignores SIGINT for commands in the background. A signal that the
-calling program handles keeps its handler."""
+that is ignored when the command begins stays ignored (`nohup` ignores SIGHUP, some shells
+SIGINT in the background), and one that the calling program handles keeps its handler."""
 
 from __future__ import annotations
 
@@ -63,14 +60,12 @@ def standard_streams() -> Iterator[None]:
 
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
-    """Send to standard error what native libraries print to standard output.
-
-    `sys.stdout` prints to a copy of descriptor 1 meanwhile, unless it already prints
-    elsewhere, as in tests."""
+    """Send to standard error what native libraries print to standard output. `sys.stdout`
+    prints to a copy of descriptor 1, unless it already prints elsewhere, as in tests."""
     stream = sys.stdout
     if (
-        not isinstance(stream, io.TextIOWrapper)
-        or stream is not sys.__stdout__
+        stream is not sys.__stdout__
+        or not isinstance(stream, io.TextIOWrapper)
         or stream.fileno() != 1
     ):
         yield
@@ -127,8 +122,8 @@ def stoppable(
     stop: threading.Event | None = None,
     ending: str = _ENDING,
 ) -> Iterator[threading.Event]:
-    """Yield an event that the first of the signals sets. It also prints how the command is
-    `ending`. A second signal calls `at_once`, and ends the process."""
+    """Yield an event that the first signal sets. It also prints how the command is `ending`.
+    A second signal calls `at_once`, and ends the process."""
     stop = stop or threading.Event()
     # not `stop.is_set()`: a second signal may come during `stop.set()`
     signals = count()
@@ -151,8 +146,8 @@ def stoppable(
 def signals_handled(
     handler: Callable[[int, FrameType | None], object] = signal.default_int_handler,
 ) -> Iterator[None]:
-    """Handle the signals that have Python's own handlers; by default, raise KeyboardInterrupt,
-    as Python does on SIGINT. Only the main thread can handle signals."""
+    """Handle the signals that have Python's own handlers, in the main thread; by default,
+    raise KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
     ours = (signal.SIG_DFL, signal.default_int_handler)
     handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in ours]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, count_are, note, say, say_json
+from featcache.cli.common import as_document, count_are, note, open_versions, say, say_json
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from featcache.version.version import Version
 
 
-@options.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
+@options.command()
 @version_or_corpus
 @options.manifest(help="Also remove the utterances that are not in it.")
 @options.manifest_format
@@ -29,47 +29,38 @@ if TYPE_CHECKING:
 )
 @options.dry_run
 @options.yes
-@options.as_json()
+@options.as_json
 def prune(
     path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
 ) -> int:
-    """Remove what no reader needs from all versions of a cache, or from one: the old
-    features of utterances that were extracted again; with --manifest, utterances that are
-    not in it; and what killed processes have left.
+    """Remove what no reader needs: replaced utterances, leftovers. With --manifest, also
+    utterances that are not in it.
 
     Prints first what will be removed, and asks. Utterances that stay keep their bytes: if
-    only a part of a shard stays, prune writes that part to a new shard before it removes
-    the old one. After a kill at any moment, the same command continues. Shards that a tag
-    names stay, and so do damaged shards (see `featcache repair`) and whole versions (see
-    `featcache rm`). While a run fills the version, prune removes nothing. Do not prune
-    while jobs of an array run, or a store that others write to. Programs that have opened
-    the version may have to open it again.
+    a part of a shard stays, prune writes it to a new shard before it removes the old one.
+    After a kill, the same command continues. Shards that a tag names stay, and so do
+    damaged shards (see `featcache repair`). While a run fills the version, prune removes
+    nothing. Do not prune while jobs of an array run, or a store that others write to.
+    Programs that have opened the version may have to open it again.
 
-    Without --force, prune refuses a manifest that names other files for the same ids, which
-    looks like another corpus, or that lacks more than 5% of the utterances.
-
-    Exits with 1 if a damaged shard was left as it is.
+    Without --force, prune refuses a manifest that names other files for the same ids, or
+    that lacks more than 5% of the utterances. Exits with 1 if a damaged shard stays.
 
     \b
     Examples:
       featcache prune features --dry-run
       featcache prune features/fbank80 --manifest train.csv
-      featcache prune features --manifest half.csv --force
     """
     from featcache.care.prune import ids_to_keep, plan_prune
     from featcache.care.prune import prune as prune_version
-    from featcache.version.selection import version_folders
-    from featcache.version.version import Version
 
     wanted = None
     if manifest:
         wanted = options.read_manifest(manifest, reading, audio=False, carry=False)
-    versions = [Version.open(folder) for folder in version_folders(path)]
-    keeping = []
+    versions, keeping = [*open_versions(path)], []
     for version in versions:
-        ids = None if wanted is None else ids_to_keep(version, wanted, force=force)
-        keeping.append(ids)
-    plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
+        keeping.append(None if wanted is None else ids_to_keep(version, wanted, force=force))
+    plans = [*map(plan_prune, versions, keeping)]
     for plan in plans:
         _say(plan, manifest, dry_run)
     done: list[Pruned] = []
@@ -81,14 +72,15 @@ def prune(
             done = [prune_version(*job, report=bar.update, stop=stop) for job in jobs]
     damaged = [pruned for pruned in done if pruned.damaged]
     for pruned in damaged:
-        shards = counted(len(pruned.damaged), "shard stays", "shards stay")
+        shards = counted(len(pruned.damaged), "damaged shard stays", "damaged shards stay")
         note(
-            f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: "
-            f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
+            f"{pruned.path}: {shards}: {listing(pruned.damaged)}: featcache repair "
+            f"{shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
         )
     results = {pruned.path: as_document(pruned) for pruned in done}
-    documents = [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]
-    say_json({"versions": documents})
+    say_json(
+        {"versions": [as_document(plan) | {"pruned": results.get(plan.path)} for plan in plans]}
+    )
     if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
         return INTERRUPTED
@@ -117,21 +109,20 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
         say(f"  {items}: of shards that a tag names, or needs: {listing(plan.tags)}")
 
 
-@options.command(short_help="Remove a version, or a tag.")
+@options.command()
 @click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
 @options.flag(
     "--force", "Remove a version even if it has tags, or files in it are not featcache's."
 )
 @options.dry_run
 @options.yes
-@options.as_json()
+@options.as_json
 def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
-    """Remove one version of a cache, with its records and its tags; or one of its tags,
-    which removes no features.
+    """Remove a version, or a tag, which removes no features.
 
-    Prints first what will be removed for good, and asks. A version that a run is filling
-    stays; in an object store, rm cannot see such a run. Without --force, a version stays
-    too if it has tags, or if its folder has files that are not featcache's.
+    Prints first what will be removed, and asks. A version that a run is filling stays; in
+    an object store, rm cannot see such a run. Without --force, a version stays too if it
+    has tags, or if its folder has files that are not featcache's.
 
     \b
     Examples:
@@ -139,6 +130,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
       featcache rm features/fbank80@paper --yes
     """
     from featcache.care.prune import remove_version, what_is_kept
+    from featcache.version.indexing import open_index
     from featcache.version.selection import split_tag, version_of_tag
     from featcache.version.tags import read_tag, remove_tag, tag_names
 
@@ -153,7 +145,11 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
         version = _version_to_remove(place, dry_run)
         others = what_is_kept(version, force=force)
         size = version.bytes_on_disk()
-        contents = f"{version.path}: {_size(version)}, {megabytes(size)} on disk"
+        try:
+            items = counted(len(open_index(version)), "utterance")
+        except DamagedError:
+            items = "damaged"
+        contents = f"{version.path}: {items}, {megabytes(size)} on disk"
         if others:
             contents += f"; with {'; '.join(others)}"
     say(f"{'would remove' if dry_run else 'removes'} {contents}")
@@ -178,12 +174,3 @@ def _version_to_remove(place: Location, dry_run: bool) -> Version:
         names = listing(folder.name for folder in folders)
         raise ArgumentError(f"{place}: is a cache: name the version to remove: {names}")
     return Version.open(folders[0])
-
-
-def _size(version: Version) -> str:
-    from featcache.version.indexing import open_index
-
-    try:
-        return counted(len(open_index(version)), "utterance")
-    except DamagedError:
-        return "damaged"

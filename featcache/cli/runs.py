@@ -1,6 +1,4 @@
-"""What `extract` and `repair` print of a run: its plan, its progress, its summary.
-
-Progress is a bar on a terminal, plain lines at intervals elsewhere, or JSON for programs."""
+"""What `extract` and `repair` print of a run: its plan, its progress, its summary."""
 
 from __future__ import annotations
 
@@ -8,15 +6,15 @@ import json
 import math
 import shlex
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Never
 
 import click
 
-from featcache.cli.common import FAILURES_LEFT, complain, count_are, note, printing, say
+from featcache.cli.common import FAILURES_LEFT, Document, complain, count_are, note, printing, say
 from featcache.cli.process import INTERRUPTED, progress_bar, terminal_columns
 from featcache.errors import counted, hours, megabytes
 from featcache.storage.location import Location, as_location
@@ -40,19 +38,17 @@ _TELLING_SECONDS = 5.0
 
 
 class Display:
-    """Shows hours of audio done, time left, failures and times real time; use it as a
-    context manager.
+    """Shows progress as a bar, lines or JSON; use it as a context manager.
 
     Args:
-        kind: `bar`, `json` or `none`.
+        kind: `bar` (without a terminal, lines at intervals), `json` or `none`.
     """
 
     def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
         from featcache.extraction.jobs import Progress
 
         self._total = plan.seconds_to_decode
-        self._is_json = kind == "json"
-        self._has_lines = kind == "bar"
+        self._kind = kind
         self._bar: tqdm[Never] | None = None
         if kind == "bar" and self._total and terminal_columns():
             # The bar takes the space that the text leaves. A narrow terminal cuts the text.
@@ -60,12 +56,9 @@ class Display:
             self._bar = progress_bar(
                 self._total, "s", bar_format=form, dynamic_ncols=True, miniters=0
             )
-            self._has_lines = False
         self._started = monotonic()
-        self._interval = _LINE_SECONDS
         self._next_line = self._started + _FIRST_SECONDS
-        if self._is_json:
-            self._interval = _JSON_SECONDS
+        if kind == "json":
             self._next_line = self._started + _JSON_SECONDS
         self._latest = Progress()
         self._printed = Progress()
@@ -82,14 +75,15 @@ class Display:
             if self._bar is not None:
                 self._bar.set_description_str(self._text(progress, now), refresh=False)
                 self._bar.update(min(progress.computed_seconds, self._total) - self._bar.n)
-            if now < self._next_line:
+            elif now < self._next_line:
                 return
-            self._next_line = now + self._interval
-            if self._is_json:
+            elif self._kind == "json":
+                self._next_line = now + _JSON_SECONDS
                 self._print_document(progress, self._printed, now)
                 self._printed.audio_seconds = progress.computed_seconds
                 self._printed.stages |= progress.stages
-            elif self._has_lines:
+            elif self._kind == "bar":
+                self._next_line = now + _LINE_SECONDS
                 note(self._text(progress, now))
 
     def _text(self, progress: Progress, now: float) -> str:
@@ -116,20 +110,15 @@ class Display:
         progress `before`."""
         done = progress.computed_seconds
         speed = self._speed(done, now)
+        seconds_left = None
+        if speed:
+            seconds_left = round(max(0.0, self._total - done) / speed)
         spent = {
             stage: seconds - before.stages.get(stage, 0.0)
             for stage, seconds in progress.stages.items()
         }
         total = sum(spent.values())
-        shares, speeds = {}, {}
-        for stage, seconds in spent.items():
-            if total:
-                shares[stage] = round(seconds / total, 4)
-            if seconds and stage != "wait":
-                speeds[stage] = round((done - before.audio_seconds) / seconds, 1)
-        seconds_left = None
-        if speed:
-            seconds_left = round(max(0.0, self._total - done) / speed)
+        shares = {stage: round(seconds / total, 4) for stage, seconds in spent.items() if total}
         document = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "is_end": is_end,
@@ -141,7 +130,11 @@ class Display:
             "failed": sum(progress.failures.values()),
             "shards": progress.shards,
             "stages": shares,
-            "stages_times_real_time": speeds,
+            "stages_times_real_time": {
+                stage: round((done - before.audio_seconds) / seconds, 1)
+                for stage, seconds in spent.items()
+                if seconds and stage != "wait"
+            },
             "bottleneck": max(shares, key=shares.__getitem__, default=None),
         }
         click.echo(json.dumps(document), err=True)
@@ -152,86 +145,72 @@ class Display:
             self.update()
 
     def __enter__(self) -> Display:
-        if self._is_json:
+        if self._kind == "json":
             threading.Thread(target=self._tick, daemon=True).start()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self._ended.set()
         if self._bar is not None:
             self._bar.close()
-        if kind is None and self._is_json:
+        if error is None and self._kind == "json":
             from featcache.extraction.jobs import Progress
 
             with self._showing:
                 self._print_document(self._latest, Progress(), monotonic(), is_end=True)
 
 
-def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
+def say_plan(plan: ExtractionPlan) -> Document:
     """Print what a run would do. Returns it as one document."""
-    versions: list[dict[str, Any]] = []
+    versions: list[Document] = []
     for version in plan.versions:
-        utterances, present = len(version.manifest), int(version.rows.present.sum())
-        missing, changed = version.num_missing, version.num_replaced
-        failed = int(version.rows.failed.sum())
-        seconds, num_bytes = version.expected_seconds, version.expected_bytes
-        versions.append(
-            {
-                "name": version.config.name,
-                "path": str(version.path),
-                "fingerprint": version.info.fingerprint,
-                "utterances": utterances,
-                "present": present,
-                "failed": failed,
-                "failed_before": version.failed_before,
-                "changed": changed,
-                "missing": missing,
-                "audio_seconds": round(seconds, 3),
-                "bytes": round(num_bytes),
-            }
-        )
-        work = f"{missing:,} of {counted(utterances, 'utterance')} to extract"
-        if changed:
-            work += f", {changed:,} of them changed"
-        if missing:
-            work += f": about {hours(seconds)} of audio, {megabytes(num_bytes)} of features"
+        present, failed = int(version.rows.present.sum()), int(version.rows.failed.sum())
+        document = {
+            "name": version.config.name,
+            "path": str(version.path),
+            "fingerprint": version.info.fingerprint,
+            "utterances": len(version.manifest),
+            "present": present,
+            "failed": failed,
+            "failed_before": version.failed_before,
+            "changed": version.num_replaced,
+            "missing": version.num_missing,
+            "audio_seconds": round(version.expected_seconds, 3),
+            "bytes": round(version.expected_bytes),
+        }
+        versions.append(document)
+        utterances = counted(len(version.manifest), "utterance")
+        work = f"{version.num_missing:,} of {utterances} to extract"
+        if version.num_replaced:
+            work += f", {version.num_replaced:,} of them changed"
+        if version.num_missing:
+            work += f": about {hours(version.expected_seconds)} of audio, "
+            work += f"{megabytes(version.expected_bytes)} of features"
         say(f"{version.path}: {work}; {present:,} are there, {failed:,} have failed before")
-        if version.failed_before:
-            say(f"  {not_tried_again(version.failed_before)}")
+        say_failed_before(version.failed_before)
     return {"dry_run": True, "versions": versions}
 
 
-def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
+def say_trial(trials: Sequence[Trial]) -> Document:
     """Print how long a run would take. Returns it as one document."""
     for trial in trials:
-        failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
-        audio = f"{hours(trial.audio_seconds)} of audio, drawn at random,"
-        say(f"a trial of {', '.join(trial.versions)}: {audio} {_speed(trial)}{failed}")
+        what = f"{hours(trial.audio_seconds)} of audio, drawn at random, {_speed(trial)}"
+        if trial.failed:
+            what += f"; {counted(trial.failed, 'utterance')} of it failed"
+        say(f"a trial of {', '.join(trial.versions)}: {what}")
     seconds = sum(trial.expected_seconds for trial in trials)
-    at_least = _total(trial.at_least for trial in trials)
-    at_most = _total(trial.at_most for trial in trials)
+    total: Document = {"expected_seconds": seconds}
+    for limit in ("at_least", "at_most"):
+        limits = [getattr(trial, limit) for trial in trials]
+        total[limit] = None if None in limits else sum(limits)
     if math.isnan(seconds):
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
     elif trials:
         span = "too little was measured to say how far off that is"
-        if at_least is not None and at_most is not None:
-            span = f"{hours(at_least)} to {hours(at_most)}"
+        if None not in total.values():
+            span = f"{hours(total['at_least'])} to {hours(total['at_most'])}"
         say(f"all of it would take about {hours(seconds)} ({span})")
-    return {
-        "tried": [asdict(trial) for trial in trials],
-        "expected_seconds": seconds,
-        "at_least": at_least,
-        "at_most": at_most,
-    }
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    total: float = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    return {"tried": [asdict(trial) for trial in trials], **total}
 
 
 def _speed(run: Summary | Trial) -> str:
@@ -241,27 +220,34 @@ def _speed(run: Summary | Trial) -> str:
 
 
 def say_summary(summary: Summary, where: str) -> int:
-    """Print what a run did. Returns its exit code. `where` is the place of the features
-    for the command that shows why too many failed."""
+    """Print what a run did, into the cache or version `where`. Returns its exit code."""
     versions = summary.versions
     for version in versions:
         say(version.path)
         say(f"  {_outcome(version, summary.interrupted)}")
-        if version.failed_before:
-            say(f"  {not_tried_again(version.failed_before)}")
+        say_failed_before(version.failed_before)
     not_looked_at = max(version.not_looked_at for version in versions)
     if not_looked_at:
         audio = "its audio was" if not_looked_at == 1 else "their audio was"
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
-    _print_resampled(summary)
+    for done, remark in (
+        ("upsampled", ": there is nothing in them above half of their own rate"),
+        ("downsampled", ""),
+    ):
+        count = getattr(summary, done)
+        if count:
+            rates = sorted({version.sample_rate for version in versions if getattr(version, done)})
+            were = counted(count, "utterance was", "utterances were")
+            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
     if summary.silent:
         say(f"{count_are(summary.silent, 'utterance')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:
-        say(f"failures: {_by_reason(summary.failed_by_reason)}")
+        say(f"failures: {by_reason(summary.failed_by_reason)}")
     if summary.stages and summary.audio_seconds:
-        with_copies = any(version.utterances != summary.utterances for version in versions)
-        copies = ", with its copies," if with_copies else ""
-        say(f"{hours(summary.audio_seconds)} of audio{copies} {_speed(summary)}")
+        audio = f"{hours(summary.audio_seconds)} of audio"
+        if any(version.utterances != summary.utterances for version in versions):
+            audio += ", with its copies,"
+        say(f"{audio} {_speed(summary)}")
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
     failing = [as_location("path", version.path) for version in versions if version.failed]
@@ -286,30 +272,18 @@ def say_summary(summary: Summary, where: str) -> int:
     return FAILURES_LEFT if summary.failed else 0
 
 
-def _print_resampled(summary: Summary) -> None:
-    for done, remark in (
-        ("upsampled", ": there is nothing in them above half of their own rate"),
-        ("downsampled", ""),
-    ):
-        count = getattr(summary, done)
-        if count:
-            rates = {version.sample_rate for version in summary.versions if getattr(version, done)}
-            were = counted(count, "utterance was", "utterances were")
-            listed = ", ".join(f"{rate:,}" for rate in sorted(rates))
-            say(f"{were} {done} to {listed} Hz{remark}")
-
-
 def _print_first_failure(failing: Sequence[Location]) -> None:
-    """Print a failure of the latest run, since most often all failed for one reason."""
     from featcache.version.ledger import read_failures
     from featcache.version.records import run_names
     from featcache.version.version import Version
 
-    opened = Version.open(failing[0])
+    place = failing[0]
+    opened = Version.open(place)
     for latest in run_names(opened.store)[-1:]:
         for failure in read_failures(opened, run=latest)[:1]:
             say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
-    place = failing[0] if len(failing) == 1 else failing[0].parent
+    if len(failing) > 1:
+        place = place.parent
     say(f"why utterances failed: featcache info {shlex.quote(str(place))} --failures")
 
 
@@ -325,17 +299,16 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
     )
 
 
-def not_tried_again(failed: Mapping[str, int]) -> str:
-    """Return for people that rows have failed before; `failed` counts them by reason."""
+def say_failed_before(failed: Mapping[str, int]) -> None:
+    """Print how many rows have failed before, by reason, if any."""
     count = sum(failed.values())
-    were = "was" if count == 1 else "were"
-    return (
-        f"{count:,} failed before and {were} not tried again (--retry-failed does): "
-        f"{_by_reason(failed)}"
-    )
+    if count:
+        were = counted(count, "failed before and was", "failed before and were")
+        say(f"  {were} not tried again (--retry-failed does): {by_reason(failed)}")
 
 
-def _by_reason(failed: Mapping[str, int]) -> str:
+def by_reason(failed: Mapping[str, int]) -> str:
+    """List counts by reason for people."""
     return ", ".join(f"{reason} {count:,}" for reason, count in failed.items())
 
 
@@ -353,17 +326,13 @@ def _print_stages(summary: Summary) -> None:
         remedies["resample"] += ", or files at the config's rate"
     busy = ""
     if summary.device == "cpu":
-        remedies["extract"] = "a GPU, or more threads"
-        remedies["wait"] = "a faster disk"
+        remedies |= {"extract": "a GPU, or more threads", "wait": "a faster disk"}
         # On a GPU, some more threads than the budget wait for it.
         threads = summary.stages[slowest] * summary.threads
         busy = f", {threads:.1f} of {counted(summary.threads, 'thread')}"
-    shares = ", ".join(
-        f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005
-    )
+    stages = summary.stages.items()
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in stages if share >= 0.005)
     say(f"time in stages: {shares}; bottleneck: {slowest}{busy} ({remedies[slowest]} would help)")
     if len(summary.versions) > 1:
-        parts = ", ".join(
-            f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions
-        )
-        say(f"threads' time in extracting: {parts}")
+        parts = [f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions]
+        say(f"threads' time in extracting: {', '.join(parts)}")

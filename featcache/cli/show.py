@@ -1,9 +1,10 @@
 """`featcache show`: one utterance; `featcache why`: why a config is another version, and
-what would be extracted."""
+what would be extracted; `featcache diff`: how two versions differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, first_few, printing, say, say_json
+from featcache.cli.common import (
+    Document,
+    advise,
+    cells,
+    count_are,
+    first_few,
+    printing,
+    say,
+    say_json,
+)
 from featcache.cli.corpora import version_or_corpus
-from featcache.cli.runs import not_tried_again
+from featcache.cli.runs import say_failed_before
 from featcache.errors import MissingItemError, counted, listing
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from featcache.care.diff import ValuesDiff
     from featcache.care.why import Cause
     from featcache.extraction.version_plan import VersionPlan
     from featcache.version.version import Version
@@ -27,18 +38,12 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
-@options.command(short_help="Show one utterance: its place, its source, its values.")
+@options.command()
 @version_or_corpus
 @click.argument("utterance", metavar="ID")
-@options.as_json()
+@options.as_json
 def show(path: Location, utterance: str) -> None:
-    """Show one utterance in each version that has it: its shard, its audio file, the run
-    and the libraries that extracted it, and a summary of its values.
-
-    With --json, start, duration (seconds) and channel are those of the manifest's row,
-    and null where it gave none; audio_seconds is how much audio was extracted, and
-    num_samples the same at the config's rate; source_rate (Hz), size (bytes) and mtime_ns
-    are those of the audio file.
+    """Show one utterance: its place, its source, its values.
 
     \b
     Example:
@@ -46,7 +51,7 @@ def show(path: Location, utterance: str) -> None:
     """
     from featcache.version.selection import select_versions
 
-    documents, missing = _describe_in_each(select_versions(path), utterance, _document)
+    documents, missing = _describe_in_each(select_versions(path), utterance, _describe)
     if missing is not None and not documents:
         raise missing
     say_json({"versions": documents})
@@ -55,19 +60,17 @@ def show(path: Location, utterance: str) -> None:
             say()
         lines = _origin_lines(document)
         lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max")}
-        quantized = document.get("quantized")
-        if quantized:
-            lines["stored"] = (
-                f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
-            )
-        lines |= {name: _cells(summary) for name, summary in document["side"].items()}
+        stored = document.get("quantized")
+        if stored:
+            lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"
+        lines |= {name: cells(summary) for name, summary in document["side"].items()}
         _say_lines(lines)
 
 
 def _describe_in_each(
-    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], dict[str, Any]]
-) -> tuple[list[dict[str, Any]], MissingItemError | None]:
-    documents: list[dict[str, Any]] = []
+    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], Document]
+) -> tuple[list[Document], MissingItemError | None]:
+    documents: list[Document] = []
     missing: MissingItemError | None = None
     for version in versions:
         try:
@@ -77,7 +80,7 @@ def _describe_in_each(
     return documents, missing
 
 
-def _document(version: Version, utterance: str) -> dict[str, Any]:
+def _describe(version: Version, utterance: str) -> Document:
     from featcache.loader.cache import Cache
     from featcache.version.join import describe_origin
 
@@ -98,29 +101,14 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
     return document
 
 
-def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of `describe_origin` for people: a value for each name, None
-    where there is none."""
+def _origin_lines(document: Document) -> Document:
+    """Return the document of `describe_origin` for people, by names."""
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
         lines["start"] = f"{document['start']:.3f} s"
     lines["duration"] = f"{document['audio_seconds']:.3f} s"
     lines["channel"] = document["channel"]
     lines["source rate"] = f"{document['source_rate']} Hz"
-    lines["source file"] = _source_file(document)
-    lines["run"] = document["run"]
-    if document["run"] is not None and document["host"]:
-        lines["run"] += f", on {document['host']}"
-    if document["manifest"] is not None:
-        lines["manifest"] = f"{document['manifest']}, relative to {document['root']}"
-    lines["from"] = document["from"]
-    lines["made by"] = _cells(document["made_by"])
-    if document["superseded"]:
-        lines["replaces"] = f"older features in {listing(document['superseded'])}"
-    return lines
-
-
-def _source_file(document: dict[str, Any]) -> str:
     file = counted(document["size"], "byte")
     seconds = document["mtime_ns"] // 10**9
     if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server sent no time
@@ -129,65 +117,59 @@ def _source_file(document: dict[str, Any]) -> str:
         file += ", decoded by FFmpeg"
     if document["decoder"] == 1:
         file += " as older versions of featcache did"
-    return file
+    lines["source file"] = file
+    lines["run"] = document["run"]
+    if document["run"] is not None and document["host"]:
+        lines["run"] += f", on {document['host']}"
+    if document["manifest"] is not None:
+        lines["manifest"] = f"{document['manifest']}, relative to {document['root']}"
+    lines["from"] = document["from"]
+    lines["made by"] = cells(document["made_by"])
+    if document["superseded"]:
+        lines["replaces"] = f"older features in {listing(document['superseded'])}"
+    return lines
 
 
-def _cells(values: dict[str, Any]) -> str:
-    """Return `name value, name value` for people, without values that are None."""
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-
-
-def _say_lines(lines: dict[str, Any]) -> None:
+def _say_lines(lines: Document) -> None:
     for name, value in lines.items():
         if value is not None:
             say(f"{name:12} {value}")
 
 
-def _summary(array: NDArray[Any]) -> dict[str, Any]:
+def _summary(array: NDArray[Any]) -> Document:
     """Return the shape, dtype and range of an array; the range of an empty array is None."""
-    import numpy as np
-
-    summary: dict[str, Any] = {"shape": list(array.shape), "dtype": array.dtype.name}
+    summary: Document = {"shape": list(array.shape), "dtype": array.dtype.name}
     if not array.size:
         return summary | dict.fromkeys(("min", "mean", "max"))
-    values = array.astype(np.float64)
+    values = array.astype("float64")
     least, mean, most = float(values.min()), float(values.mean()), float(values.max())
     return summary | {"min": least, "mean": mean, "max": most}
 
 
-@options.command(
-    short_help="Say why a config is another version, and why utterances would be extracted."
-)
+@options.command()
 @version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
 @options.config(
     "config", help="A YAML file, or a packaged config.", default="fbank80", show_default=True
 )
-@click.option(
-    "--id", "utterance", metavar="ID", help="Say where this utterance's features came from."
-)
+@click.option("--id", "utterance", metavar="ID", help="Print where this utterance came from.")
 @options.root()
 @options.manifest_and_config_keys
-@options.flag("--retry-failed", "As `featcache extract` would do it with this option.")
-@options.flag("--check-sources", "As `featcache extract` would do it with this option.")
+@options.flag("--retry-failed", "As for extract.")
+@options.flag("--check-sources", "As for extract.")
 @options.trust_remote_code
-@options.as_json("Print the result as one JSON document, with all ids.")
+@options.as_json
 def why(
     path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any
 ) -> None:
-    """Say how CONFIG differs from the versions in the cache: in which keys, in the
-    extractor's revision, or in the content of its weights. With a MANIFEST, say which
-    utterances `featcache extract` would extract, and why: they are new, their rows or
-    files have changed, or they have failed before. Nothing is extracted or written.
-
-    With --id, say where one utterance came from: its row, audio file, shard, run and
-    library versions.
+    """Explain why a config is another version. With a MANIFEST, print which utterances
+    `featcache extract` would extract, and why; with --id, where one utterance came from.
+    Nothing is written.
 
     \b
     Examples:
       featcache why features -c my-config.yaml
       featcache why features --set params.low_freq=0
-      featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """
     from featcache.care.why import compare_versions, find_causes
@@ -203,7 +185,7 @@ def why(
         options.refuse_unused(reading["values"], loaded.keys)
     compared = compare_versions(loaded, fingerprint, select_versions(path))
     versions = [version for version, _ in compared]
-    document: dict[str, Any] = {
+    document: Document = {
         "name": loaded.name,
         "fingerprint": fingerprint,
         "versions": [
@@ -219,7 +201,6 @@ def why(
     plan, causes = None, []
     if manifest is not None:
         read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
-        # As `extract` would do it, and with --replace.
         run_options = Options(device="cpu", replace=True, **chosen)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
         causes = find_causes(plan)
@@ -231,10 +212,10 @@ def why(
     say_json(document)
 
 
-def _plan_document(plan: VersionPlan, causes: list[Cause]) -> dict[str, Any]:
+def _plan_document(plan: VersionPlan, causes: list[Cause]) -> Document:
     from featcache.care.why import refusal
 
-    document: dict[str, Any] = {
+    document: Document = {
         "path": str(plan.path),
         "is_new": plan.is_new,
         "utterances": len(plan.manifest),
@@ -259,33 +240,33 @@ def _plan_document(plan: VersionPlan, causes: list[Cause]) -> dict[str, Any]:
 
 def _trace(
     utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
-) -> dict[str, Any]:
+) -> Document:
     """Return an utterance's row in the plan's manifest, and its origin in each version."""
     from featcache.version.join import describe_origin
 
     origins, missing = _describe_in_each(versions, utterance, describe_origin)
+    document: Document = {"id": utterance, "row": None, "status": None, "versions": origins}
     row = None
     if plan is not None:
         row = plan.find(utterance)
+        if row is not None:
+            document["row"] = plan.manifest[row].row()
+            document["status"] = _status(row, plan, causes)
     if missing is not None and row is None and not origins:
         raise missing
-    document: dict[str, Any] = {"id": utterance, "row": None, "status": None, "versions": origins}
-    if plan is not None and row is not None:
-        document["row"] = plan.manifest[row].row()
-        document["status"] = _status(row, plan, causes)
     return document | {"message": None if origins else str(missing)}
 
 
 def _status(row: int, plan: VersionPlan, causes: list[Cause]) -> str:
     for cause in causes:
-        if row in cause.rows and cause.why:
+        if row in cause.rows:
             return f"to extract: {cause.why}"
     if plan.rows.present[row]:
         return "there"
     return "failed before, and is not tried again"
 
 
-def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
+def _print_why(document: Document, causes: list[Cause]) -> None:
     if not document["versions"][0]["same_fingerprint"]:
         say(f"{document['name']}-{document['fingerprint'][:12]}: there is no such version")
     for version in document["versions"]:
@@ -300,13 +281,13 @@ def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
     if "utterance" in document:
         trace = document["utterance"]
         say()
-        row = trace["row"] and _cells(trace["row"])
+        row = trace["row"] and cells(trace["row"])
         _say_lines({"row": row, "status": trace["status"], "missing": trace["message"]})
         for origin in trace["versions"]:
             _say_lines(_origin_lines(origin))
 
 
-def _print_plan(plan: dict[str, Any], causes: list[Cause]) -> None:
+def _print_plan(plan: Document, causes: list[Cause]) -> None:
     say(
         f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, "
         f"{plan['missing']:,} to extract"
@@ -317,7 +298,60 @@ def _print_plan(plan: dict[str, Any], causes: list[Cause]) -> None:
             ids[0] += f" ({cause.example})"
         again = " again" if cause.again else ""
         say(f"  {len(cause.ids):,}{again}: {cause.why}: {first_few(ids, _SHOWN)}")
-    if plan["failed_before"]:
-        say(f"  {not_tried_again(plan['failed_before'])}")
+    say_failed_before(plan["failed_before"])
     if plan["refused"]:
         advise(f"featcache extract refuses this manifest: {plan['refused']}")
+
+
+@options.command()
+@click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
+@click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
+@options.number(
+    "--values", "Compare the values of N random utterances that both have of the same rows.", 0
+)
+@options.as_json
+def diff(first: Location, second: Location, values: int) -> None:
+    """Compare two versions: configs, utterances, values. Exits with 0 whatever differs.
+
+    \b
+    Examples:
+      featcache diff features/fbank80-2a8b3903b266 features/fbank80-6f0612afda6c
+      featcache diff features/fbank80 /backup/features/fbank80 --values 1000
+    """
+    from featcache.care.diff import diff as compare
+    from featcache.loader.cache import Cache
+    from featcache.version.selection import select_version
+
+    result = compare(Cache(select_version(first)), Cache(select_version(second)), values)
+    if printing.as_json:
+        lists = {name: list(getattr(result, name)) for name in ("gone", "added", "changed")}
+        say_json({**vars(result), **lists, "values": result.values and asdict(result.values)})
+    differing = result.config
+    if result.same_fingerprint:
+        differing = ["the same"]
+    elif not differing:
+        differing = ["the same keys, but other weights, or another revision of the extractor"]
+    for line in differing:
+        say(f"config: {line}")
+    say(f"{count_are(result.common, 'utterance')} in both")
+    found = {f"only in {first}": result.gone, f"only in {second}": result.added}
+    for where, ids in (found | {"in both, but from other rows": result.changed}).items():
+        if len(ids):
+            say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
+    if result.values is not None:
+        say(f"values: {_describe_values(result.values)}")
+
+
+def _describe_values(values: ValuesDiff) -> str:
+    if values.utterances == 0:
+        return "no utterance is in both, of the same row"
+    parts = [f"{values.identical:,} of {counted(values.utterances, 'utterance')} bit-identical"]
+    if values.other_lengths:
+        parts.append(f"{values.other_lengths:,} with other numbers of frames")
+    if values.codes:
+        parts.append(f"{values.differing:,} of {values.codes:,} codes differ")
+    elif values.worst is not None:
+        parts.append(f"largest difference {values.largest:.3g}")
+    if values.worst is not None:
+        parts.append(f"most in {values.worst}")
+    return ", ".join(parts)

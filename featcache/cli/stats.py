@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, first_few, note, note_unfinished, say, say_json
+from featcache.cli.common import Document, advise, first_few, note, note_unfinished, say, say_json
 from featcache.cli.process import progress_bar
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@options.command(short_help="Compute mean and variance of features, or how codes are used.")
+@options.command()
 @options.version_location
 @options.manifest(help="Count only the utterances of this manifest.")
 @options.manifest_format
@@ -35,8 +35,8 @@ _SHOWN = 20
     help="Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn."
 )
 @options.force
-@options.reading_threads()
-@options.as_json()
+@options.reading_threads
+@options.as_json
 def stats(
     path: Location,
     manifest: str | None,
@@ -46,19 +46,15 @@ def stats(
     threads: int,
     **reading: Any,
 ) -> int:
-    """Compute the mean and variance of every dimension of a version's features in one
-    pass: over all frames and, with --by, for each speaker or other group. For codes,
-    report how many are used.
-
-    The same utterances give the same bits, however spread over shards or a corpus's
-    parts, with any number of threads.
+    """Compute mean and variance of features, or how codes are used. With --by, they are also
+    computed for each speaker or other group. The same utterances give the same bits, with
+    any shards, parts and threads.
 
     Exits with 1 if parts of a corpus are missing.
 
     \b
     Examples:
       featcache stats features
-      featcache stats features --manifest train.csv -o fbank80.cmvn.npz
       featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
     """
     import featcache
@@ -80,10 +76,10 @@ def stats(
     else:
         with warnings.catch_warnings(record=True, action="always") as caught:
             corpus = featcache.open(str(path))
-        if isinstance(corpus, Corpus):
-            is_partial = len(corpus.parts) < len(read_parts(corpus_and_version[0]))
         for warning in caught:
             note(str(warning.message))
+        if isinstance(corpus, Corpus):
+            is_partial = len(corpus.parts) < len(read_parts(corpus_and_version[0]))
         version = corpus.version
     holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
@@ -121,8 +117,7 @@ def stats(
     return int(is_partial)
 
 
-def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
-    """Print mean and variance. Returns them as JSON."""
+def _say_features(stats: Stats, output: Path | None) -> Document:
     frames = stats.group_frames.tolist()
     for name, values in (("means", stats.mean), ("standard deviations", stats.std)):
         say(f"  {name} of the dimensions from {values.min():.6g} to {values.max():.6g}")
@@ -135,10 +130,10 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
             for count in (min(frames), max(frames))
         ]
         say(f"  {len(frames):,} groups by {stats.by}, from {' to '.join(ends)}")
-    if output is None:
-        say("  not saved; -o FILE saves them for featcache.Cmvn.load")
-    else:
-        say(f"  saved to {output}")
+    saved = "not saved; -o FILE saves them for featcache.Cmvn.load"
+    if output is not None:
+        saved = f"saved to {output}"
+    say(f"  {saved}")
     groups = zip(stats.groups, stats.group_utterances.tolist(), frames, strict=True)
     return {
         "output": output and str(output),
@@ -156,7 +151,7 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
     }
 
 
-def _say_codes(usage: Usage) -> dict[str, Any]:
+def _say_codes(usage: Usage) -> Document:
     """Print how codes are used. Returns it as JSON."""
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
     codebooks = []
@@ -174,9 +169,7 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     }
 
 
-@options.command(
-    "fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`."
-)
+@options.command("fit-kmeans")
 @options.version_location
 @click.option(
     "-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units."
@@ -195,8 +188,8 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]",
 )
 @options.device()
-@options.reading_threads()
-@options.as_json()
+@options.reading_threads
+@options.as_json
 def fit_kmeans(
     path: Location,
     k: int,
@@ -207,15 +200,11 @@ def fit_kmeans(
     device: str | None,
     threads: int,
 ) -> None:
-    """Fit k-means to a version's frames, and write the centroids to a file: the `weights`
-    of the extractor `units`.
-
-    Frames are drawn uniformly from the whole version. On one device, the same seed gives
-    the same centroids.
+    """Fit k-means to a version's frames, for the extractor `units`. On one device, the same
+    seed gives the same centroids.
 
     \b
-    Examples:
-      featcache fit-kmeans features -k 500 -o units.safetensors
+    Example:
       featcache fit-kmeans features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
     """
     from time import perf_counter
@@ -257,15 +246,12 @@ def fit_kmeans(
         "device": chosen_device.label,
     }
     say_json(document)
-    say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
+    say("{output}: {k:,} units of {path}, {dimensions:,} dimensions".format_map(document))
     say(
-        f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
-        f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on "
-        f"{chosen_device.label}"
+        "  inertia {inertia:.6g} per frame, over {frames:,} frames; {iterations} iterations in "
+        "{elapsed_seconds:.1f} s on {device}".format_map(document)
     )
-    say(
-        f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; "
-        f"{document['empty']:,} are empty"
-    )
+    clusters = "{smallest:,} to {largest:,}; {empty:,} are empty".format_map(document)
+    say(f"  frames in a cluster: {clusters}")
     if document["empty"]:
         advise("there are fewer distinct frames than units: choose a smaller -k")

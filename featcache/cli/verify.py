@@ -1,12 +1,10 @@
-"""`featcache verify`: is every byte what was written, and is everything there?"""
+"""`featcache verify` and `featcache repair`."""
 
 from __future__ import annotations
 
 import random
 import shlex
 from collections import Counter
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,29 +20,29 @@ from featcache.cli.common import (
     say_json,
     say_problems,
 )
-from featcache.cli.corpora import version_or_corpus
+from featcache.cli.corpora import version_or_corpus, worst
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
-from featcache.errors import DamagedError, counted, megabytes
+from featcache.cli.runs import say_summary
+from featcache.errors import DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
 
 if TYPE_CHECKING:
+    from featcache.care.repair import Repaired
     from featcache.care.report import Problem, Recomputed, Report
     from featcache.care.sources import SourceCheck
     from featcache.version.version import Version
 
 _SHOWN = 20
 _SOURCES = (
-    "Also compare the audio files with what was extracted, by size and mtime (stat, "
-    "the default), or by a hash of all "
-    "bytes (content). At URLs, only those of --manifest are asked for."
+    "Also compare the audio files with what was extracted, by size and mtime (stat, the "
+    "default), or by a hash (content). Of URLs, only those of --manifest are asked for."
 )
 
 
-@options.command(short_help="Check a cache: what is damaged, missing, changed.")
+@options.command()
 @version_or_corpus
 @options.manifest(
-    help="Also report which of its utterances are missing, changed or failed, and which others "
-    "are there."
+    help="Also report its missing, changed and failed utterances, and utterances not in it."
 )
 @options.root("that of the run that extracted each utterance")
 @options.manifest_format
@@ -62,9 +60,9 @@ _SOURCES = (
 )
 @options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
 @options.device("For --recompute.")
-@options.reading_threads()
+@options.reading_threads
 @options.trust_remote_code
-@options.as_json()
+@options.as_json
 def verify(
     path: Location,
     manifest: str | None,
@@ -73,14 +71,13 @@ def verify(
     recompute: int,
     **chosen: Any,
 ) -> int:
-    """Check all versions of a cache, or one: structure, metadata, offsets, the checksum
-    of every utterance, non-finite values, frame counts, duplicate ids, shards of other
-    versions; whether utterances are missing that a manifest wants; and the records of
-    what is wanted and has failed.
+    """Check a cache: what is damaged, missing, changed. This reads structure, metadata,
+    offsets, the checksum of every utterance, non-finite values, frame counts, duplicate
+    ids, shards of other versions, and the records of what is wanted and has failed.
 
-    Only --sources looks at audio files. Exits with 1 if something is damaged, missing or
-    changed; else with 3 if utterances are in the failure ledger. `featcache repair`
-    repairs damage; `featcache extract` adds what is missing.
+    Exits with 1 if something is damaged, missing or changed; else with 3 if utterances are
+    in the failure ledger. `featcache repair` repairs damage; `featcache extract` adds what
+    is missing.
 
     \b
     Examples:
@@ -98,18 +95,17 @@ def verify(
     from featcache.version.version import Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
-    wanted = None
+    wanted, again = None, None
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=False)
-    source_check = SourceCheck(sources == "content", root, CallersUrls(wanted))
-    check_version = partial(
-        check,
-        data=data,
-        manifest=wanted,
-        sources=source_check if sources else None,
-        threads=threads,
-    )
-    passes = 2 if sources else 1
+        again = shlex.quote(manifest)
+        if root is not None:
+            again += f" --root {shlex.quote(str(root))}"
+    files = SourceCheck(sources == "content", root, CallersUrls(wanted))
+    checking: dict[str, Any] = {"data": data, "manifest": wanted, "threads": threads}
+    passes = 1
+    if sources:
+        checking["sources"], passes = files, 2
     reports: list[Report] = []
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
@@ -124,30 +120,26 @@ def verify(
             stoppable(ending=ending) as stop,
             progress_bar(passes * len(version.shard_names()), "shards") as bar,
         ):
-            report = check_version(version, report=bar.update, stop=stop)
+            report = check(version, report=bar.update, stop=stop, **checking)
         if recompute and not report.interrupted:
-            recomputed = _recompute(version, recompute, source_check, device, threads)
-            report = replace(report, recomputed=recomputed)
+            report.recomputed = _recompute(version, recompute, files, device, threads)
         reports.append(report)
         if report.interrupted:
             break
-    interrupted = any(report.interrupted for report in reports)
-    damaged = any(_problems(report) for report in reports)
-    if printing.as_json:
-        documents = [as_document(report) for report in reports]
-        say_json({"ok": not (damaged or interrupted), "versions": documents})
-    again = None
-    if manifest:
-        again = shlex.quote(manifest)
-        if root is not None:
-            again += f" --root {shlex.quote(str(root))}"
+    code = worst(map(_exit_code, reports))
+    documents = [as_document(report) for report in reports if printing.as_json]
+    say_json({"ok": code in (0, FAILURES_LEFT), "versions": documents})
     for report in reports:
         _print(report, again, f"@{tag}" if tag is not None else "")
-    if interrupted:
+    return code
+
+
+def _exit_code(report: Report) -> int:
+    if report.interrupted:
         return INTERRUPTED
-    if damaged:
+    if _problems(report):
         return 1
-    return FAILURES_LEFT if any(report.failed for report in reports) else 0
+    return FAILURES_LEFT if report.failed else 0
 
 
 def _recompute(
@@ -172,15 +164,23 @@ def _problems(report: Report) -> list[Problem]:
 
 
 def _print(report: Report, manifest: str | None, tag: str = "") -> None:
-    """Print what was found in a version. `manifest` is the manifest and its options, as
-    in the shell."""
+    """Print what was found in a version. `manifest` is the manifest with its options, quoted
+    for a shell."""
     _print_counts(report, f"{report.path}{tag}")
     problems = _problems(report)
     say_problems(problems[:_SHOWN])
     if len(problems) > _SHOWN:
         say(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
-    if report.recomputed is not None:
-        _print_recomputed(report.recomputed)
+    again = report.recomputed
+    if again is not None:
+        difference = f"largest difference {again.largest_difference:.3g}"
+        if again.codes:
+            difference = f"{again.differing:,} of {again.codes:,} codes differ, "
+            difference += f"{again.tied:,} of them by rounding (ties)"
+        say(
+            f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, "
+            f"{difference}"
+        )
     for line in report.notes:
         say(f"  {line}")
     if report.interrupted:
@@ -192,23 +192,11 @@ def _print(report: Report, manifest: str | None, tag: str = "") -> None:
     _print_remedies(report, manifest, Counter(problem.kind for problem in problems))
 
 
-def _print_recomputed(again: Recomputed) -> None:
-    difference = f"largest difference {again.largest_difference:.3g}"
-    if again.codes:
-        difference = (
-            f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of "
-            "them by rounding (ties)"
-        )
-    say(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {difference}")
-
-
 def _print_remedies(report: Report, manifest: str | None, kinds: Counter[str]) -> None:
     path = shlex.quote(report.path)
     if report.failed:
-        say(
-            f"  {count_are(report.failed, 'utterance')} in the failure ledger: featcache "
-            f"info {path} --failures"
-        )
+        failed = f"{count_are(report.failed, 'utterance')} in the failure ledger"
+        say(f"  {failed}: featcache info {path} --failures")
     repair = f"featcache repair {path} --manifest {manifest or 'MANIFEST'}"
     damaged = len(report.damaged_shards)
     is_recomputed_well = report.recomputed is None or not report.recomputed.problems
@@ -227,11 +215,10 @@ def _print_remedies(report: Report, manifest: str | None, kinds: Counter[str]) -
     lacking = [f"{kinds[kind]:,} {kind}" for kind in kinds if kind in ("missing", "changed")]
     if lacking and manifest is not None:
         place = parse_location("path", report.path)
-        config = " -c CONFIG"
-        if place.name.rpartition("-")[0] == "fbank80":
-            config = ""
+        if place.name.rpartition("-")[0] != "fbank80":
+            manifest += " -c CONFIG"
         output = shlex.quote(str(place.parent))
-        advise(f"{', '.join(lacking)}: featcache extract {manifest}{config} -o {output}")
+        advise(f"{', '.join(lacking)}: featcache extract {manifest} -o {output}")
 
 
 def _print_counts(report: Report, path: str) -> None:
@@ -240,20 +227,95 @@ def _print_counts(report: Report, path: str) -> None:
     shards = counted(report.shards, "shard")
     if report.shards_left_out:
         shards += f" of {report.shards + report.shards_left_out:,}"
-    contents = (
-        f"{counted(report.utterances, 'utterance')}, {counted(report.frames, 'frame')}, "
-        f"{megabytes(report.num_bytes)}"
-    )
-    if not damaged:
-        state = contents
-    elif damaged < report.shards:
-        state = f"{damaged:,} of them damaged; the others hold {contents}"
-    else:
-        state = "damaged" if damaged == 1 else "all damaged"
+    state = f"{counted(report.utterances, 'utterance')}, {counted(report.frames, 'frame')}, "
+    state += megabytes(report.num_bytes)
+    if damaged == report.shards == 1:
+        state = "damaged"
+    elif damaged == report.shards > 0:
+        state = "all damaged"
+    elif damaged:
+        state = f"{damaged:,} of them damaged; the others hold {state}"
     say(f"{path}: {shards}, {state}; {checked}")
     if damaged and report.damaged_utterances:
         hold = "shard holds" if damaged == 1 else "shards hold"
+        utterances = counted(report.damaged_utterances, "utterance")
+        say(f"  the damaged {hold} {utterances}: repair keeps the sound ones")
+
+
+@options.command()
+@version_or_corpus
+@options.manifest(help="The manifest that the utterances came from.", required=True)
+@options.root()
+@options.manifest_format
+@options.device()
+@options.threads(help="As for extract.")
+@options.trust_remote_code
+@options.as_json
+def repair(
+    path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any
+) -> int:
+    """Re-extract damaged utterances, and keep the others. Every byte is read.
+
+    The undamaged utterances of a damaged shard are kept, bit for bit, in a new shard. If
+    anything but its features is damaged, all its utterances are re-extracted. A shard that
+    belongs to another version goes there, or to the folder `aside` if the cache lacks that
+    version. Damaged records of what is wanted and has failed are removed; the next
+    `featcache extract` makes up for it.
+
+    The manifest needs only the damaged utterances, and their audio files must exist; else
+    nothing is removed.
+
+    \b
+    Example:
+      featcache repair features --manifest train.csv
+    """
+    from featcache.audio.commands import kill_commands
+    from featcache.care.repair import repair as repair_version
+    from featcache.extraction.options import Options
+    from featcache.version.selection import version_folders
+
+    read = options.read_manifest(manifest, reading, carry=False)
+    chosen = Options(device=device, threads=threads)
+    with stoppable(kill_commands) as stop:
+        repaired = [
+            repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)
+        ]
+    say_json({"versions": [*map(as_document, repaired)]})
+    codes = [_say_repaired(version) for version in repaired]
+    if 1 in codes:
+        return 1
+    return worst(codes)
+
+
+def _say_repaired(version: Repaired) -> int:
+    """Print what became of a version. Returns the exit code."""
+    path = version.path
+    if version.interrupted:
+        say(f"{path}: interrupted before any shard was removed")
+        return INTERRUPTED
+    if version.metadata:
+        say(f"{path}: metadata restored")
+    if version.removed:
+        kept = f"{counted(version.kept, 'utterance')} kept, {version.extracted:,} extracted again"
+        say(f"{path}: {counted(len(version.removed), 'damaged shard')}: {kept}")
+    for folder, fingerprint in version.aside.items():
         say(
-            f"  the damaged {hold} {counted(report.damaged_utterances, 'utterance')}: repair "
-            "keeps the sound ones"
+            f"{path}: set aside {folder}, a shard of the version {fingerprint[:12]}, which has no "
+            "sound one of its name in this cache: move it there, into shards, or remove it"
         )
+    if version.broken_tags:
+        tags = listing(version.broken_tags)
+        are = "tag is" if len(version.broken_tags) == 1 else "tags are"
+        say(f"{path}: the {are} no longer whole: {tags}: featcache verify says why")
+    if version.records:
+        records = counted(version.records, "damaged record")
+        say(f"{path}: {records} of what is wanted or has failed removed: run featcache verify")
+    code = 0
+    if version.summary:
+        code = say_summary(version.summary, version.summary.versions[0].path)
+    elif not (version.metadata or version.removed or version.records):
+        say(f"{path}: no damage found")
+    if version.missing:
+        are = count_are(version.missing, "utterance")
+        say(f"{path}: {are} in no shard: featcache extract adds them")
+    return code
