@@ -131,7 +131,7 @@ class Store(Protocol):
         Without `remove`, only list it."""
 
     @property
-    def desk(self) -> Path:
+    def marks_folder(self) -> Path:
         """A folder of this machine, for what others need not see: marks of what is in
         flight. It is made if missing."""
 

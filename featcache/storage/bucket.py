@@ -293,20 +293,20 @@ class Bucket:
                 self._delete([key])
 
     @property
-    def desk(self) -> Path:
+    def marks_folder(self) -> Path:
         """Below the temporary folder (`TMPDIR`): of this user alone, and for everything
         that writes there the same."""
         name = hashlib.sha256(str(self.location).encode()).hexdigest()[:16]
-        with _of_this_machine(f"featcache-{os.getuid()}/{name}") as desk:
-            mine = desk.parent
+        with _of_this_machine(f"featcache-{os.getuid()}/{name}") as folder:
+            mine = folder.parent
             mine.mkdir(mode=0o700, exist_ok=True)
             status = mine.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 raise StoreError(
                     f"{mine}: is not this user's folder: set TMPDIR to a folder of your own"
                 )
-            desk.mkdir(exist_ok=True)
-        return desk
+            folder.mkdir(exist_ok=True)
+        return folder
 
     def _place(self, key: str) -> ObjectPath:
         return self.location / checked_key(key) if key else self.location

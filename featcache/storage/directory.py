@@ -248,7 +248,7 @@ class Directory:
         return left
 
     @property
-    def desk(self) -> Path:
+    def marks_folder(self) -> Path:
         with _writing_to(self.location / "work" / "desk"):
             return self._folder("work/desk")
 

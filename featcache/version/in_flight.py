@@ -1,10 +1,11 @@
 """Marks of what a run has in flight. They outlive the process, for the run after a crash.
 
-    <desk>/<run>/     held by a lock while the run lives
+    <marks>/<run>/    held by a lock while the run lives
       in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
       crash.txt       what the interpreter wrote when a fatal signal ended the process; else empty
 
-They are on the machine of the run, at the store's desk there (`Store.desk`).
+They are on the machine of the run, in the store's folder of marks there
+(`Store.marks_folder`).
 
 A worker's mark holds the ids of the utterances that it decodes or computes, and whether
 it does so apart, in a process of their own. It is written by one `pwrite` before the work
@@ -59,7 +60,7 @@ class InFlight:
     written."""
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
-        self._folders = [version.store.desk / run for version, run in runs]
+        self._folders = [version.store.marks_folder / run for version, run in runs]
         self._names = [f"{_MARK}{worker}" for worker in range(workers)]
         self._is_kept = False
 
@@ -176,7 +177,9 @@ def _dead_runs(
 ) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
     runs = sorted(
-        path for path in version.store.desk.iterdir() if path.is_dir() and not path.is_symlink()
+        path
+        for path in version.store.marks_folder.iterdir()
+        if path.is_dir() and not path.is_symlink()
     )
     return [run for run in runs if run.name in dead or not (run.name in living or _is_running(run))]
 
@@ -216,7 +219,7 @@ def _was_fatal(run: Path) -> bool:
 
 
 def remove_marks(run: Path) -> None:
-    """Remove the marks of a run, by its folder at the desk, whose end says nothing about
+    """Remove the marks of a run, by its folder of marks, whose end says nothing about
     what was in flight."""
     with suppress(OSError):  # on a disk that is read-only by now, they stay
         for path in (*run.glob(f"{_MARK}*"), run / _CRASH):
