@@ -365,7 +365,7 @@ def test_a_bucket_that_lets_nothing_be_removed_is_written_to(remembered, monkeyp
     for name in ("shards/ab", "shards/cd"):
         remembered.publish(FILES, name)
     assert remembered.names("shards") == ["ab", "cd"]
-    monkeypatch.setattr(bucket, "_DAY_SECONDS", -1.0)
+    monkeypatch.setattr(bucket, "DAY_SECONDS", -1.0)
     assert remembered.sweep() == []
     assert caplog.text.count("403") == 1
     with pytest.raises(StoreError, match="403"):  # what must be removed
