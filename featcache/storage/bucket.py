@@ -155,18 +155,13 @@ class Bucket(Store):
 
     def names(self, folder: str) -> list[str]:
         if folder:
-            files = Bucket(self._place(folder)).walk(
-                "", lambda key: key.partition("/")[2] in ("", MARK)
-            )
+            inside = Bucket(self._place(folder))
+            files = inside.walk("", lambda key: key.partition("/")[2] in ("", MARK))
             names = [key.partition("/")[0] for key, _ in files]
-        else:  # of versions: there may be any number of files in each
-            listing = asked(
-                self.location,
-                lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None),
-            )
-            folders = [
-                prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]
-            ]
+        else:  # of versions, which may have many files
+            prefix = f"{self.location.key}/" if self.location.key else None
+            listing = asked(self.location, lambda store, _: store.list_with_delimiter(prefix))
+            folders = [path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]]
             marks = in_parallel(lambda name: self._is_file(f"{name}/{MARK}"), folders)
             names = [*compress(folders, marks), *map(self._key, listing["objects"])]
         return sorted(name for name in {*names} if name and not name.startswith("."))
@@ -205,11 +200,8 @@ class Bucket(Store):
         note = f"work/{checked_key(folder)}/{secrets.token_hex(8)}"
         self.put(note, b"")
         for _ in range(_ATTEMPTS):
-            in_parallel(
-                lambda path: self.put(f"{folder}/{path}", files[path]),
-                [*{*lacking} - {MARK}],
-                _PARTS,
-            )
+            others = [path for path in lacking if path != MARK]
+            in_parallel(lambda path: self.put(f"{folder}/{path}", files[path]), others, _PARTS)
             if MARK in lacking:
                 self.put(f"{folder}/{MARK}", files[MARK])
             lacking = self._lacking(files, folder)
@@ -217,10 +209,8 @@ class Bucket(Store):
                 with tidying(self.location):
                     self._delete([note])
                 return
-        raise StoreError(
-            f"{self._place(folder)}: somebody removes what is written of it: run the same "
-            "command again"
-        )
+        what = "somebody removes what is written of it: run the same command again"
+        raise StoreError(f"{self._place(folder)}: {what}")
 
     def _lacking(self, files: Mapping[str, Buffer], folder: str) -> list[str]:
         """List the files of a folder that are missing or cut off. Documents may have other
@@ -267,14 +257,15 @@ class Bucket(Store):
             return []
         now, left = self._now(), []
         for folder, notes in written.items():
-            if now - max(notes.values()) > DAY_SECONDS:
-                is_left = not self.exists(f"{folder}/{MARK}")
-                left += [folder] if is_left else []
-                with tidying(self.location):
-                    if remove and is_left:
-                        self.remove(folder)
-                    if remove:
-                        self._delete([*notes])
+            if now - max(notes.values()) <= DAY_SECONDS:
+                continue
+            is_left = not self.exists(f"{folder}/{MARK}")
+            left += [folder] if is_left else []
+            with tidying(self.location):
+                if remove and is_left:
+                    self.remove(folder)
+                if remove:
+                    self._delete([*notes])
         return left
 
     def _now(self) -> float:
@@ -296,9 +287,8 @@ class Bucket(Store):
             mine.mkdir(mode=0o700, exist_ok=True)
             status = mine.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                raise StoreError(
-                    f"{mine}: is not this user's folder: set TMPDIR to a folder of your own"
-                )
+                remedy = "set TMPDIR to a folder of your own"
+                raise StoreError(f"{mine}: is not this user's folder: {remedy}")
             folder.mkdir(exist_ok=True)
         return folder
 
@@ -354,7 +344,7 @@ class _ObjectFile:
         require_size(self.num_bytes, num_bytes, place)
 
     def read_into(self, out: memoryview, start: int) -> None:
-        out[:] = self.read_ranges([start], [len(out)])[0]
+        (out[:],) = self.read_ranges([start], [len(out)])
 
     def fetched(self) -> Iterator[memoryview]:
         """Yield the whole file in blocks, some of which are fetched side by side."""
@@ -387,8 +377,7 @@ class _ObjectFile:
     def _of_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
         if not spans:
             return []
-        starts = [first for first, _ in spans]
-        sizes = [last - first for first, last in spans]
+        starts, sizes = [first for first, _ in spans], [last - first for first, last in spans]
 
         def fetch(connection: Any, path: str) -> list[memoryview]:
             # obstore's own joining ends the process if a range is beyond the end of the file

@@ -182,11 +182,7 @@ class Directory(Store):
 
     def destroy(self) -> None:
         path = Path(os.path.abspath(self.location))
-        if path.is_symlink():
-            target = os.readlink(path)
-            raise StoreError(
-                f"{path}: is a symbolic link to {target}: remove that folder, and the link"
-            )
+        _refuse_link(path, "remove that folder, and the link")
         with _writing_to(path, "removed"):
             _removed(path.parent, _DESTROYED, remove=True)
             hidden = path.with_name(f".removed-{secrets.token_hex(6)}")
@@ -225,11 +221,12 @@ class Directory(Store):
             _refuse_link(work)
             left += [f"work/{name}" for name in _removed(work, _REMOVED, remove)]
             written = sorted(filter(_WRITTEN.fullmatch, os.listdir(work)))
-            if written:
-                # if the folder cannot be written, nothing is known of leftovers
-                with suppress(OSError), in_work(work) as own:
-                    dead = [name for name in written if _is_left(work / name, own, remove)]
-                    left += [f"work/{name}" for name in dead]
+            if not written:
+                return left
+            # if the folder cannot be written, nothing is known of leftovers
+            with suppress(OSError), in_work(work) as own:
+                dead = [name for name in written if _is_left(work / name, own, remove)]
+                left += [f"work/{name}" for name in dead]
         return left
 
     @property
@@ -265,9 +262,8 @@ class _File:
         self.descriptor = -1
         with _reading(path):
             # with O_NONBLOCK, opening a pipe does not wait
-            self.descriptor = os.open(
-                path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            )
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            self.descriptor = os.open(path, flags)
             status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(f"{path}: damaged: not a regular file")
@@ -285,9 +281,7 @@ class _File:
             except OSError as error:
                 raise _reading_error(error, self.path) from error
             if not count:
-                raise DamagedError(
-                    f"{self.path}: damaged: it ends before byte {start + len(out):,}"
-                )
+                base.require_within([start], [len(out)], start, self.path)
             out, start = out[count:], start + count
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
@@ -348,9 +342,10 @@ def _write_folder(folder: Path, files: Mapping[str, Buffer]) -> None:
     in_parallel(flush, [Path(parent) for parent, _, _ in os.walk(folder)], _FLUSHES)
 
 
-def _refuse_link(path: Path) -> None:
+def _refuse_link(
+    path: Path, remedy: str = "put a folder in its place (the version's whole folder may be a link)"
+) -> None:
     if path.is_symlink():
-        remedy = "put a folder in its place (the version's whole folder may be a link)"
         raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: {remedy}")
 
 
