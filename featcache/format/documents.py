@@ -16,6 +16,7 @@ import msgspec
 from crc32c import crc32c
 
 from featcache.errors import DamagedError, StoreError
+from featcache.storage.base import Store
 from featcache.storage.location import Location
 
 AT_MOST_BYTES = 32 << 20
@@ -34,8 +35,10 @@ _SEAL = re.compile(rb'"checksum": ?"([0-9a-f]{8})"')
 UNSEALED = "00000000"
 """The value of the key `checksum` until the document is sealed."""
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Hex = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """A SHA-256."""
 Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
@@ -95,8 +98,14 @@ def parse(data: bytes, kind: type[_T], where: Location | str, version: object = 
         raise DamagedError(f"{where}: damaged: {error}", version) from error
 
 
-def parse_line(data: bytes, kind: type[_T], where: Location | str) -> _T:
-    """Parse the document that `encode_line` made; see `parse`."""
+def put_document(store: Store, key: str, document: object) -> None:
+    """Write a Struct or dict as a file of one sealed line."""
+    store.put(key, encode_line(msgspec.to_builtins(document)))
+
+
+def read_document(store: Store, key: str, kind: type[_T]) -> _T:
+    """Read the file that `put_document` wrote; see `parse`."""
+    data, where = store.read(key, AT_MOST_BYTES), f"{store.location}/{key}"
     if not data.endswith(b"\n"):
         raise DamagedError(f"{where}: damaged: it is cut off")
     return parse(data[:-1], kind, where)

@@ -7,15 +7,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
-import msgspec
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, listing
-from featcache.format.documents import Count, Hash, Positive
+from featcache.format.documents import Count, Hash, NotNegative, Positive
 from featcache.format.group import (
     CHECKSUM_BYTES,
     NAME_DIGITS,
@@ -62,7 +61,7 @@ ITEM_COLUMNS = {
 }
 """The fields of an `Item` that are not its row's, and their columns."""
 
-_Floats: TypeAlias = NDArray[np.float32]
+_Floats = NDArray[np.float32]
 
 _READ_AT_ONCE = 256
 """The items that are read together."""
@@ -95,7 +94,7 @@ class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     """The document of a shard, besides the keys of every group."""
 
     frames: Positive
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: NotNegative
     row: Count
     """The manifest row of its first item, by which shards are ordered, then by name."""
     manifest: Hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -19,9 +19,9 @@ from featcache.spec import FeatureSpec
 from featcache.storage.base import MARK, Buffer
 from featcache.strings import Strings
 
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any]]
 
-GroupFiles: TypeAlias = tuple[str, dict[str, Buffer]]
+GroupFiles = tuple[str, dict[str, Buffer]]
 """The name or digest of a group, and its files, by their paths in it."""
 
 NO_SIDE: Arrays = MappingProxyType({})

@@ -22,7 +22,6 @@ from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes to be written."""
 
 MARK = "zarr.json"
 """The file that makes a folder published: written last, and removed first."""
@@ -69,7 +68,6 @@ class Store(Protocol):
     """
 
     location: Location
-    """The place of the files."""
 
     def _place(self, key: str) -> Any:
         """Return the location of a key; the store's own for ""."""

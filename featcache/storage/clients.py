@@ -250,7 +250,6 @@ def _imported() -> Any:
 
 
 def _load_copy() -> None:
-    """Load a second copy of obstore in place of the first one."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
         _of_parent.append(sys.modules.pop(name))
     installed: Any = importlib.util.find_spec("obstore")

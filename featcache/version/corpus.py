@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from featcache.errors import ArgumentError, DamagedError, listing
-from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse_line
+from featcache.format.documents import Count, Hash, Int64, put_document, read_document
 from featcache.storage.base import Store, in_parallel
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -40,7 +40,6 @@ class PartVersion(msgspec.Struct, frozen=True):
     """The hash of the manifest's file and of the options to read it; empty if unknown."""
     utterances: Count
     failed: Count
-    """The utterances in the failure ledger."""
     frames: Count
     longest: Count
     """The frames of the longest utterance."""
@@ -77,7 +76,7 @@ class Part(msgspec.Struct, frozen=True):
     """The manifest's rows, size, mtime in ns since 1970, and XXH3-64 in 16 hex digits, when
     it was extracted last; 0 and "" if it never was."""
     size: Count = 0
-    mtime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
+    mtime_ns: Int64 = 0
     hash: _FileHash = ""
     versions: dict[str, PartVersion] = {}
     """Its versions, by the names of their folders."""
@@ -117,11 +116,13 @@ def read_parts(corpus: Location, names: Sequence[str] | None = None) -> list[Par
 
 
 def _read_part(store: Store, name: str) -> Part:
-    where = store.location / PARTS / f"{name}.json"
+    key = f"{PARTS}/{name}.json"
     try:
-        part = parse_line(store.read(f"{PARTS}/{name}.json", AT_MOST_BYTES), Part, where)
+        part = read_document(store, key, Part)
         if part.name != name:
-            raise DamagedError(f"{where}: damaged: it is the part {part.name[:200]!r}")
+            raise DamagedError(
+                f"{store.location}/{key}: damaged: it is the part {part.name[:200]!r}"
+            )
     except DamagedError as error:
         remedy = "remove it, and run `featcache extract` with all manifests: what is there stays"
         raise DamagedError(f"{error.what}; {remedy}") from error
@@ -130,7 +131,7 @@ def _read_part(store: Store, name: str) -> Part:
 
 def put_part(corpus: Location, part: Part) -> None:
     """Record a part; each job does so for its own."""
-    open_store(corpus).put(f"{PARTS}/{part.name}.json", encode_line(msgspec.to_builtins(part)))
+    put_document(open_store(corpus), f"{PARTS}/{part.name}.json", part)
 
 
 def remove_part(corpus: Location, name: str) -> None:

@@ -111,12 +111,12 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Utterances that may have crashed earlier runs."""
+    """The ids of utterances that may have crashed earlier runs."""
 
     ids: frozenset[str] = frozenset()
-    """The ids of utterances to be extracted apart."""
+    """To be extracted apart."""
     fatal: frozenset[str] = frozenset()
-    """The ids of utterances not to be extracted: they have ended runs even apart."""
+    """Not to be extracted: they have ended runs even apart."""
 
     def __or__(self, other: Suspects) -> Suspects:
         return Suspects(self.ids | other.ids, self.fatal | other.fatal)
@@ -182,8 +182,6 @@ def _is_running(run: Path) -> bool:
 
 
 class _Mark(msgspec.Struct):
-    """What a worker works on."""
-
     ids: Annotated[list[str], msgspec.Meta(max_length=1 << 20)]
     apart: bool
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
-from featcache.format.documents import Count, Hash
+from featcache.format.documents import Count, Hash, NotNegative
 from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
@@ -34,7 +34,7 @@ class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
     items: Count
     """All of its items, also those that are not current."""
     frames: Count
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: NotNegative
     """Seconds of audio of all items."""
     manifest: Hash
     made_by: Count
@@ -119,8 +119,7 @@ class Index:
         if len(hashes) == len(self) and np.array_equal(hashes[self.by_hash], self.id_hash):
             # the manifest's rows as they were extracted, without a search
             return np.arange(len(self))
-        places = np.minimum(np.searchsorted(self.id_hash, hashes), len(self) - 1)
-        return np.where(self.id_hash[places] == hashes, self.by_hash[places], -1)
+        return positions_of(hashes, self.id_hash, self.by_hash)
 
     def find(self, ids: Strings, hashes: NDArray[np.uint64] | None = None) -> NDArray[np.int64]:
         """Return the position of each id, int64 `[n]`; -1 for an id that no item has.
@@ -135,14 +134,22 @@ class Index:
         positions[numbers[~is_same]] = -1
         return positions
 
-    def find_one(self, id: str) -> int:  # noqa: A002
+    def find_one(self, id_: str) -> int:
         """Return the position of an id, -1 if no item has it; faster than `find`."""
-        id_hash = np.uint64(hash_of(id))
+        id_hash = np.uint64(hash_of(id_))
         place = int(np.searchsorted(self.id_hash, id_hash))
         if place == len(self) or self.id_hash[place] != id_hash:
             return -1
         position = int(self.by_hash[place])
-        return position if self.ids[position] == id else -1
+        return position if self.ids[position] == id_ else -1
+
+
+def positions_of(
+    hashes: NDArray[np.uint64], known: NDArray[np.uint64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the position of each hash among `known` ones, which are sorted; else -1."""
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return np.where(known[places] == hashes, positions[places], -1)
 
 
 def index_name(version: Version, names: Iterable[str]) -> str:

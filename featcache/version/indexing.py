@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -203,12 +204,16 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
         shard.check_table()
         table, first_frames = shard.table, shard.table.offsets("frame")
         items.id_hash[place] = table["id_hash"]
-        items.column("row_hash")[place] = table["row_hash"]
-        items.column("generation")[place] = table["generation"]
-        items.column("shard")[place] = places[shard.name]
-        items.column("item")[place] = np.arange(len(table))
-        items.column("first_frame")[place] = first_frames[:-1]
-        items.column("num_frames")[place] = np.diff(first_frames)
+        values: dict[str, Any] = {
+            "row_hash": table["row_hash"],
+            "generation": table["generation"],
+            "shard": places[shard.name],
+            "item": np.arange(len(table)),
+            "first_frame": first_frames[:-1],
+            "num_frames": np.diff(first_frames),
+        }
+        for name, column in values.items():
+            items.column(name)[place] = column
         offsets = table.offsets("id").copy()
         ids = Strings(table.text[: offsets[-1]].copy(), offsets)
         shard.unmap_table()

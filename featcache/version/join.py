@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ from featcache.version.ledger import Failure, RowFailures, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
-Numbers: TypeAlias = NDArray[np.int64]
-_SizesOf: TypeAlias = Callable[[Sequence[AudioSource]], Sequence[int | None]]
+Numbers = NDArray[np.int64]
+_SizesOf = Callable[[Sequence[AudioSource]], Sequence[int | None]]
 
 _FEW = 0.05
 
@@ -266,10 +266,9 @@ def by_shard(
 
 
 def _differs(old: Path, new: Path) -> bool:
-    """Tell whether both files exist and hold different bytes."""
     try:
         return not filecmp.cmp(old, new, shallow=False)
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # one does not exist
         return False
 
 

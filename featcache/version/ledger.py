@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from featcache.errors import DamagedError
-from featcache.format.documents import encode_line, parse
+from featcache.format.documents import Int64, Positive, encode_line, parse
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings
@@ -35,10 +35,10 @@ class Failure(Utterance):
     """The cause, for a person."""
     size: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """The size of the audio file in bytes; None without a file."""
-    mtime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    mtime_ns: Int64 | None = None
     """When the audio file was last modified, in nanoseconds since 1970; None without a
     file."""
-    generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)] = 1
+    generation: Positive = 1
     """The generation that the item would have had."""
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from featcache.errors import DamagedError
-from featcache.format.documents import AT_MOST_BYTES, encode_line, parse_line
+from featcache.format.documents import NotNegative, put_document, read_document
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import SegmentColumns
 from featcache.manifest.utterances import Manifest
@@ -65,8 +65,7 @@ class Run:
     def record(self, finished: str | None = None) -> None:
         """Record when it ended; None if it goes on, also after an end."""
         self._record.finished = finished
-        line = encode_line(msgspec.to_builtins(self._record))
-        self._version.store.put(f"runs/{self.id}.json", line)
+        put_document(self._version.store, f"runs/{self.id}.json", self._record)
 
 
 def new_name(now: datetime | None = None) -> str:
@@ -81,9 +80,8 @@ def run_names(store: Store) -> list[str]:
 
 def read_run(store: Store, name: str) -> RunRecord | None:
     """Read the record of a run; None if it is missing or damaged."""
-    key = f"runs/{name}.json"
     with suppress(FileNotFoundError, DamagedError):
-        return parse_line(store.read(key, AT_MOST_BYTES), RunRecord, f"{store.location}/{key}")
+        return read_document(store, f"runs/{name}.json", RunRecord)
     return None
 
 
@@ -122,13 +120,16 @@ def began(run: str) -> datetime | None:
         return None
 
 
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 class _Trial(msgspec.Struct):
     policy: str
     precision: str
     error: str | None
-    mismatch: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    times_real_time: Annotated[float, msgspec.Meta(ge=0)]
+    mismatch: _Share
+    disturbed: _Share
+    times_real_time: NotNegative
 
 
 class _Probe(msgspec.Struct):
@@ -146,7 +147,7 @@ class _ProbeRecord(msgspec.Struct):
 
 def write_probe(version: Version, document: dict[str, Any]) -> None:
     """Record what a probe of the version's extractor measured."""
-    version.store.put(f"probes/{new_name()}.json", encode_line({"probe": document}))
+    put_document(version.store, f"probes/{new_name()}.json", {"probe": document})
 
 
 def probe_names(version: Version) -> list[str]:
@@ -159,8 +160,7 @@ def read_probes(version: Version) -> list[dict[str, Any]]:
     probes = []
     for name in probe_names(version):
         with suppress(FileNotFoundError, DamagedError, msgspec.ValidationError):
-            data = version.store.read(f"probes/{name}", AT_MOST_BYTES)
-            probe = parse_line(data, _ProbeRecord, f"{version.path}/probes/{name}").probe
+            probe = read_document(version.store, f"probes/{name}", _ProbeRecord).probe
             msgspec.convert(probe, _Probe)
             probes.append(probe)
     return probes

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
-from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse_line
+from featcache.format.documents import Count, Hash, put_document, read_document
 from featcache.version.index import Index
 from featcache.version.version import Version
 
@@ -40,7 +40,7 @@ def make_tag(version: Version, name: str, index: Index) -> Tag:
         raise StoreError(f"{version.path}: has no utterances yet, so there is nothing to tag")
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     tag = Tag(made=made, items=len(index), shards=sorted(index.shards), name=name)
-    version.store.put(f"tags/{name}", encode_line(msgspec.to_builtins(tag)))
+    put_document(version.store, f"tags/{name}", tag)
     return tag
 
 
@@ -51,14 +51,14 @@ def tag_names(version: Version) -> list[str]:
 
 def read_tag(version: Version, name: str) -> Tag:
     """Read a tag. Raises StoreError if it does not exist."""
-    where = f"{version.path}/tags/{name}"
     names = tag_names(version)
     if name not in names:
         there = f"there are {listing(names)}" if names else "there are no tags"
         raise StoreError(f"{version.path}: has no tag {name}: {there}")
-    tag = parse_line(version.store.read(f"tags/{name}", AT_MOST_BYTES), Tag, where)
+    tag = read_document(version.store, f"tags/{name}", Tag)
     if tag.name != name:
-        raise DamagedError(f"{where}: damaged: it is the tag {tag.name[:100]!r}")
+        what = f"damaged: it is the tag {tag.name[:100]!r}"
+        raise DamagedError(f"{version.path}/tags/{name}: {what}")
     return tag
 
 

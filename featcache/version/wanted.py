@@ -24,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 from featcache.errors import DamagedError, counted, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
 from featcache.storage.base import as_bytes, tidying
-from featcache.version.index import Index
+from featcache.version.index import Index, positions_of
 from featcache.version.ledger import (
     Failure,
     by_id,
@@ -49,7 +49,7 @@ class _Header(msgspec.Struct, frozen=True):
     rows: Count
     crc32c: Count
     instead_of: Annotated[list[Hash], msgspec.Meta(max_length=1 << 16)] = []
-    forgotten: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 0
+    forgotten: Count = 0
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,7 @@ class Wanted:
         if np.array_equal(id_hashes, self.rows[0]):
             return np.arange(len(self))
         order = np.argsort(self.rows[0], kind="stable")
-        at = np.minimum(np.searchsorted(self.rows[0], id_hashes, sorter=order), len(self) - 1)
-        return np.where(self.rows[0][order[at]] == id_hashes, order[at], -1)
+        return positions_of(id_hashes, self.rows[0][order], order)
 
     def contains(self, other: Wanted) -> bool:
         """Tell whether it has all rows of another set, in any generation."""
