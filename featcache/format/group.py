@@ -46,19 +46,12 @@ ColumnDtype = Annotated[str, msgspec.Meta(pattern=r"^(u?int|float)64\Z")]
 
 
 class Table:
-    """The facts about each item, besides its features: a matrix of 64-bit numbers, and the
-    text of ids and paths. `table["row_hash"]` is a column, `[items]`. A shard has a table
-    of its items, an index one of all current items.
+    """The facts about the items of a shard or an index: a matrix of 64-bit numbers, uint64
+    `[columns, items + 1]`, and the text of ids and paths, uint8 `[bytes]`. `columns` are
+    names and dtypes of 64 bits. `table["row_hash"]` is a column, `[items]`.
 
-    A column is a row of the matrix, and has one more entry than there are items. In columns
-    whose names end in `_offset`, each item's part begins at its entry, and ends at the next
-    one. In other columns, the last entry is 0.
-
-    Args:
-        matrix: uint64 `[columns, items + 1]`.
-        text: The bytes of the strings, uint8 `[bytes]`.
-        columns: The names of the columns, and their dtypes of 64 bits.
-    """
+    In columns whose names end in `_offset`, an item's part begins at its entry, and ends at
+    the next one. In other columns, the entry behind the last item's is 0."""
 
     def __init__(
         self,
@@ -92,8 +85,8 @@ class Table:
         return column
 
     def offsets(self, of: str) -> NDArray[np.int64]:
-        """Return the offsets of a part of the items, int64 `[items + 1]`: of `frame`, `id`,
-        `path` or `side_<name>`."""
+        """Return the offsets of `frame`, `id`, `path` or `side_<name>`, int64
+        `[items + 1]`."""
         return self._rows[f"{of}_offset"].view(np.int64)
 
     @property
@@ -161,17 +154,9 @@ def naming_remedy(version: object) -> Iterator[None]:
 
 
 class Group(Generic[_I]):
-    """A group in a store. Opening it reads its document, and nothing else.
-
-    Args:
-        store: The store of the version.
-        key: The group's key in it.
-        fingerprint: The version's. A group of another version is damage.
-        kind: The Struct of its document.
-        columns: The columns that its table must have; it may have more.
-
-    Raises FileNotFoundError if it does not exist; StoreError if it cannot be read now; and
-    from everything that reads, DamagedError if it is not what was written."""
+    """A group of a version, by its key in the version's store. Opening it reads its
+    document, which must be of this `kind`, of the version with this fingerprint, and of a
+    table with at least these columns. Raises FileNotFoundError if it does not exist."""
 
     def __init__(
         self, store: Store, key: str, fingerprint: str, kind: type[_I], columns: Mapping[str, str]

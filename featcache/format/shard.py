@@ -108,9 +108,9 @@ class SideArray:
     """One side array of a shard."""
 
     entries: NDArray[Any]
-    """The entries of all items, `[entries, *item_shape]`."""
+    """`[entries, *item_shape]`"""
     offsets: NDArray[np.int64]
-    """The offsets of the items' entries, int64 `[items + 1]`."""
+    """The offsets of the items' entries, `[items + 1]`."""
 
     def item(self, number: int) -> NDArray[Any]:
         """View the entries of one item, `[n, *item_shape]`."""
@@ -118,15 +118,9 @@ class SideArray:
 
 
 class Frames:
-    """The frames of a shard, read without mapping them: what a disk cannot read is an
-    error, and no SIGBUS. Safe in threads; raises what `Opened` does.
-
-    Args:
-        file: The file, which begins with their bytes.
-        shape, dtype: Their shape, `[frames, *item_shape]`, and their dtype.
-        where: Names the file in messages.
-        version: The place of the version to repair, for messages.
-    """
+    """The frames of a shard, `[frames, *item_shape]`, at the beginning of a file. They are
+    read without mapping them: what a disk cannot read is an error, and no SIGBUS. Safe in
+    threads. Messages name `where`, and the `version` to repair."""
 
     def __init__(
         self, file: Opened, shape: tuple[int, ...], dtype: Any, where: str, version: object
@@ -138,7 +132,6 @@ class Frames:
         self._version = version
         self._frame_bytes = math.prod(shape[1:]) * self.dtype.itemsize
         self.num_bytes = shape[0] * self._frame_bytes
-        """The bytes of all frames."""
 
     def read_into(self, out: NDArray[Any], first: int) -> None:
         """Fill a C-contiguous array with frames, from `first` on."""
@@ -313,7 +306,6 @@ class Shard(Group[ShardInfo]):
 
 
 def _read(frames: Frames, firsts: list[int], counts: list[int]) -> list[NDArray[Any] | None]:
-    """Read stretches of frames; None for those that cannot be read."""
     try:
         return [*frames.read_ranges(firsts, counts)]
     except DamagedError:

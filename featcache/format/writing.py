@@ -34,16 +34,10 @@ length, and no array has that name."""
 def group_files(
     document: Mapping[str, Any], table: Table, arrays: Arrays, no_code: int, where: object
 ) -> GroupFiles:
-    """Return the digest and the files of a group.
-
-    Args:
-        document: The document's keys besides `GroupInfo`, and the `fingerprint`.
-        arrays: The arrays besides its table, by name.
-        no_code: The value that Zarr libraries read where the chunk of integer `features`
-            is missing.
-        where: Names the version in messages.
-
-    Raises StoreError if the document is too large."""
+    """Return the digest and the files of a group, from the keys of its document that follow
+    neither from its table nor from its arrays. Zarr libraries read `no_code` where the
+    chunk of integer `features` is missing. `where` names the version in messages. Raises
+    StoreError if the document is too large."""
     stored = _zarr_group({**arrays, "items": table.matrix, "text": table.text}, no_code, {})
     files = {path: data for path, data in stored.items() if path != MARK}
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
@@ -65,7 +59,6 @@ def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
 
 
 def _zarr_group(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the files of a Zarr group, by their paths, as zarr-python writes them."""
     try:
         import zarr
         from zarr.codecs import Crc32cCodec
@@ -110,14 +103,9 @@ class ShardBuilder:
         return len(self._clips)
 
     def append(self, item: Item, features: NDArray[Any], side: Arrays = NO_SIDE) -> None:
-        """Add an item.
-
-        Args:
-            features: Its frames, at least one: `[frames, *item_shape]` of the stored
-                dtype, C-contiguous; kept, not copied.
-            side: Its entries of every side array of the version; also kept.
-
-        Raises ExtractorError, and adds nothing, if it is not what the version holds."""
+        """Add an item: at least one frame, `[frames, *item_shape]` of the stored dtype,
+        C-contiguous, and its entries of every side array. Both are kept, not copied. Raises
+        ExtractorError, and adds nothing, if they are not what the version holds."""
         spec = self._spec
         _refuse_other_arrays("features", "are", features, spec.stored_dtype, spec.item_shape)
         names = {one.name for one in spec.side}
@@ -180,7 +168,6 @@ def _offsets(arrays: Iterable[NDArray[Any]]) -> NDArray[np.int64]:
 def _refuse_other_arrays(
     what: str, is_: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]
 ) -> None:
-    """Refuse an array of another shape or dtype; the message begins with `what` and `is_`."""
     given, own = [*array.shape], [len(array) if array.ndim else 1, *item_shape]
     if (array.dtype, given) != (np.dtype(dtype), own):
         found = f"{what} {is_} {array.dtype} {given}"

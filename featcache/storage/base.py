@@ -38,13 +38,9 @@ _U = TypeVar("_U")
 
 
 class Opened(Protocol):
-    """An opened file, read without mapping it, by any number of threads.
-
-    Raises:
-        DamagedError: From every method: the file ends too early, or the disk cannot read it.
-        StoreError: The file may not be read, or the network fails.
-        FileNotFoundError: The file was removed from an object store since it was opened.
-    """
+    """An opened file, read without mapping it, by any number of threads. Every method
+    raises what those of `Store` do; FileNotFoundError only if the file was removed from an
+    object store since."""
 
     num_bytes: int
 

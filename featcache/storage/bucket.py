@@ -344,7 +344,7 @@ class _ObjectFile:
         require_size(self.num_bytes, num_bytes, place)
 
     def read_into(self, out: memoryview, start: int) -> None:
-        (out[:],) = self.read_ranges([start], [len(out)])
+        out[:] = self.read_ranges([start], [len(out)])[0]
 
     def fetched(self) -> Iterator[memoryview]:
         """Yield the whole file in blocks, some of which are fetched side by side."""

@@ -277,10 +277,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
     """Make a request about a file, with the connection and the file's key, and return its
-    result. A request that `is_long` may take a while, for what it sends or fetches.
-
-    Raises FileNotFoundError if there is no such file; DamagedError if it ends before what
-    is to be read; StoreError if it cannot be read or written."""
+    result. A request that `is_long` sends or fetches much. Raises what `Store` does."""
     given_up_at = time.monotonic() + seconds_to_wait()
     pauses = iter(_PAUSES)
     while True:

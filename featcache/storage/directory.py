@@ -281,7 +281,8 @@ class _File:
             except OSError as error:
                 raise _reading_error(error, self.path) from error
             if not count:
-                base.require_within([start], [len(out)], start, self.path)
+                what = f"damaged: it ends before byte {start + len(out):,}"
+                raise DamagedError(f"{self.path}: {what}")
             out, start = out[count:], start + count
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
@@ -395,8 +396,6 @@ def _is_left(path: Path, own: Path, remove: bool) -> bool:
 
 
 def _last_change(folder: Path) -> float:
-    """Return when a folder or anything in it changed last. Raises FileNotFoundError if
-    something in it goes meanwhile."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 

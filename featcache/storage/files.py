@@ -224,8 +224,7 @@ class Readahead:
 
 
 def _disk_reads() -> int:
-    """Count what this thread has read from disks. Some file systems count blocks, all
-    count faults."""
+    # some file systems count blocks, all count faults
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
 

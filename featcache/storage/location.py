@@ -56,11 +56,9 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
 
 
 def as_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """Parse the location that a user names: a path, or a URL of one of `SCHEMES`. `name`
-    is the argument's, for messages.
-
-    Raises ArgumentError for anything else: a URL of another kind, without a bucket, with
-    a possible secret, or as a Path."""
+    """Parse the location that a user names in the argument `name`: a path, or a URL of one
+    of `SCHEMES`. Raises ArgumentError for anything else: a URL of another kind, without a
+    bucket, with a possible secret, or as a Path."""
     if isinstance(text, ObjectPath):
         return text
     if not isinstance(text, str | os.PathLike):

@@ -161,7 +161,6 @@ def forget_suspects(version: Version, index: Index) -> None:
 def _dead_runs(
     version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()
 ) -> list[Path]:
-    """List the folders of dead runs, the earliest first."""
     runs = sorted(
         path
         for path in version.store.marks_folder.iterdir()

@@ -133,8 +133,6 @@ _NO_ITEMS = Index(
 
 @dataclass(frozen=True)
 class _Items:
-    """All items of some shards, current or not."""
-
     matrix: NDArray[np.uint64]
     """uint64 `[columns, items + 1]`, with values for `ITEM_COLUMNS`."""
     id_hash: NDArray[np.uint64]
@@ -151,8 +149,7 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
     # in the version's order, so that few items move
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
     summaries, makers = _summaries(new, older)
-    items = _gather(new, older, [shard.name for shard in summaries])
-    items = _in_order(items)
+    items = _in_order(_gather(new, older, [shard.name for shard in summaries]))
     by_id = np.argsort(items.id_hash, kind="stable")
     sorted_hashes = items.id_hash[by_id]
     repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
@@ -166,7 +163,6 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
 
 
 def _summaries(new: Sequence[Shard], older: Index) -> tuple[list[ShardSummary], list[Maker]]:
-    """Summarise all shards in the version's order, and list their makers."""
     pairs = [(shard, older.makers[shard.made_by]) for shard in older.summaries]
     pairs += map(_summary_of, new)
     pairs.sort(key=lambda pair: (pair[0].row, pair[0].name))
@@ -177,7 +173,6 @@ def _summaries(new: Sequence[Shard], older: Index) -> tuple[list[ShardSummary], 
 
 
 def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
-    """Summarise a shard, without the number of its maker, and return its maker."""
     info, maker = shard.info, Maker()
     # another writer's `made_by` may hold anything
     with suppress(msgspec.ValidationError):
@@ -199,7 +194,6 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
     items.id_hash[older.by_hash] = older.id_hash
 
     def add(number: int) -> Strings:
-        """Copy the items of a new shard to their places, and return their ids."""
         shard, place = new[number], slice(begins[number], begins[number + 1])
         shard.check_table()
         table, first_frames = shard.table, shard.table.offsets("frame")
@@ -224,7 +218,6 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
 
 
 def _in_order(items: _Items) -> _Items:
-    """Sort items by shard."""
     shard = items.column("shard")
     if not (shard[1:] < shard[:-1]).any():
         return items

@@ -150,19 +150,14 @@ def find_other_files(
     sizes_of: _SizesOf | None = None,
 ) -> tuple[Numbers, int]:
     """Find the rows whose file is not the one of the same path that their item was
-    extracted from, among a sample of files; no file is checked if the version was extracted
-    under the manifest's root. The files of a moved corpus have the same sizes, and are gone
-    from the old root; those of a copied one are equal.
+    extracted from. A sample of files is checked; none if the version was extracted under
+    the manifest's root. The files of a moved corpus have the same sizes, and are gone from
+    the old root; those of a copied one are equal.
 
-    Args:
-        status: The state of the manifest's rows, or of all copies of each, side by side.
-        sizes_of: Asks servers and containers for files' sizes, in bytes; by default, only
-            plain local files are checked.
-
-    Returns:
-        The numbers of the rows or copies, rising, int64 `[n]`; and the number of files
-        that were checked.
-    """
+    `status` is of the manifest's rows, or of all copies of each, side by side. `sizes_of`
+    asks servers and containers for files' sizes, in bytes; by default, only plain local
+    files are checked. Returns the numbers of the rows or copies, rising, int64 `[n]`; and
+    the number of files that were checked."""
     copies = max(1, len(status.present) // max(1, len(manifest)))
     rows = np.flatnonzero(status.present & np.repeat(manifest.paths.byte_lengths() > 0, copies))
     if not len(rows) or str(manifest.root) in (known := manifest_roots(version)):
@@ -204,14 +199,8 @@ def refuse_paths(
     manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _REMEDY
 ) -> None:
     """Raise ManifestError for a manifest with other paths for more than a few of the
-    version's ids, which looks like another corpus.
-
-    Args:
-        manifest: Its rows, one for each copy of an utterance.
-        status: The state of these rows in the version.
-        remedy: What to do if it is another corpus, and if it is not; by default, in an
-            extraction.
-    """
+    version's ids, which looks like another corpus. The manifest has a row for each copy of
+    an utterance. `remedy` says what to do if it is another corpus, and if it is not."""
     copies = len(copies_of(version.info.config))
     rows, utterances = np.flatnonzero(status.again), len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):

@@ -133,8 +133,6 @@ class _Trial(msgspec.Struct):
 
 
 class _Probe(msgspec.Struct):
-    """The keys of a probe's record that are used."""
-
     device: str = ""
     date: str = ""
     fastest: _Trial | None = None

@@ -9,9 +9,9 @@ from typing import Any
 
 from featcache.errors import ArgumentError, StoreError, listing
 from featcache.format.documents import differing_keys
-from featcache.storage.base import MARK
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
+from featcache.version.tags import at_tag, tag_names
 from featcache.version.version import Version
 
 PARTS = "parts"
@@ -35,7 +35,6 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
 
 
 def _is_part(location: Location) -> bool:
-    """Tell whether a corpus lists a part at a location."""
     return f"{location.name}.json" in open_store(location.parent).names(PARTS)
 
 
@@ -82,8 +81,7 @@ def refuse_version(cache: Location) -> None:
 
 
 def _is_version(path: Location) -> bool:
-    store = open_store(path)
-    return store.exists(f"shards/{MARK}") or store.exists("shards")
+    return open_store(path).exists("shards")
 
 
 def _named(cache: Location, name: str) -> list[Location]:
@@ -96,25 +94,23 @@ def _named(cache: Location, name: str) -> list[Location]:
         except StoreError as error:
             faults[folder] = error
     named = [cache / folder for folder in there if _name_of(cache / folder) == name]
-    if not named:
-        for part in (cache, cache / name):
-            if _is_part(part) and not open_store(part).exists(""):
-                what = "nothing of this part of the corpus is there"
-                remedy = "`featcache extract` with its manifest extracts it"
-                raise StoreError(f"{part}: {what}: {remedy}")
-        _refuse_corpus(cache)
-        for folder, fault in faults.items():
-            if folder.startswith(name):  # others have nothing to do with it
-                raise fault
-        hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
-        if split_tag(cache / name)[1] is not None:
-            hint = ": this takes a version, and no tag"
-        raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
-    return named
+    if named:
+        return named
+    for part in (cache, cache / name):
+        if _is_part(part) and not open_store(part).exists(""):
+            what = "nothing of this part of the corpus is there"
+            raise StoreError(f"{part}: {what}: `featcache extract` with its manifest extracts it")
+    _refuse_corpus(cache)
+    for folder, fault in faults.items():
+        if folder.startswith(name):  # others have nothing to do with it
+            raise fault
+    hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
+    if split_tag(cache / name)[1] is not None:
+        hint = ": this takes a version, and no tag"
+    raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
 
 
 def _meant(parent: Location, name: str) -> str:
-    """Name a cache of nearly this name, for a message."""
     near = get_close_matches(name, open_store(parent).names(""), 1, 0.8)
     if near and (version_names(parent / near[0]) or is_corpus(parent / near[0])):
         return f": did you mean {parent / near[0]}?"
@@ -127,11 +123,9 @@ def _refuse_corpus(path: Location) -> None:
 
 
 def _name_of(folder: Location) -> str:
-    """Return the name of a version's config; if the metadata is damaged, from the folder's
-    name."""
     try:
         return Version.open(folder).info.name
-    except StoreError:
+    except StoreError:  # it is damaged
         return folder.name.rpartition("-")[0]
 
 
@@ -161,12 +155,7 @@ def select_versions(
     Raises StoreError if there is no version, or no such tag."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
-    versions = _opened(path, name, tag)
-    if tag is None:
-        return versions
-    from featcache.version.tags import at_tag
-
-    return [at_tag(version, tag) for version in versions]
+    return [at_tag(version, tag) for version in _opened(path, name, tag)]
 
 
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
@@ -178,8 +167,6 @@ def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
         if name in (None, folder.name) or name == _name_of(folder)
     ]
     if tag is not None and len(versions) > 1:
-        from featcache.version.tags import tag_names
-
         names = listing(version.path.name for version in versions)
         what = f"none of its {len(versions)} versions has a tag {tag}: {names}"
         versions = [version for version in versions if tag in tag_names(version)]
