@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -122,9 +122,6 @@ class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The bytes of text."""
 
 
-_I = TypeVar("_I", bound=GroupInfo)
-
-
 def digest_of(files: Mapping[str, tuple[int, int]], table: Table) -> str:
     """Return the digest that names a group: of all files but the document."""
     digest = hashlib.sha256(msgspec.json.encode(files, order="sorted"))
@@ -153,19 +150,19 @@ def naming_remedy(version: object) -> Iterator[None]:
         raise DamagedError(error.what, version) from error
 
 
-class Group(Generic[_I]):
+class Group:
     """A group of a version, by its key in the version's store. Opening it reads its
     document, which must be of this `kind`, of the version with this fingerprint, and of a
     table with at least these columns. Raises FileNotFoundError if it does not exist."""
 
     def __init__(
-        self, store: Store, key: str, fingerprint: str, kind: type[_I], columns: Mapping[str, str]
+        self, store: Store, key: str, fingerprint: str, kind: Any, columns: Mapping[str, str]
     ) -> None:
         self.store = store
         self.key = key
         self._table: Table | None = None
         document = store.read(f"{key}/{MARK}", AT_MOST_BYTES)
-        self.info: _I = read_attributes(document, kind, f"{self}/{MARK}", store.location)
+        self.info: Any = read_attributes(document, kind, f"{self}/{MARK}", store.location)
         """Its document."""
         if self.info.fingerprint != fingerprint:
             raise self._damaged(MARK, f"belongs to another version ({self.info.fingerprint[:12]})")

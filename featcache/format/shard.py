@@ -161,8 +161,10 @@ def columns_of(spec: FeatureSpec) -> dict[str, str]:
     return COLUMNS | {f"side_{side.name}_offset": "uint64" for side in spec.side}
 
 
-class Shard(Group[ShardInfo]):
+class Shard(Group):
     """A shard in a store, of a version with this fingerprint and spec; see `Group`."""
+
+    info: ShardInfo
 
     def __init__(self, store: Store, name: str, fingerprint: str, spec: FeatureSpec) -> None:
         super().__init__(store, f"shards/{name}", fingerprint, ShardInfo, columns_of(spec))

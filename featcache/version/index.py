@@ -169,7 +169,8 @@ def read_index(version: Version, name: str) -> Index | None:
     store cannot be reached, which is no reason to read all shards."""
     try:
         group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
-        info, table = group.info, group.table
+        info: IndexInfo = group.info
+        table = group.table
     except (FileNotFoundError, DamagedError):
         return None
     index = Index(info.shards, info.makers, table, info.complete)
