@@ -351,7 +351,7 @@ class Dispatch:
         self._dead_runs.update(dead)
         for job, run in zip(self._group.jobs, dead, strict=True):
             if not counts:
-                remove_marks(job.version.store.desk / run)
+                remove_marks(job.version.store.marks_folder / run)
             failures = standing_failures(job.version, open_index(job.version, keep=False))
             self._suspects |= find_suspects(job.version, failures, living, self._dead_runs)
 

@@ -173,7 +173,7 @@ def _remove_if_empty(version: Version) -> None:
     marks."""
     with suppress(OSError, StoreError):  # the error of the run matters more
         content = version.shard_names() + version.store.names("failures")
-        if not content and not any(version.store.desk.iterdir()):
+        if not content and not any(version.store.marks_folder.iterdir()):
             version.store.destroy()
 
 

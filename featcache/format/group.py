@@ -1,10 +1,10 @@
 """Zarr groups: a sealed document in their attributes, a table, and more arrays, each of
 one chunk.
 
-zarr-python writes them, at once and from memory; they are read without it, since a chunk
-is the array's bytes and their CRC-32C. The document has the size and the checksum of
-every other file: so what was flipped, cut off or exchanged is told from what was written.
-A group's name is the hash of what is in it, and it never changes."""
+zarr-python writes them from memory, and is not needed to read them: a chunk is the array's
+bytes and their CRC-32C. The document has the size and checksum of every other file: so any
+flip, cut or exchange is noticed. A group's name is a hash of its content, which never
+changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,16 +29,16 @@ from featcache.storage.opening import open_store
 from featcache.strings import Strings
 
 NAME_DIGITS = 16
-"""So many digits of a digest name a group."""
+"""The digits of a digest that name a group."""
 
 CHECKSUM_BYTES = 4
-"""Behind the bytes of each chunk."""
+"""The bytes of the checksum at the end of each chunk."""
 
 WRONG_CHECKSUM = "its checksum does not match"
-"""How the fault of a file ends that has other bytes than were written."""
+"""The end of the fault of a file that has other bytes than were written."""
 
 _CHUNK_CRC32C = 0x48674BC7
-"""The CRC-32C of any bytes that their own CRC-32C follows."""
+"""The CRC-32C of any bytes followed by their own CRC-32C."""
 
 FilePath = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,80}/(zarr\.json|c(/0){1,17})\Z")]
 ColumnName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,90}\Z")]
@@ -46,20 +46,12 @@ ColumnDtype = Annotated[str, msgspec.Meta(pattern=r"^(u?int|float)64\Z")]
 
 
 class Table:
-    """The facts about each item, besides its features: a matrix of 64-bit numbers, and the
-    text of ids and paths. `table["row_hash"]` is a column of it, `[items]`.
+    """The facts about the items of a shard or an index: a matrix of 64-bit numbers, uint64
+    `[columns, items + 1]`, and the text of ids and paths, uint8 `[bytes]`. `columns` are
+    names and dtypes of 64 bits. `table["row_hash"]` is a column, `[items]`.
 
-    A column is a row of the matrix. It has one entry more than there are items: columns
-    whose names end in `_offset` say where each item's part of something begins, and the
-    entry behind the last item's says where that one ends. In all others, it is 0. A shard
-    has such a table of its items, and an index has one of all items that count; both are
-    read from mapped memory, and nothing is parsed.
-
-    Args:
-        matrix: uint64 `[columns, items + 1]`.
-        text: The bytes of the strings, uint8 `[bytes]`.
-        columns: The names of the columns, and the dtypes of 64 bits that they are of.
-    """
+    In columns whose names end in `_offset`, an item's part begins at its entry, and ends at
+    the next one. In other columns, the entry behind the last item's is 0."""
 
     def __init__(
         self,
@@ -77,8 +69,8 @@ class Table:
     def of(
         cls, values: Mapping[str, Any], dtypes: Mapping[str, str], text: NDArray[np.uint8]
     ) -> Table:
-        """A table of these columns, in the order of `dtypes`: `[items + 1]` of offsets,
-        else `[items]`."""
+        """Make a table of these columns, in the order of `dtypes`; offsets are
+        `[items + 1]`, others `[items]`."""
         items = max((len(values[name]) - name.endswith("_offset") for name in dtypes), default=0)
         matrix = np.zeros((len(dtypes), items + 1), np.uint64)
         for row, (name, dtype) in zip(matrix, dtypes.items(), strict=True):
@@ -93,8 +85,8 @@ class Table:
         return column
 
     def offsets(self, of: str) -> NDArray[np.int64]:
-        """Return the offsets of a part of the items, int64 `[items + 1]`: of `frame`, `id`,
-        `path` or `side_<name>`."""
+        """Return the offsets of `frame`, `id`, `path` or `side_<name>`, int64
+        `[items + 1]`."""
         return self._rows[f"{of}_offset"].view(np.int64)
 
     @property
@@ -104,7 +96,7 @@ class Table:
 
     @property
     def paths(self) -> Strings:
-        """The paths, `[items]`, as the manifest had them. (An index has none.)"""
+        """The paths as the manifest had them, `[items]`; an index has none."""
         return Strings(self.text, self.offsets("path"))
 
 
@@ -116,27 +108,22 @@ def rise(offsets: NDArray[np.int64], first: int, last: int, at_least: int = 0) -
 
 
 class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """The keys that the document of every group has. Others are ignored."""
+    """The keys of every group's document. Others are ignored."""
 
     fingerprint: Hex
     digest: Hex
-    """A hash of everything that is in the group, but this document."""
+    """A hash of everything in the group but this document."""
     columns: Annotated[list[tuple[ColumnName, ColumnDtype]], msgspec.Meta(max_length=128)]
     """The columns of the table, and their dtypes."""
     files: Annotated[dict[FilePath, tuple[Count, Count]], msgspec.Meta(max_length=256)]
-    """The size of each other file, and a CRC-32C: of a chunk, of the array's bytes; else
-    of the file's."""
+    """The size and CRC-32C of each other file; a chunk's is that of the array's bytes."""
     items: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     text: Count
     """The bytes of text."""
 
 
-_I = TypeVar("_I", bound=GroupInfo)
-
-
 def digest_of(files: Mapping[str, tuple[int, int]], table: Table) -> str:
-    """Return the digest that names a group: equal digests mean equal files, except for the
-    document."""
+    """Return the digest that names a group: of all files but the document."""
     digest = hashlib.sha256(msgspec.json.encode(files, order="sorted"))
     for array in (table.matrix, table.text):
         digest.update(as_bytes(np.ascontiguousarray(array)))
@@ -148,36 +135,35 @@ def _is_chunk(path: str) -> bool:
 
 
 def checksum_of(path: str, data: Any) -> int:
-    """Return the CRC-32C of a file, as the document of its group records it. A chunk ends
-    with its own."""
+    """Return the CRC-32C of a file, as the group's document records it."""
     if _is_chunk(path):
         return int.from_bytes(data[-CHECKSUM_BYTES:], "little")
     return int(crc32c(data))
 
 
-class Group(Generic[_I]):
-    """A group that is there. Opening it reads its document; everything else is read when
-    it is asked for.
+@contextmanager
+def naming_remedy(version: object) -> Iterator[None]:
+    """Have a DamagedError of the store name the version to repair."""
+    try:
+        yield
+    except DamagedError as error:
+        raise DamagedError(error.what, version) from error
 
-    Args:
-        store: The store of the version.
-        key: The group's key in it.
-        fingerprint: The version's. A group of another version is damage.
-        kind: What its document must be.
-        columns: The columns that its table must have; it may have more.
 
-    Raises FileNotFoundError if it is not there; StoreError if it cannot be read now; and
-    from everything that reads, DamagedError if it is not what was written."""
+class Group:
+    """A group of a version, by its key in the version's store. Opening it reads its
+    document, which must be of this `kind`, of the version with this fingerprint, and of a
+    table with at least these columns. Raises FileNotFoundError if it does not exist."""
 
     def __init__(
-        self, store: Store, key: str, fingerprint: str, kind: type[_I], columns: Mapping[str, str]
+        self, store: Store, key: str, fingerprint: str, kind: Any, columns: Mapping[str, str]
     ) -> None:
         self.store = store
         self.key = key
         self._table: Table | None = None
         document = store.read(f"{key}/{MARK}", AT_MOST_BYTES)
-        self.info: _I = read_attributes(document, kind, f"{self}/{MARK}", store.location)
-        """What its document says."""
+        self.info: Any = read_attributes(document, kind, f"{self}/{MARK}", store.location)
+        """Its document."""
         if self.info.fingerprint != fingerprint:
             raise self._damaged(MARK, f"belongs to another version ({self.info.fingerprint[:12]})")
         if not columns.items() <= dict(self.info.columns).items():
@@ -188,33 +174,29 @@ class Group(Generic[_I]):
 
     @property
     def folder(self) -> Location:
-        """Its place."""
+        """Its location."""
         return self.store.location / self.key
 
     @property
     def table(self) -> Table:
-        """Its table, mapped; all bytes of it have been compared with their checksums."""
-        # No `cached_property`: Python 3.11's has a lock for all groups, and a child
-        # forked while it is held hangs.
+        """Its table, mapped, and compared with its checksums."""
+        # no `cached_property`: Python 3.11's has a lock, which hangs in a forked child
         if self._table is None:
             info = self.info
             matrix = self.map("items", (len(info.columns), info.items + 1), "uint64", check=True)
-            self._table = Table(
-                matrix, self.map("text", (info.text,), "uint8", check=True), info.columns
-            )
+            text = self.map("text", (info.text,), "uint8", check=True)
+            self._table = Table(matrix, text, info.columns)
         return self._table
 
     def unmap_table(self) -> None:
-        """Let go of the table: a process can map so many files, and no more
-        (`vm.max_map_count`)."""
+        """Let go of the table: a process can map so many files (`vm.max_map_count`)."""
         self._table = None
 
     def map(
         self, name: str, shape: tuple[int, ...], dtype: str, *, check: bool = False
     ) -> NDArray[Any]:
-        """An array of it, mapped and read-only. Its file has the size that follows, and
-        ends in the checksum that the document has; with `check`, all of its bytes have
-        been compared with that."""
+        """Map an array, read-only. Its size and its checksum must be those of the document;
+        with `check`, all bytes are compared with the checksum."""
         path, num_bytes = self._chunk(name, shape, dtype)
         if not num_bytes:
             return np.frombuffer(b"", dtype).reshape(shape)
@@ -224,10 +206,9 @@ class Group(Generic[_I]):
             nonlocal crc
             crc = crc32c(block, crc)
 
+        key, num_bytes = f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES
         with self._missing_is_damage(path):
-            mapped = self.store.map(
-                f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES, passed if check else None
-            )
+            mapped = self.store.map(key, num_bytes, passed if check else None)
         self._require(path, mapped.size, checksum_of(path, mapped))
         if check and crc != _CHUNK_CRC32C:
             raise self._damaged(path, WRONG_CHECKSUM)
@@ -243,24 +224,21 @@ class Group(Generic[_I]):
     @contextmanager
     def _missing_is_damage(self, path: str) -> Iterator[None]:
         try:
-            yield
+            with naming_remedy(self.store.location):
+                yield
         except FileNotFoundError as error:
             raise self._damaged(path, "the file is missing") from error
-        except DamagedError as error:  # the store does not know what mends it
-            raise DamagedError(error.what, self.store.location) from error
 
     def _damaged(self, path: str, what: str) -> DamagedError:
         return DamagedError(f"{self}/{path}: damaged: {what}", self.store.location)
 
     def checked_blocks(self, path: str, copy: Path | None = None) -> Iterator[memoryview]:
-        """All bytes of one of its files, or of a copy, in blocks, each valid until the
-        next; the last may end in a chunk's own checksum. Raises DamagedError if they are
-        not what was written, maybe known only after the last."""
+        """Yield one of its files, or a copy of it, in blocks, each valid until the next.
+        Raises DamagedError, maybe after the last block, if they are not what was written."""
         num_bytes, checksum = self.info.files[path]
-        store, key = self.store, f"{self.key}/{path}"
+        store, key, crc, end = self.store, f"{self.key}/{path}", 0, b""
         if copy is not None:
             store, key = open_store(copy.parent), copy.name
-        crc, end = 0, b""
         with self._missing_is_damage(path):
             for block in store.blocks(key, num_bytes):
                 crc = crc32c(block, crc)
@@ -273,8 +251,7 @@ class Group(Generic[_I]):
             raise self._damaged(path, WRONG_CHECKSUM)
 
     def file_fault(self, path: str) -> str:
-        """Read every byte of one of its files, and say what is wrong with it; empty if it is
-        what was written."""
+        """Read one of its files, and return what is wrong with it; empty if nothing is."""
         try:
             for _ in self.checked_blocks(path):
                 pass
@@ -284,13 +261,11 @@ class Group(Generic[_I]):
 
 
 def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
-    """Parse a group's sealed `zarr.json`, as `kind` declares. Raises DamagedError if it is
-    not what was written."""
+    """Parse a group's sealed `zarr.json`, as `kind` declares; see `parse`."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 
 @cache
 def _envelope(kind: Any) -> Any:
-    """A Struct for groups whose attribute `featcache` is of this kind."""
     attributes = msgspec.defstruct("Attributes", [("featcache", kind)])
     return msgspec.defstruct("Group", [("attributes", attributes)])

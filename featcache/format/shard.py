@@ -1,22 +1,20 @@
 """A shard: the features of some items, and what is known of each. It never changes, and
-its name says what is in it."""
+its name is a hash of its content."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
-import msgspec
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, listing
-from featcache.format.documents import Count, Hash, Positive
+from featcache.format.documents import Count, Hash, NotNegative, Positive
 from featcache.format.group import (
     CHECKSUM_BYTES,
     NAME_DIGITS,
@@ -24,6 +22,7 @@ from featcache.format.group import (
     GroupInfo,
     checksum_of,
     digest_of,
+    naming_remedy,
     rise,
 )
 from featcache.manifest.segments import SegmentColumns, Utterance
@@ -32,31 +31,40 @@ from featcache.storage.base import MARK, Opened, Store
 from featcache.strings import are_distinct
 
 COLUMNS = {
-    **dict.fromkeys(
-        ["frame_offset", "id_offset", "path_offset", "id_hash", "row_hash", "generation"], "uint64"
-    ),
-    **dict.fromkeys(["item_crc32c", "num_samples", "sample_rate", "source_size"], "uint64"),
-    **{"source_mtime_ns": "int64", "source_hash": "uint64", "decoder": "uint64"},
-    **{"start": "float64", "duration": "float64", "channel": "int64"},
+    "frame_offset": "uint64",
+    "id_offset": "uint64",
+    "path_offset": "uint64",
+    "id_hash": "uint64",
+    "row_hash": "uint64",
+    "generation": "uint64",
+    "item_crc32c": "uint64",
+    "num_samples": "uint64",
+    "sample_rate": "uint64",
+    "source_size": "uint64",
+    "source_mtime_ns": "int64",
+    "source_hash": "uint64",
+    "decoder": "uint64",
+    "start": "float64",
+    "duration": "float64",
+    "channel": "int64",
 }
-"""The columns of a shard's table, in their order, and their dtypes; docs/format.md says
-what they hold."""
+"""The columns of a shard's table, in order, and their dtypes; see docs/format.md."""
 
 ITEM_COLUMNS = {
-    **{
-        "generation": "generation",
-        "num_samples": "num_samples",
-        "sample_rate": "sample_rate",
-        "size": "source_size",
-    },
-    **{"mtime_ns": "source_mtime_ns", "content_hash": "source_hash", "decoder": "decoder"},
+    "generation": "generation",
+    "num_samples": "num_samples",
+    "sample_rate": "sample_rate",
+    "size": "source_size",
+    "mtime_ns": "source_mtime_ns",
+    "content_hash": "source_hash",
+    "decoder": "decoder",
 }
-"""What an `Item` knows besides its row, and the columns that have it."""
+"""The fields of an `Item` that are not its row's, and their columns."""
 
-_Floats: TypeAlias = NDArray[np.float32]
+_Floats = NDArray[np.float32]
 
 _READ_AT_ONCE = 256
-"""Items that are fetched together."""
+"""The items that are read together."""
 
 _REPEATED = 4096
 """Half the number of values that numpy's buffer holds."""
@@ -67,7 +75,7 @@ class Item(Utterance):
     """An utterance as a shard keeps it, besides its features."""
 
     num_samples: int
-    """The number of samples that the extractor was given, at the extractor's rate."""
+    """The samples that the extractor was given, at its rate."""
     size: int
     """The size of the audio file in bytes, when it was decoded."""
     mtime_ns: int
@@ -77,19 +85,18 @@ class Item(Utterance):
     content_hash: int = 0
     """XXH3-64 of the audio file's bytes, when it was decoded; 0 if unknown."""
     decoder: int = 0
-    """What decoded the audio file: see docs/format.md."""
+    """The decoder of the audio file: see docs/format.md."""
     generation: int = 1
-    """Of the items of an id, that of the highest generation counts."""
+    """The item of an id with the highest generation is current."""
 
 
 class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     """The document of a shard, besides the keys of every group."""
 
     frames: Positive
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: NotNegative
     row: Count
-    """The manifest row of its first item: shards are in the order of these, then of their
-    names."""
+    """The manifest row of its first item, by which shards are ordered, then by name."""
     manifest: Hash
     """The name of the wanted set that it was made for."""
     made_by: dict[str, str | int | float | bool | None]
@@ -101,26 +108,19 @@ class SideArray:
     """One side array of a shard."""
 
     entries: NDArray[Any]
-    """The entries of all items, `[entries, *item_shape]`."""
+    """`[entries, *item_shape]`"""
     offsets: NDArray[np.int64]
-    """Item `i` has `entries[offsets[i]:offsets[i + 1]]`; int64 `[items + 1]`."""
+    """The offsets of the items' entries, `[items + 1]`."""
 
     def item(self, number: int) -> NDArray[Any]:
-        """The entries of one item, `[n, *item_shape]`; a view."""
+        """View the entries of one item, `[n, *item_shape]`."""
         return self.entries[self.offsets[number] : self.offsets[number + 1]]
 
 
 class Frames:
-    """The frames of a shard, read from where they lie and not mapped, as an `Opened` is,
-    and with the same errors: what the disk refuses is no SIGBUS. Safe to use from several
-    threads.
-
-    Args:
-        file: The file, which begins with their bytes.
-        shape, dtype: Their shape, `[frames, *item_shape]`, and their dtype.
-        where: Names the file in messages.
-        version: The place of the version, which messages name as what is to be repaired.
-    """
+    """The frames of a shard, `[frames, *item_shape]`, at the beginning of a file. They are
+    read without mapping them: what a disk cannot read is an error, and no SIGBUS. Safe in
+    threads. Messages name `where`, and the `version` to repair."""
 
     def __init__(
         self, file: Opened, shape: tuple[int, ...], dtype: Any, where: str, version: object
@@ -132,54 +132,47 @@ class Frames:
         self._version = version
         self._frame_bytes = math.prod(shape[1:]) * self.dtype.itemsize
         self.num_bytes = shape[0] * self._frame_bytes
-        """The bytes of all frames."""
 
     def read_into(self, out: NDArray[Any], first: int) -> None:
         """Fill a C-contiguous array with frames, from `first` on."""
         self.require_within([first], [len(out)])
-        with self._naming_remedy():
+        with naming_remedy(self._version):
             self._file.read_into(out.reshape(-1).view(np.uint8).data, first * self._frame_bytes)
 
     def read_ranges(self, firsts: Sequence[int], counts: Sequence[int]) -> list[NDArray[Any]]:
-        """Several stretches of frames, `counts` of each from `firsts` on, read side by
-        side; read-only."""
+        """Read stretches of frames, `counts` of each from `firsts` on, side by side; they
+        are read-only."""
         self.require_within(firsts, counts)
         starts = [first * self._frame_bytes for first in firsts]
         sizes = [count * self._frame_bytes for count in counts]
-        with self._naming_remedy():
+        with naming_remedy(self._version):
             ranges = self._file.read_ranges(starts, sizes)
         return [np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:]) for data in ranges]
 
-    @contextmanager
-    def _naming_remedy(self) -> Iterator[None]:
-        try:
-            yield
-        except DamagedError as error:
-            raise DamagedError(error.what, self._version) from error
-
     def require_within(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
-        """Refuse frames beyond the end: memory is asked for by what there is."""
+        """Refuse frames beyond the end, before memory is allocated."""
         last = max((first + count for first, count in zip(firsts, counts, strict=True)), default=0)
         if last > self.shape[0] or min(firsts, default=0) < 0:
             raise DamagedError(f"{self.where}: damaged: it ends before frame {last}", self._version)
 
 
 def columns_of(spec: FeatureSpec) -> dict[str, str]:
-    """The columns of the shards of a version: each side array has one more, of offsets."""
+    """Return the columns of a version's shards. Each side array has one more, of offsets."""
     return COLUMNS | {f"side_{side.name}_offset": "uint64" for side in spec.side}
 
 
-class Shard(Group[ShardInfo]):
-    """A shard that is there, of a version with this fingerprint and spec; see `Group`."""
+class Shard(Group):
+    """A shard in a store, of a version with this fingerprint and spec; see `Group`."""
+
+    info: ShardInfo
 
     def __init__(self, store: Store, name: str, fingerprint: str, spec: FeatureSpec) -> None:
         super().__init__(store, f"shards/{name}", fingerprint, ShardInfo, columns_of(spec))
         self.name = name
         self.spec = spec
-        self._faults: list[str] | None = None
         self._features = "features", (self.info.frames, *spec.item_shape), spec.stored_dtype
         self.features_path, _ = self._chunk(*self._features)
-        """The path of their file, in the shard."""
+        """The path of the features' file in the shard."""
         if self.info.digest[:NAME_DIGITS] != name:
             raise self._damaged(MARK, f"holds the shard {self.info.digest[:NAME_DIGITS]}")
 
@@ -189,8 +182,8 @@ class Shard(Group[ShardInfo]):
         return self.map(*self._features)
 
     def open_features(self) -> Frames:
-        """The same, to be read from where they lie; their file's size and checksum are
-        those that follow, likewise."""
+        """Open the same frames to be read without mapping them. Their file must have the
+        size and checksum of the document."""
         path, num_bytes = self._chunk(*self._features)
         with self._missing_is_damage(path):
             file = self.store.open(f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES)
@@ -199,55 +192,52 @@ class Shard(Group[ShardInfo]):
         return self._frames_in(file)
 
     def _frames_in(self, file: Opened) -> Frames:
-        return Frames(
-            file, *self._features[1:], f"{self}/{self.features_path}", self.store.location
-        )
+        where = f"{self}/{self.features_path}"
+        return Frames(file, *self._features[1:], where, self.store.location)
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
-        """The file of the same, or a copy of it; see `checked_blocks`."""
+        """Yield the file of the features, or a copy of it; see `checked_blocks`."""
         return self.checked_blocks(self.features_path, copy)
 
     @property
     def run(self) -> str:
-        """The name of the run that extracted the items; empty if the shard does not say."""
+        """The name of the run that extracted the items; empty if it is not recorded."""
         return str(self.info.made_by.get("run", ""))
 
     def side(self, name: str, *, check: bool = False) -> SideArray:
-        """One of the version's side arrays; its entries are mapped, and with `check`
-        compared with their checksum."""
+        """Map one of the version's side arrays; with `check`, compare it with its
+        checksum."""
         (spec,) = (side for side in self.spec.side if side.name == name)
         offsets = self.table.offsets(f"side_{name}")
         last = int(offsets[-1])
         if not rise(offsets, 0, last):
             raise self._damaged("items/c/0/0", f"the offsets of {name} do not rise")
-        return SideArray(
-            self.map(f"side_{name}", (last, *spec.item_shape), spec.dtype, check=check), offsets
-        )
+        shape = (last, *spec.item_shape)
+        return SideArray(self.map(f"side_{name}", shape, spec.dtype, check=check), offsets)
 
     @property
     def quantization(self) -> NDArray[np.float32]:
-        """The scale and offset of each item with quantised features, float32 `[items, 2,
-        *item_shape]`; mapped."""
+        """The scale and offset of each item with quantised features, mapped, float32
+        `[items, 2, *item_shape]`."""
         return self.side(QUANTIZATION).entries
 
     @property
     def num_bytes(self) -> int:
-        """The stored bytes of features and of side arrays' entries."""
-        chunks = [
-            path
-            for path in self.info.files
-            if path.startswith(("features/c/", "side_")) and "/c/" in path
-        ]
-        return sum(self.info.files[path][0] - CHECKSUM_BYTES for path in chunks)
+        """The stored bytes of features and of side arrays."""
+        return sum(
+            size - CHECKSUM_BYTES
+            for path, (size, _) in self.info.files.items()
+            if path.startswith(("features/", "side_")) and "/c/" in path
+        )
 
     def items(self, numbers: Iterable[int] | None = None) -> Iterator[Item]:
-        """The items, or those of these numbers, without their features."""
+        """Yield all items, or those of these numbers, without features."""
         table = self.table
         ids, paths = table.ids, table.paths
         segments = [table[name] for name in ("start", "duration", "channel")]
         columns = {name: table[column] for name, column in ITEM_COLUMNS.items()}
         for at in range(len(table)) if numbers is None else numbers:
-            if at >= len(table):  # an index that is sealed, and wrong all the same
+            if at >= len(table):  # the index is sealed, but wrong
                 raise self._damaged("items", f"there is no item {at}")
             own = {name: column.item(at) for name, column in columns.items()}
             segment = (column.item(at) for column in segments)
@@ -258,22 +248,16 @@ class Shard(Group[ShardInfo]):
         for fault in self.faults():
             raise self._damaged("items/c/0/0", fault)
 
-    def faults(self) -> list[str]:
-        """List what is wrong with the table, even if its checksums hold. So no offset
-        leads out of the shard, and no item is taken for that of another row. The search
-        is made once: whoever maps the table compares its bytes."""
-        if self._faults is None:
-            self._faults = [*self._find_faults()]
-        return self._faults
-
-    def _find_faults(self) -> Iterator[str]:
-        table, frames, ids_end = self.table, self.info.frames, 0
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with the table, even if its checksums hold: so no offset leads
+        out of the shard, and no item is taken for another row's."""
+        table = self.table
         if not len(table):
             yield "there are no items"
             return
         ids_end = int(table.offsets("id")[-1])
         ends = {
-            "frame": (0, frames, self.spec.axis.fewest),
+            "frame": (0, self.info.frames, self.spec.axis.fewest),
             "id": (0, ids_end, 1),
             "path": (ids_end, table.text.size, 0),
         }
@@ -295,9 +279,8 @@ class Shard(Group[ShardInfo]):
         rows = SegmentColumns(
             paths, table["start"], table["duration"], table["channel"].astype(np.int32)
         )
-        if not np.array_equal(ids.hashes(), table["id_hash"]) or not np.array_equal(
-            rows.hashes(), table["row_hash"]
-        ):
+        has_hashes = np.array_equal(ids.hashes(), table["id_hash"])
+        if not (has_hashes and np.array_equal(rows.hashes(), table["row_hash"])):
             yield "the hashes of some rows are not theirs"
         if not are_distinct(table["id_hash"]):
             yield "an id is there twice"
@@ -305,9 +288,9 @@ class Shard(Group[ShardInfo]):
             yield "its name does not follow from what is in it"
 
     def sound_items(self, numbers: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Those of some items whose features are what was written, once the table has
-        been checked: their numbers, and features `[frames, *item_shape]`. Items beyond
-        the end of the file, or on a bad sector, are not among them."""
+        """Yield the numbers of undamaged items among some, and their features
+        `[frames, *item_shape]`; call it once the table has been checked. Items beyond the
+        end of the file or on a bad sector are left out."""
         checksums, offsets = self.table["item_crc32c"], self.table.offsets("frame")
         counts = np.diff(offsets)
         try:
@@ -318,41 +301,33 @@ class Shard(Group[ShardInfo]):
             some = numbers[first : first + _READ_AT_ONCE]
             stretches = _read(frames, offsets[some].tolist(), counts[some].tolist())
             for number, features in zip(some, stretches, strict=True):
-                if (
-                    features is not None
-                    and crc32c(features) == checksums[number]
-                    and all_finite(features)
-                ):
+                if features is None or crc32c(features) != checksums[number]:
+                    continue
+                if all_finite(features):
                     yield number, features
 
 
 def _read(frames: Frames, firsts: list[int], counts: list[int]) -> list[NDArray[Any] | None]:
-    """Stretches of frames; None for those that cannot be read."""
     try:
         return [*frames.read_ranges(firsts, counts)]
     except DamagedError:
         if len(firsts) == 1:
             return [None]
-        return [
-            some
-            for first, count in zip(firsts, counts, strict=True)
-            for some in _read(frames, [first], [count])
-        ]
+    pairs = zip(firsts, counts, strict=True)
+    return [_read(frames, [first], [count])[0] for first, count in pairs]
 
 
 def dequantize_array(
     levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None
 ) -> _Floats:
-    """The values of features that are stored as uint8, with numpy alone;
-    `featcache.quantize` says what the levels are.
+    """Compute the values of features stored as uint8, with numpy alone; see
+    `featcache.quantize`.
 
     Args:
         levels: The stored levels, uint8 `[frames, *item_shape]`.
-        scale: The scale, float32 `[*item_shape]`; or that of each frame, `[frames,
+        scale, offset: float32 `[*item_shape]`; or those of each frame, `[frames,
             *item_shape]`.
-        offset: The offset, of the same shape as `scale`.
-        out: A contiguous float32 array of the levels' shape to write to, instead of a new
-            one.
+        out: A contiguous float32 array of the levels' shape to write to.
     """
     values = np.empty(levels.shape, np.float32) if out is None else out
     values[...] = levels
@@ -366,11 +341,10 @@ def _with_frames(function: np.ufunc, frames: _Floats, parameter: _Floats) -> Non
 
     When numpy broadcasts an array over many rows, it copies the array into its buffer
     again for every 8,192 values, unless the array fills more than half the buffer. So for
-    long items, the parameter is repeated once here and then applied to many frames at a
-    time: a quarter less time for 12 s of 80 dimensions."""
-    if parameter.ndim < frames.ndim and len(frames) >= 6 * (
-        count := _REPEATED // parameter.size + 1
-    ):
+    long items, the parameter is repeated once here: a quarter less time for 12 s of 80
+    dimensions."""
+    count = _REPEATED // max(1, parameter.size) + 1
+    if parameter.ndim < frames.ndim and len(frames) >= 6 * count:
         repeated = np.empty((count, *parameter.shape), np.float32)
         repeated[...] = parameter
         in_blocks = len(frames) // count * count

@@ -1,12 +1,10 @@
-"""A store in an object store: S3, Google's, Azure's and whatever speaks like them, by the
-library obstore.
+"""A store in an object store: S3, Google's, Azure's and compatible ones, by obstore.
 
-Nothing is renamed there, and nothing here needs a conditional request. A folder is
-published once its `MARK` is there, which is written last. A name stands for its content:
-whoever publishes a folder completes what others have begun, and lists it afterwards,
-since somebody may have removed some of it meanwhile. While it is written, there is a note
-of it in `work/`: so what killed writers have left is known without a listing of
-everything, and removed after a day."""
+Nothing here needs renames or conditional requests. A folder is published by its `MARK`,
+which is written last. Whoever publishes a folder completes what others have begun, and
+lists it afterwards, since somebody may have removed some of it meanwhile. While a folder
+is written, `work/` has a note of it: so what killed writers have left is found without a
+listing of everything, and removed after a day."""
 
 from __future__ import annotations
 
@@ -23,15 +21,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain, compress, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, is_url
 from featcache.storage.base import (
+    DAY_SECONDS,
     MARK,
     Buffer,
+    Store,
     checked_key,
     in_parallel,
     require_at_most,
@@ -43,46 +43,43 @@ from featcache.storage.clients import asked
 from featcache.storage.files import map_file
 from featcache.storage.location import ObjectPath
 
-_DAY_SECONDS = 86400.0
 _PART_BYTES = 32 << 20
 _PARTS = 4
-"""A larger file is written in parts of that size, so many of them at once."""
+"""A larger file is written in parts, so many at once."""
 
 _MAPPED_BYTES = 8 << 20
-"""A larger file is mapped; a smaller one is in memory when it has been fetched."""
+"""A larger file is fetched to disk and mapped; a smaller one stays in memory."""
 
 _STREAMED_BYTES = 1 << 20
 
 _ATTEMPTS = 8
-"""How often a folder is completed of which somebody removes some: who removes it once
-does so in fewer steps."""
+"""The tries to complete a folder of which somebody removes files; one removal takes fewer
+steps."""
 
 _PAGE = 1000
 """The files of one answer to a listing."""
 
 _PAGES = 4
 _SLICES = 256
-"""A longer listing of names that are spread evenly is taken in slices of some four pages,
-side by side."""
+"""A longer listing of evenly spread names is read in slices of about so many pages, side
+by side."""
 
 _SPREAD_EVENLY = re.compile(r"[0-9a-f]{12,}")
 _NOTE = re.compile(r"work/(.+)/[0-9a-f]{16}")
 
 _FETCHED_BYTES = 8 << 20
 _FETCHED_AT_ONCE = 8
-"""All of a file is fetched in blocks of that size, so many of them at once."""
+"""A whole file is fetched in blocks, so many at once."""
 
 _GAP_BYTES = 64 << 10
-"""To read on over a gap of this size takes less time than another request."""
+"""Reading on over such a gap takes less time than another request."""
 
 _END_BYTES = 64
-"""What is read of a file when it is opened: its end, where a chunk has its checksum."""
-
-_T = TypeVar("_T")
+"""The bytes that opening a file reads: its end, where a chunk has its checksum."""
 
 
-class Bucket:
-    """The store below a place in an object store; see `featcache.storage.base.Store`."""
+class Bucket(Store):
+    """The store below a place in an object store."""
 
     def __init__(self, location: ObjectPath) -> None:
         self.location = location
@@ -100,7 +97,7 @@ class Bucket:
         return _ObjectFile(self._place(key), num_bytes)
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a file of exactly this size, in blocks, as one answer brings them."""
+        """See `Store`; the blocks are those of one answer."""
         answer: Iterator[Any] | None = None
         done = 0
 
@@ -114,7 +111,7 @@ class Bucket:
                     answer = iter(response.stream(min_chunk_size=_STREAMED_BYTES))
                 return memoryview(next(answer, b""))
             except Exception:
-                answer = None  # another one begins where this one has ended
+                answer = None  # the next one begins here
                 raise
 
         while block := asked(self._place(key), following, is_long=True):
@@ -127,7 +124,7 @@ class Bucket:
     def map(
         self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None
     ) -> NDArray[np.uint8]:
-        """See `Store`. A large file is fetched to one on this machine that has no name."""
+        """See `Store`. A large file is fetched to one without a name on this machine."""
         if num_bytes <= _MAPPED_BYTES:
             data = self.read(key, num_bytes)
             require_size(len(data), num_bytes, self._place(key))
@@ -149,24 +146,22 @@ class Bucket:
     def _is_file(self, key: str) -> bool:
         with suppress(FileNotFoundError):
             if self._place(key).key:
-                asked(self._place(key), lambda connection, path: connection.head(path))
+                self._head(key)
                 return True
         return False
 
+    def _head(self, key: str) -> Any:
+        return asked(self._place(key), lambda connection, path: connection.head(path))
+
     def names(self, folder: str) -> list[str]:
         if folder:
-            files = Bucket(self._place(folder)).walk(
-                "", lambda key: key.partition("/")[2] in ("", MARK)
-            )
+            inside = Bucket(self._place(folder))
+            files = inside.walk("", lambda key: key.partition("/")[2] in ("", MARK))
             names = [key.partition("/")[0] for key, _ in files]
-        else:  # of versions: there may be any number of files in each
-            listing = asked(
-                self.location,
-                lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None),
-            )
-            folders = [
-                prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]
-            ]
+        else:  # of versions, which may have many files
+            prefix = f"{self.location.key}/" if self.location.key else None
+            listing = asked(self.location, lambda store, _: store.list_with_delimiter(prefix))
+            folders = [path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]]
             marks = in_parallel(lambda name: self._is_file(f"{name}/{MARK}"), folders)
             names = [*compress(folders, marks), *map(self._key, listing["objects"])]
         return sorted(name for name in {*names} if name and not name.startswith("."))
@@ -174,7 +169,7 @@ class Bucket:
     def walk(
         self, folder: str = "", is_wanted: Callable[[str], bool] = bool
     ) -> Iterator[tuple[str, int]]:
-        """See `Store`; of the files whose keys `is_wanted`."""
+        """See `Store`; only of files whose keys `is_wanted`."""
         first = self._listed(folder, at_most=_PAGE)
         spans: list[tuple[str, str]] = []
         if len(first) >= _PAGE:
@@ -205,11 +200,8 @@ class Bucket:
         note = f"work/{checked_key(folder)}/{secrets.token_hex(8)}"
         self.put(note, b"")
         for _ in range(_ATTEMPTS):
-            in_parallel(
-                lambda path: self.put(f"{folder}/{path}", files[path]),
-                [*{*lacking} - {MARK}],
-                _PARTS,
-            )
+            others = [path for path in lacking if path != MARK]
+            in_parallel(lambda path: self.put(f"{folder}/{path}", files[path]), others, _PARTS)
             if MARK in lacking:
                 self.put(f"{folder}/{MARK}", files[MARK])
             lacking = self._lacking(files, folder)
@@ -217,14 +209,12 @@ class Bucket:
                 with tidying(self.location):
                     self._delete([note])
                 return
-        raise StoreError(
-            f"{self._place(folder)}: somebody removes what is written of it: run the same "
-            "command again"
-        )
+        what = "somebody removes what is written of it: run the same command again"
+        raise StoreError(f"{self._place(folder)}: {what}")
 
     def _lacking(self, files: Mapping[str, Buffer], folder: str) -> list[str]:
-        """List the files of a folder that are missing or cut off. Documents may differ,
-        since they name their writer."""
+        """List the files of a folder that are missing or cut off. Documents may have other
+        sizes, since they name their writer."""
         sizes = {key.removeprefix(f"{folder}/"): size for key, size in self.walk(folder)}
         written = {checked_key(path): len(data) for path, data in files.items()}
         written[MARK] = sizes.get(MARK, -1)
@@ -233,7 +223,7 @@ class Bucket:
     def remove(self, key: str) -> None:
         mark = f"{checked_key(key)}/{MARK}"
         self._delete([key])
-        # once more for what a writer has added meanwhile, who then begins again
+        # twice, for what a writer adds meanwhile, who then begins again
         for _ in range(2):
             self._delete([mark])
             keys = [below for below, _ in self.walk(key)]
@@ -246,13 +236,10 @@ class Bucket:
         paths = [self._place(key).key for key in keys]
         # some stores say so, and then may have left out others
         with suppress(FileNotFoundError):
-            if len(paths) == 1:
-                asked(self._place(keys[0]), lambda bucket, path: bucket.delete(path))
-            else:
-                asked(self._place(keys[0]), lambda bucket, _: bucket.delete(paths))
+            what = paths[0] if len(paths) == 1 else paths
+            asked(self._place(keys[0]), lambda connection, _: connection.delete(what))
 
     def destroy(self) -> None:
-        """Remove everything, the document first."""
         self._delete([MARK])
         while keys := [key for key, _ in self.walk()]:
             self._delete(keys)
@@ -270,54 +257,48 @@ class Bucket:
             return []
         now, left = self._now(), []
         for folder, notes in written.items():
-            if now - max(notes.values()) > _DAY_SECONDS:
-                is_left = not self.exists(f"{folder}/{MARK}")
-                left += [folder] if is_left else []
-                with tidying(self.location):
-                    if remove and is_left:
-                        self.remove(folder)
-                    if remove:
-                        self._delete([*notes])
+            if now - max(notes.values()) <= DAY_SECONDS:
+                continue
+            is_left = not self.exists(f"{folder}/{MARK}")
+            left += [folder] if is_left else []
+            with tidying(self.location):
+                if remove and is_left:
+                    self.remove(folder)
+                if remove:
+                    self._delete([*notes])
         return left
 
     def _now(self) -> float:
-        """The store's clock, in seconds since 1970: when a file was written that is
-        removed again."""
+        """Ask for the store's time, in seconds since 1970, by writing a file."""
         key = f"work/clock/{secrets.token_hex(8)}"
         self.put(key, b"")
         try:
-            entry = asked(self.location / key, lambda connection, path: connection.head(path))
-            return float(entry["last_modified"].timestamp())
+            return float(self._head(key)["last_modified"].timestamp())
         finally:
             with tidying(self.location):
                 self._delete([key])
 
     @property
-    def desk(self) -> Path:
-        """Below the temporary folder (`TMPDIR`): of this user alone, and for everything
-        that writes there the same."""
+    def marks_folder(self) -> Path:
+        """See `Store`. It is below `TMPDIR`, and this user's alone."""
         name = hashlib.sha256(str(self.location).encode()).hexdigest()[:16]
-        with _of_this_machine(f"featcache-{os.getuid()}/{name}") as desk:
-            mine = desk.parent
+        with _of_this_machine(f"featcache-{os.getuid()}/{name}") as folder:
+            mine = folder.parent
             mine.mkdir(mode=0o700, exist_ok=True)
             status = mine.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                raise StoreError(
-                    f"{mine}: is not this user's folder: set TMPDIR to a folder of your own"
-                )
-            desk.mkdir(exist_ok=True)
-        return desk
-
-    def _place(self, key: str) -> ObjectPath:
-        return self.location / checked_key(key) if key else self.location
+                remedy = "set TMPDIR to a folder of your own"
+                raise StoreError(f"{mine}: is not this user's folder: {remedy}")
+            folder.mkdir(exist_ok=True)
+        return folder
 
     def _key(self, entry: Any) -> str:
         folder = f"{self.location.key}/" if self.location.key else ""
         return str(entry["path"])[len(folder) :]
 
     def _bounds(self, folder: str, last: str) -> list[str]:
-        """List the paths at which to divide the rest of a listing, by the last path of its
-        first page."""
+        """List the paths at which to divide the rest of a listing, whose first page ends
+        with `last`."""
         prefix = f"{self._place(folder).key}/"
         name = last.removeprefix(prefix).partition("/")[0]
         if not _SPREAD_EVENLY.fullmatch(name):
@@ -330,8 +311,8 @@ class Bucket:
     def _listed(
         self, folder: str, after: str = "", until: str = "", at_most: float = math.inf
     ) -> list[Any]:
-        """A listing of all files below a folder whose paths are after one, and not after
-        another, if these are given; it may end as soon as there are `at_most`."""
+        """List the files below a folder with paths after one and up to another, if these
+        are given. May stop at `at_most` files."""
 
         def fetch(connection: Any, path: str) -> list[Any]:
             entries: list[Any] = []
@@ -346,8 +327,7 @@ class Bucket:
 
 
 class _ObjectFile:
-    """An open file, `num_bytes` if known (see `featcache.storage.base.Opened`). Opening
-    reads its end for its size."""
+    """An `Opened` file. Opening reads its end, and with it the size."""
 
     def __init__(self, place: ObjectPath, num_bytes: int | None) -> None:
         self._place = place
@@ -367,7 +347,7 @@ class _ObjectFile:
         out[:] = self.read_ranges([start], [len(out)])[0]
 
     def fetched(self) -> Iterator[memoryview]:
-        """All of its bytes, in blocks, some of which are fetched side by side."""
+        """Yield the whole file in blocks, some of which are fetched side by side."""
         firsts = range(0, self.num_bytes, _FETCHED_BYTES)
 
         def fetch(first: int) -> memoryview:
@@ -377,8 +357,7 @@ class _ObjectFile:
             yield from in_parallel(fetch, firsts[number : number + _FETCHED_AT_ONCE])
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        """Some ranges of the file's bytes, neighbours in one request, and all side by
-        side."""
+        """See `Opened`. Neighbours are read by one request."""
         require_within(starts, sizes, self.num_bytes, self._place)
         end = self.num_bytes - len(self._end)
         spans: list[tuple[int, int]] = []
@@ -398,16 +377,12 @@ class _ObjectFile:
     def _of_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
         if not spans:
             return []
-        starts = [first for first, _ in spans]
-        sizes = [last - first for first, last in spans]
+        starts, sizes = [first for first, _ in spans], [last - first for first, last in spans]
 
         def fetch(connection: Any, path: str) -> list[memoryview]:
-            # obstore must not join them itself: it ends the process if such a range is
-            # beyond the end of the file.
-            return [
-                memoryview(part)
-                for part in connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)
-            ]
+            # obstore's own joining ends the process if a range is beyond the end of the file
+            parts = connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)
+            return [memoryview(part) for part in parts]
 
         parts = asked(self._place, fetch)
         if [len(part) for part in parts] != sizes:
@@ -417,8 +392,8 @@ class _ObjectFile:
 
 @contextmanager
 def _of_this_machine(name: str = "") -> Iterator[Path]:
-    """Within, a place below the temporary folder is written to. That an object is gone
-    that is read is said as is."""
+    """Write within to a place below the temporary folder. Raises StoreError if that fails;
+    a FileNotFoundError of an object stays."""
     path: object = "a temporary folder"
     try:
         path = Path(tempfile.gettempdir(), name)

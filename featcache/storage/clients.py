@@ -1,14 +1,12 @@
 """Connections to object stores and web servers, one for each bucket or host, and process;
 and requests to stores.
 
-obstore, the library, runs its requests in threads of its own, which a forked process does
-not have, and it cannot be told to start others: in a child, its calls wait for ever.
-torch's DataLoader forks. So a child whose parent has used obstore loads a second copy of
-it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
+obstore runs its requests in threads, which a forked process does not have: its calls
+would wait for ever. torch's DataLoader forks. So a child whose parent has used obstore
+loads a second copy, from a copy of its files (20 ms, 15 MB).
 
-It repeats requests that fail on the way to the answer. If the connection breaks while a
-body comes, they are repeated here. A store that does not answer is waited for: two
-minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says."""
+obstore repeats a request until the answer begins, for two minutes or
+`FEATCACHE_STORE_SECONDS`. If the answer breaks off, `asked` repeats the request."""
 
 from __future__ import annotations
 
@@ -42,55 +40,32 @@ from featcache.errors import (
 )
 from featcache.storage.location import ObjectPath
 
-# by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by
-# default
-_TIMEOUTS = {
-    # a `read_timeout` would end what is sent for longer
-    True: {"connect_timeout": "10s", "timeout": "10m"},
-    False: {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"},
-}
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-"""How the variables of the environment begin that obstore reads, by the scheme of URLs."""
+"""The beginnings of the variables that obstore reads, by the scheme of URLs."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MOST_CLIENTS = 64
-_RETRIES = 12
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
-"""Seconds: each pause is drawn between the first and four times the last one; all in all,
-a minute or two."""
 
 _SECONDS = "FEATCACHE_STORE_SECONDS"
-_SECONDS_TO_WAIT = 120.0
+_RETRIES = 10_000  # so that only the time ends them
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0  # seconds between obstore's
+_PAUSES = (0.1, 0.2, 0.4, 0.8)
+"""Seconds before a request whose answer broke off is made again."""
 
 _SILENT_SECONDS = 3.0
-"""What takes longer is said to be awaited."""
+"""Seconds without an answer after which the user is told of the wait."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _said: set[str] = set()
-"""The buckets and servers that have been said to be awaited."""
-
-_PAUSES = (0.1, 0.2, 0.4, 0.8)
-"""Seconds before a request is made again."""
+"""The buckets and servers that the user has been told of."""
 
 _UNUSABLE = re.compile(
     r"Unable to \w+ service account file|Invalid Access Key|Missing component in SAS"
     r"|failed to parse"
 )
-"""What obstore says of an environment that makes no sense, before it quotes some of it."""
-
-_GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
-"""What obstore says of a request that it has repeated as often as it may."""
-
-_FINAL = (
-    "PanickedError",
-    "PermissionDeniedError",
-    "UnauthenticatedError",
-    "NotSupportedError",
-    "InvalidPathError",
-    "ValueError",
-)
+"""obstore's words for an environment that makes no sense, before it quotes some of it."""
 
 _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
 _KEY = re.compile(r'Path "(.{1,1024}?)"(?: contained|:)', re.DOTALL)
@@ -116,24 +91,18 @@ _CREDENTIALS = {
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _of_parent: list[Any] = []
-"""What a forked process has of its parent's library. It is kept: to close a connection
-here would break it there."""
+"""The parent's library and connections. To close them here would break them there."""
 
 _used_by_parent = False
 
 
 def client(base: str, *, retries: bool = True) -> Any:
-    """The connection to a bucket or a web server, by the beginning of its URLs.
+    """Connect to a bucket or a web server, by the beginning of its URLs, such as
+    `s3://bucket` or `https://host`. The environment gives credentials, region and
+    endpoint. With `retries`, obstore repeats requests that fail.
 
-    Credentials, region and endpoint are those of the environment; an endpoint without TLS
-    is used if it is written so.
-
-    Args:
-        base: `s3://bucket`, `https://host`.
-        retries: Whether obstore is to repeat requests that fail.
-
-    Raises StoreError if the URL, or what the environment says of it, makes no sense, with
-    obstore's error as its cause; MissingDependencyError if obstore is not installed."""
+    Raises StoreError if the URL or the environment makes no sense, with obstore's error
+    as its cause; MissingDependencyError if obstore is not installed."""
     with _lock:
         return _connected(base, retries)
 
@@ -143,33 +112,37 @@ def _connect(base: str, retries: bool) -> Any:
     _check_environment(base)
     if base.startswith("memory://"):
         return stores.MemoryStore()
-    plain_endpoint = any(
-        url.startswith("http://") for name, url in os.environ.items() if name.startswith(_ENDPOINTS)
-    )
-    options: Any = dict(_TIMEOUTS[retries])
     seconds = seconds_to_wait()
-    if retries and _SECONDS in os.environ:
-        options |= {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
-    longest = timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4))
-    pauses = {"init_backoff": timedelta(seconds=_FIRST_PAUSE), "max_backoff": longest, "base": 4}
+    # `timeout` is for a whole file; a `read_timeout` would end long uploads
+    options: Any = {"connect_timeout": "10s", "timeout": "10m"}
     repeating: Any = {
         "max_retries": _RETRIES,
-        "backoff": pauses,
         "retry_timeout": timedelta(seconds=seconds),
+        "backoff": {
+            "init_backoff": timedelta(seconds=_FIRST_PAUSE),
+            "max_backoff": timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4)),
+            "base": 4,
+        },
     }
-    if base.startswith("http://") or (plain_endpoint and not base.startswith("https://")):
+    if not retries:
+        options |= {"read_timeout": "30s", "timeout": "1d"}
+        repeating = {"max_retries": 0}
+    elif _SECONDS in os.environ:
+        options = {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
+    addresses = [base]
+    if not base.startswith("https://"):
+        addresses += [os.environ[name] for name in os.environ if name.startswith(_ENDPOINTS)]
+    if any(address.startswith("http://") for address in addresses):
         options["allow_http"] = True
     open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url
     try:
-        retrying = repeating if retries else {"max_retries": 0}
-        return panics_raised(open_store, base, client_options=options, retry_config=retrying)
+        return panics_raised(open_store, base, client_options=options, retry_config=repeating)
     except Exception as error:  # each of obstore's errors is a class of its own
         raise StoreError(f"{base}: cannot be opened: {_why_unusable(base, error)}") from error
 
 
 def _check_environment(base: str) -> None:
-    """Refuse values that would end obstore in a panic, which prints lines of its own:
-    with the carriage return that files of secrets leave behind, or no URL."""
+    """Refuse values at which obstore panics: with a line end, or no URL."""
     begin = _VARIABLES.get(base.partition("://")[0], "\0")
     for name in filter(lambda name: name.startswith(begin), os.environ):
         value, fault = os.environ[name], ""
@@ -210,9 +183,9 @@ _connected = lru_cache(_MOST_CLIENTS)(_connect)
 
 
 def seconds_to_wait() -> float:
-    """The seconds to wait for a store that does not answer. Raises ArgumentError if the
-    environment names no number."""
-    text = os.environ.get(_SECONDS, str(_SECONDS_TO_WAIT))
+    """Return the seconds to wait for a store that does not answer. Raises ArgumentError
+    if the environment names no number."""
+    text = os.environ.get(_SECONDS, "120")
     with suppress(ValueError):
         if 0 < (seconds := float(text)) <= 86400:
             return seconds
@@ -220,10 +193,9 @@ def seconds_to_wait() -> float:
 
 
 def awaited(base: str, request: Callable[[], _T]) -> _T:
-    """Make a small request to a bucket or server, and return its result.
-
-    In the main thread, an interrupt ends it (obstore waits for none); if it takes long,
-    that is said once a bucket."""
+    """Make a small request to a bucket or server, and return its result. In the main
+    thread, an interrupt ends it, which obstore does not heed; and if it takes long, the
+    user is told, once a bucket."""
     if threading.current_thread() is not threading.main_thread():
         return request()
     answer: Future[_T] = Future()
@@ -253,8 +225,8 @@ def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
 
 
 def library() -> Any:
-    """The package obstore, as this process may use it. Raises MissingDependencyError if
-    it is not installed; StoreError if a forked process cannot make its copy."""
+    """Import obstore as this process may use it. Raises MissingDependencyError if it is
+    not installed; StoreError if a forked process cannot copy it."""
     global _used_by_parent
     with _lock:
         if _used_by_parent:
@@ -278,7 +250,6 @@ def _imported() -> Any:
 
 
 def _load_copy() -> None:
-    """Load a second copy of obstore in the place of the first one."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
         _of_parent.append(sys.modules.pop(name))
     installed: Any = importlib.util.find_spec("obstore")
@@ -294,7 +265,7 @@ def _load_copy() -> None:
 
 def _in_child() -> None:
     global _used_by_parent, _connected
-    # which a copy that failed is not
+    # a copy that failed is not in `sys.modules`
     _used_by_parent = _used_by_parent or "obstore" in sys.modules
     _of_parent.append(_connected)
     _connected = lru_cache(_MOST_CLIENTS)(_connect)
@@ -306,45 +277,41 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
     """Make a request about a file, with the connection and the file's key, and return its
-    result; repeat it if it breaks. A request that `is_long` sends or fetches so much that
-    it may take a while.
-
-    Raises FileNotFoundError if there is no such file; DamagedError if it ends before what
-    is to be read; StoreError if it cannot be read or written."""
+    result. A request that `is_long` sends or fetches much. Raises what `Store` does."""
     given_up_at = time.monotonic() + seconds_to_wait()
-    for pause in (*_PAUSES, None):
+    pauses = iter(_PAUSES)
+    while True:
         try:
             connection = client(place.root)
             ask = partial(panics_raised, request, connection, place.key)
             return ask() if is_long else awaited(place.root, ask)
         except FeatcacheError:
             raise
-        except Exception as error:  # obstore's errors, which in a forked process are other classes
-            kind, text = type(error).__name__, str(error)
-            has_bucket = "NoSuchBucket" not in text
-            if has_bucket and (isinstance(error, FileNotFoundError) or kind == "NotFoundError"):
-                raise FileNotFoundError(
-                    errno.ENOENT, os.strerror(errno.ENOENT), str(place)
-                ) from error
-            if status_of(error) == 416 or "Invalid range" in text:
-                raise DamagedError(
-                    f"{place}: damaged: it ends before what is to be read"
-                ) from error
-            is_final = (
-                kind in _FINAL
-                or not has_bucket
-                or _GIVEN_UP.search(text)
-                or has_no_credentials(error)
-            )
-            if pause is None or is_final or time.monotonic() > given_up_at:
-                words = f"{in_words(place.root, error)} ({kind})"
-                raise StoreError(f"{place}: cannot be read or written: {words}") from error
+        except Exception as error:
+            fault, may_pass = _fault(place, error)
+            pause = next(pauses, None)
+            if pause is None or not may_pass or time.monotonic() > given_up_at:
+                raise fault from error
         time.sleep(pause)
-    raise AssertionError
 
 
-# Errors of obstore in plain words. Its own quote addresses, to which a server may have
-# redirected the request with signatures in them, and whole documents of XML.
+# Errors of obstore in plain words. It quotes addresses, to which a server may have
+# redirected the request with signatures in them, and whole documents of XML. In a forked
+# process its errors are other classes: so only their names are compared.
+
+
+def _fault(place: ObjectPath, error: Exception) -> tuple[Exception, bool]:
+    """Return the error to raise for one of obstore's, and whether it may pass."""
+    kind, text = type(error).__name__, str(error)
+    has_bucket = "NoSuchBucket" not in text
+    if has_bucket and (isinstance(error, FileNotFoundError) or kind == "NotFoundError"):
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)), False
+    if status_of(error) == 416 or "Invalid range" in text:
+        return DamagedError(f"{place}: damaged: it ends before what is to be read"), False
+    fault = StoreError(
+        f"{place}: cannot be read or written: {in_words(place.root, error)} ({kind})"
+    )
+    return fault, kind == "GenericError" and has_bucket and not has_no_credentials(error)
 
 
 def has_no_credentials(error: BaseException | None) -> bool:
@@ -353,7 +320,7 @@ def has_no_credentials(error: BaseException | None) -> bool:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status that the server answered, or 0."""
+    """Return the HTTP status that the server answered, or 0."""
     status = _STATUS.search(str(error))
     return int(status[1]) if status else 0
 
@@ -364,16 +331,13 @@ def in_words(url: str, error: BaseException) -> str:
     if has_no_credentials(error):
         hint = f": {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""
         return f"there are no credentials{hint}"
-    # By their names: in a forked process, obstore's errors are other classes.
-    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return (
-            "the server forbids it "
-            f"({403 if type(error).__name__ == 'PermissionDeniedError' else 401})"
-        )
-    text = str(error)
+    kind, text = type(error).__name__, str(error)
+    refused = {"PermissionDeniedError": 403, "UnauthenticatedError": 401}
+    if kind in refused:
+        return f"the server forbids it ({refused[kind]})"
     if isinstance(error, PanickedError):
         return "obstore panics: is a value of the environment malformed?"
-    if type(error).__name__ == "InvalidPathError" and (key := _KEY.search(text)) is not None:
+    if kind == "InvalidPathError" and (key := _KEY.search(text)) is not None:
         return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
     if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:
         return f"the server answers {status[1]}{status[2] or ''}"

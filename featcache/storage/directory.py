@@ -1,20 +1,18 @@
 """A store in a folder of this machine, or of a file system that others mount too.
 
-What is to appear is written in a folder of its own in `work/`, flushed to disk, and
-renamed; the rename is flushed as well. So neither a kill nor a power cut leaves half of
-it, and a reader that sees the name sees everything.
+A file or folder is written in `work/`, flushed to disk, and renamed; the rename is flushed
+as well. So neither a kill nor a power cut leaves half of it, and a reader that sees the
+name sees everything.
 
-A link inside a cache may lead anywhere, and a cache may be a stranger's. So nothing is
-written through a link, and nothing that a link leads to is removed. The store's own
-folder may be a link: users put it on another disk.
+A link inside a stranger's cache may lead anywhere. So nothing is written through a link,
+and nothing that a link leads to is removed. The store's own folder may be a link: users
+put it on another disk.
 
-In `work/` is what is being written, what is being removed, and what the dead have left of
-both. Who writes has a folder of his own there, `<boot>-<random>/`, and holds a lock on
-it. Whatever ends him, the kernel lets go of the lock: so what nobody holds is a leftover.
-Locks of other machines, and of this one before it was started again, say nothing: what is
-theirs is a leftover once nothing in it has changed for a day. What is to be removed is
-renamed first, to `removed-<random>`; a whole store to `.removed-<random>` beside it. So
-it disappears as a whole, and a removal never follows a folder to its place."""
+Each writer has a folder in `work/`, `<boot>-<random>/`, and holds a lock on it. The kernel
+ends the lock with the process: so a folder that nobody holds is a leftover. Locks say
+nothing of other machines and earlier boots: their folders are leftovers once nothing in
+them has changed for a day. A removal renames first, to `work/removed-<random>`, and a
+whole store to `.removed-<random>` beside it: so it disappears as a whole."""
 
 from __future__ import annotations
 
@@ -35,69 +33,62 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.storage import base
-from featcache.storage.base import MARK, Buffer, checked_key, in_parallel
+from featcache.storage.base import DAY_SECONDS, MARK, Buffer, Store, checked_key, in_parallel
 from featcache.storage.files import Lock, flush, hold_folder, make_folder, map_file, write_through
 
 _BLOCK_BYTES = 1 << 20
 _SAID_BYTES = 1000
 
-_DAY_SECONDS = 86400.0
 _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
 _REMOVED = re.compile(r"removed-[0-9a-f]{16}")
 _DESTROYED = re.compile(r"\.removed-[0-9a-f]{12}")
 
 _FLUSHES = 8
-"""Files that are flushed side by side: a disk flushes many together in little more time
-than one."""
+"""Files flushed side by side: a disk flushes many in little more time than one."""
 
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
-"""What opening says of a socket, of a device that is not there, and of links in a circle."""
+"""The errors of opening a socket, a device that is not there, and links in a circle."""
 
 _NOT_DAMAGE = {
-    *(
-        errno.EACCES,
-        errno.EPERM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.EINTR,
-        errno.EAGAIN,
-    ),
-    *(
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.ENOTCONN,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-    ),
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
     errno.ENAMETOOLONG,
 }
-"""Errors of the process, the network or a name: the same file may be read another time,
-or by somebody else."""
+"""Errors of the process, the network or a name: the file itself may be undamaged."""
 
 
-class Directory:
-    """The store in a folder, which need not exist; see `featcache.storage.base.Store`."""
+class Directory(Store):
+    """The store in a folder, which need not exist."""
 
     def __init__(self, location: Path) -> None:
         self.location = location
 
     def read(self, key: str, at_most: int) -> bytes:
-        file = _File(self._path(key))
+        file = self.open(key)
         base.require_at_most(file.num_bytes, at_most, file.path)
         return file.read_ranges([0], [file.num_bytes])[0].tobytes()
 
-    def open(self, key: str, num_bytes: int | None) -> _File:
-        return _File(self._path(key), num_bytes)
+    def open(self, key: str, num_bytes: int | None = None) -> _File:
+        return _File(self._place(key), num_bytes)
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
-        return _File(self._path(key), num_bytes).blocks()
+        return self.open(key, num_bytes).blocks()
 
     def map(
         self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None
     ) -> NDArray[np.uint8]:
-        file = _File(self._path(key), num_bytes)
+        file = self.open(key, num_bytes)
         if passed is not None:
             for block in file.blocks():
                 passed(block)
@@ -105,7 +96,7 @@ class Directory:
             return map_file(file.descriptor, num_bytes) if num_bytes else np.empty(0, np.uint8)
 
     def exists(self, key: str) -> bool:
-        path = self._path(key)
+        path = self._place(key)
         with _reading(path), suppress(FileNotFoundError):
             try:
                 with os.scandir(path) as entries:
@@ -113,12 +104,12 @@ class Directory:
             except NotADirectoryError:
                 return os.path.lexists(path)
             except OSError as error:
-                if error.errno != errno.ELOOP:  # a link that leads nowhere, as others do
+                if error.errno != errno.ELOOP:  # a link that leads nowhere
                     raise
         return False
 
     def names(self, folder: str) -> list[str]:
-        path = self._path(folder)
+        path = self._place(folder)
         try:
             return sorted(name for name in os.listdir(path) if not name.startswith("."))
         except FileNotFoundError:
@@ -131,11 +122,10 @@ class Directory:
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
 
         def fail(error: OSError) -> None:
-            # which has been taken away in the meantime
-            if not isinstance(error, FileNotFoundError):
+            if not isinstance(error, FileNotFoundError):  # it was removed meanwhile
                 raise _reading_error(error, self.location) from error
 
-        for parent, _, names in os.walk(self._path(folder), onerror=fail):
+        for parent, _, names in os.walk(self._place(folder), onerror=fail):
             below = os.path.relpath(parent, self.location)
             for name in names:
                 with suppress(FileNotFoundError):
@@ -146,7 +136,7 @@ class Directory:
             write_through(beside, data)
             try:
                 os.replace(beside, target)
-            except IsADirectoryError:  # which is damage: no folder is made where a file belongs
+            except IsADirectoryError:  # damage: nobody makes a folder here
                 self._remove(target)
                 os.replace(beside, target)
             flush(target.parent)
@@ -158,16 +148,14 @@ class Directory:
                 for path, data in files.items():
                     num_bytes = _size_of(beside / path)
                     if num_bytes != len(data):
-                        what = (
-                            f"has {num_bytes} of the {len(data)} bytes that were written: "
-                            "removed, or cut off since"
+                        raise StoreError(
+                            f"{target / path}: has {num_bytes} of the {len(data)} bytes that "
+                            "were written: run the same command again"
                         )
-                        raise StoreError(f"{target / path}: {what}: run the same command again")
-                self._place(beside, target)
-            # also if another writer was first, who may not have come to that
-            flush(target.parent)
+                self._rename(beside, target)
+            flush(target.parent)  # also if another writer was first, and has not done so yet
 
-    def _place(self, folder: Path, target: Path) -> None:
+    def _rename(self, folder: Path, target: Path) -> None:
         try:
             os.rename(folder, target)
         except OSError:
@@ -175,11 +163,11 @@ class Directory:
                 return
             if not os.path.lexists(target):
                 raise
-            self._remove(target)  # it was there whole once
+            self._remove(target)  # it was whole once
             os.rename(folder, target)
 
     def remove(self, key: str) -> None:
-        path = self._path(checked_key(key))
+        path = self._place(checked_key(key))
         with _writing_to(path, "removed"), suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
             self._folder(key.rpartition("/")[0])
@@ -194,11 +182,7 @@ class Directory:
 
     def destroy(self) -> None:
         path = Path(os.path.abspath(self.location))
-        if path.is_symlink():
-            raise StoreError(
-                f"{path}: is a symbolic link to {os.readlink(path)}: remove that folder, "
-                "and the link"
-            )
+        _refuse_link(path, "remove that folder, and the link")
         with _writing_to(path, "removed"):
             _removed(path.parent, _DESTROYED, remove=True)
             hidden = path.with_name(f".removed-{secrets.token_hex(6)}")
@@ -213,25 +197,22 @@ class Directory:
         with _writing_to(path):
             self._folder("")
             _refuse_link(path)
-            if path.is_dir():  # which nobody here has made
+            if path.is_dir():  # featcache makes none
                 path.rmdir()
             lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             is_ours = lock.is_granted()
             content = b"" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0)
         with lock:
             if not is_ours:
-                holder = (
-                    "".join(filter(str.isprintable, content.decode(errors="replace")))
-                    or "another run"
-                )
-                raise LockedError(f"{self.location}: is in use by {holder}")
-            with suppress(OSError):  # on a full disk, what the last holder said stays
+                holder = "".join(filter(str.isprintable, content.decode(errors="replace")))
+                raise LockedError(f"{self.location}: is in use by {holder or 'another run'}")
+            with suppress(OSError):  # on a full disk, the last holder's words stay
                 os.ftruncate(lock.descriptor, 0)
                 os.pwrite(lock.descriptor, who.encode(errors="replace"), 0)
             yield
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        """See `Store`: leftovers are names that are given here, and no others."""
+        """See `Store`. Only names that this file gives are leftovers."""
         work, left = self.location / "work", list[str]()
         with suppress(OSError):
             beside = Path(os.path.abspath(self.location)).parent
@@ -240,24 +221,21 @@ class Directory:
             _refuse_link(work)
             left += [f"work/{name}" for name in _removed(work, _REMOVED, remove)]
             written = sorted(filter(_WRITTEN.fullmatch, os.listdir(work)))
-            if written:
-                # a folder that cannot be written tells nothing of its leftovers
-                with suppress(OSError), in_work(work) as own:
-                    dead = [name for name in written if _is_left(work / name, own, remove)]
-                    left += [f"work/{name}" for name in dead]
+            if not written:
+                return left
+            # if the folder cannot be written, nothing is known of leftovers
+            with suppress(OSError), in_work(work) as own:
+                dead = [name for name in written if _is_left(work / name, own, remove)]
+                left += [f"work/{name}" for name in dead]
         return left
 
     @property
-    def desk(self) -> Path:
+    def marks_folder(self) -> Path:
         with _writing_to(self.location / "work" / "desk"):
             return self._folder("work/desk")
 
-    def _path(self, key: str) -> Path:
-        return self.location / checked_key(key) if key else self.location
-
     def _folder(self, key: str) -> Path:
-        """A folder to write in; it is made if it is missing, and none on the way is a
-        link."""
+        """Make a folder to write in, if it is missing. Refuses links on the way."""
         path = self.location
         make_folder(path)
         for part in filter(None, key.split("/")):
@@ -268,28 +246,24 @@ class Directory:
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[tuple[Path, Path]]:
-        """The context to write a file or folder in: where it is to appear, and where it
-        is written first."""
+        """Yield where a file or folder is to appear, and where to write it first."""
         parent, _, name = checked_key(key).rpartition("/")
-        with _writing_to(self._path(key)):
+        with _writing_to(self._place(key)):
             target = self._folder(parent) / name
             with in_work(self._folder("work")) as own:
                 yield target, own / name
 
 
 class _File:
-    """An open regular file, or one that a link leads to; see
-    `featcache.storage.base.Opened`."""
+    """An `Opened` regular file; links are followed."""
 
     def __init__(self, path: Path, num_bytes: int | None = None) -> None:
         self.path = path
         self.descriptor = -1
         with _reading(path):
-            # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no
-            # difference.
-            self.descriptor = os.open(
-                path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            )
+            # with O_NONBLOCK, opening a pipe does not wait
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            self.descriptor = os.open(path, flags)
             status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(f"{path}: damaged: not a regular file")
@@ -307,9 +281,8 @@ class _File:
             except OSError as error:
                 raise _reading_error(error, self.path) from error
             if not count:
-                raise DamagedError(
-                    f"{self.path}: damaged: it ends before byte {start + len(out):,}"
-                )
+                what = f"damaged: it ends before byte {start + len(out):,}"
+                raise DamagedError(f"{self.path}: {what}")
             out, start = out[count:], start + count
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
@@ -320,7 +293,7 @@ class _File:
         return ranges
 
     def blocks(self) -> Iterator[memoryview]:
-        """All of its bytes, in blocks that are valid until the next one."""
+        """Yield the whole file in blocks, each valid until the next one."""
         buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
         for start in range(0, self.num_bytes, _BLOCK_BYTES):
             block = buffer[: self.num_bytes - start]
@@ -338,7 +311,6 @@ def _reading_error(error: OSError, path: Path) -> StoreError:
 
 
 def _size_of(path: Path) -> int:
-    """Return the size of a file in bytes, 0 if it does not exist."""
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -371,16 +343,16 @@ def _write_folder(folder: Path, files: Mapping[str, Buffer]) -> None:
     in_parallel(flush, [Path(parent) for parent, _, _ in os.walk(folder)], _FLUSHES)
 
 
-def _refuse_link(path: Path) -> None:
+def _refuse_link(
+    path: Path, remedy: str = "put a folder in its place (the version's whole folder may be a link)"
+) -> None:
     if path.is_symlink():
-        remedy = "put a folder in its place (the version's whole folder may be a link)"
         raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: {remedy}")
 
 
 @contextmanager
 def in_work(work: Path) -> Iterator[Path]:
-    """The context to write something in: a fresh folder, which is held meanwhile, and
-    removed in the end."""
+    """Make a folder to write in, hold its lock meanwhile, and remove it in the end."""
     path = work / f"{_boot()}-{secrets.token_hex(8)}"
     with hold_folder(path):
         try:
@@ -390,7 +362,7 @@ def in_work(work: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path, work: Path) -> None:
-    """Remove a folder, for good: also after a power cut it is gone, as far as it is seen."""
+    """Remove a folder so that a power cut does not bring it back."""
     aside = work / f"removed-{secrets.token_hex(8)}"
     path.rename(aside)
     flush(path.parent)
@@ -399,7 +371,7 @@ def remove_folder(path: Path, work: Path) -> None:
 
 
 def _removed(folder: Path, names: re.Pattern[str], remove: bool) -> list[str]:
-    """List what an interrupted removal has left in a folder, by its name. With `remove`,
+    """List what an interrupted removal has left in a folder, by its names. With `remove`,
     remove it."""
     left = sorted(filter(names.fullmatch, os.listdir(folder)))
     if remove:
@@ -409,14 +381,14 @@ def _removed(folder: Path, names: re.Pattern[str], remove: bool) -> list[str]:
 
 
 def _is_left(path: Path, own: Path, remove: bool) -> bool:
-    """Tell whether the writer of a folder is dead. With `remove`, remove the folder of a
-    dead writer. `own` is a new folder whose lock this process holds."""
+    """Tell whether the writer of a folder is dead. With `remove`, remove the folder then.
+    `own` is a new folder whose lock this process holds."""
     with suppress(OSError), Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
-        # Some file systems have no locks, or grant all: they also grant one on what is held.
+        # a file system that grants every lock also grants one that is held
         if path.name.startswith(_boot()) and not Lock(own, os.O_RDONLY).is_granted():
             is_left = lock.take()
         else:  # by the clock of the file system, which is the same for all
-            is_left = own.stat().st_mtime - _last_change(path) > _DAY_SECONDS
+            is_left = own.stat().st_mtime - _last_change(path) > DAY_SECONDS
         if is_left and remove:
             remove_folder(path, path.parent)  # while nobody else can hold it
         return is_left
@@ -424,13 +396,11 @@ def _is_left(path: Path, own: Path, remove: bool) -> bool:
 
 
 def _last_change(folder: Path) -> float:
-    """When a folder or anything in it changed last. Raises FileNotFoundError if something
-    of it goes meanwhile."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _discard(folder: Path) -> None:
-    # which follows no link: neither one inside, nor the folder itself
+    # rmtree follows no link, neither inside nor the folder itself
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -439,4 +409,4 @@ def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
-        return secrets.token_hex(4)  # nobody is known to be of the same boot
+        return secrets.token_hex(4)  # no other process has this one

@@ -1,9 +1,8 @@
-"""Files of this machine: written to last, locked until their process ends, and mapped
+"""Files of this machine: written durably, locked until their process ends, and mapped
 without a descriptor."""
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -13,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from ctypes import CDLL, c_int, c_long, c_size_t, c_void_p, get_errno
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,17 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 
 _WARM_BATCHES = 16
-"""After so many batches in a row that read nothing from disk, the kernel is not asked to
-read ahead any more."""
+"""After so many batches in a row that read nothing from disk, reading ahead ends."""
 
 _own: weakref.WeakSet[Lock] = weakref.WeakSet()
 _opening = threading.RLock()
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_FAILED = ctypes.c_void_p(-1).value
+_libc = CDLL(None, use_errno=True)
+_libc.mmap.restype = c_void_p
+_libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_long)
+_libc.munmap.argtypes = (c_void_p, c_size_t)
+_libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
+_FAILED = c_void_p(-1).value
 
 
 # Written
@@ -56,22 +48,22 @@ def write_through(path: Path, data: bytes | bytearray | memoryview) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file outside of a store, in place of one that is there. It appears whole or
-    not at all, also after a power cut. Raises StoreError if it cannot be written. If
-    there was a file of this name, it is still there."""
+    """Write or replace a file outside of a store. It appears whole or not at all, also
+    after a power cut. Raises StoreError if it cannot be written; then an older file
+    stays."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         write_through(beside, data)
         beside.replace(path)
         flush(path.parent)
     except OSError as error:
-        with suppress(OSError):  # it was never made, or the disk is read-only by now
+        with suppress(OSError):  # it was never made, or the disk is read-only now
             beside.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it is in, so that they stay after a power cut."""
+    """Make a folder and its parents, which a power cut does not undo."""
     if not path.is_dir():
         make_folder(path.parent)
         with suppress(FileExistsError):
@@ -89,20 +81,18 @@ def flush(folder: Path) -> None:
 
 
 # Locked
-#  A forked child shares its parent's descriptors, and with them its locks: those of a
-# parent that was killed would live on in the child. So a child closes them at once.
+#  A forked child shares its parent's descriptors, and with them its locks, which would
+# outlive the parent. So a child closes them at once.
 
 
 class Lock(AbstractContextManager["Lock"]):
-    """An open file or folder, to be locked with `take` until `release` or the end of a
-    `with`, until nobody refers to it, or until the process ends; `flags` are for
-    `os.open`. If it is inherited, forked children hold the lock too, until the last of
-    them ends. Raises OSError if the file cannot be opened."""
+    """An open file or folder, to be locked with `take`, until `release`, the end of a
+    `with` block, the last reference or the process. `flags` are for `os.open`. Forked
+    children also hold an inherited lock. Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: Path, flags: int = os.O_RDWR, *, is_inherited: bool = False) -> None:
         self.descriptor = -1
-        """The open file's descriptor; -1 after `release`, and in a forked child that does
-        not inherit the lock."""
+        """-1 after `release`, and in a forked child that does not inherit the lock."""
         with _opening:
             self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             if not is_inherited:
@@ -115,8 +105,8 @@ class Lock(AbstractContextManager["Lock"]):
         self.release()
 
     def take(self, *, wait: bool = False, shared: bool = False) -> bool:
-        """Take the lock, if nobody else holds it; with `wait`, as soon as nobody does.
-        Returns whether it is ours. Raises OSError if the file system has no locks."""
+        """Take the lock if nobody else holds it; with `wait`, as soon as nobody does.
+        Returns whether it is taken. Raises OSError if the file system has no locks."""
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         if not wait:
             kind |= fcntl.LOCK_NB
@@ -127,18 +117,18 @@ class Lock(AbstractContextManager["Lock"]):
         return True
 
     def is_granted(self) -> bool:
-        """Tell whether this process has the lock now. On a file system without locks,
-        everybody has it."""
+        """Take the lock if possible, and tell whether it is held; on a file system without
+        locks, always."""
         try:
             return self.take()
         except OSError:
             return True
 
-    # Defaults, since at the interpreter's exit the module's own names may be gone.
+    # defaults, since at the interpreter's exit the module's names may be gone
     def release(
         self, close: Callable[[int], None] = os.close, opening: threading.RLock = _opening
     ) -> None:
-        """Close the file, and with it let go of the lock."""
+        """Close the file, which ends the lock."""
         with opening:
             if self.descriptor >= 0:
                 close(self.descriptor)
@@ -147,9 +137,8 @@ class Lock(AbstractContextManager["Lock"]):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is missing; waits for whoever holds
-    it. Raises OSError if the file cannot be opened, is a link, or its file system has no
-    locks."""
+    """Wait for the lock of a file, and hold it; the file is made if it is missing. Raises
+    OSError if it cannot be opened, is a link, or its file system has no locks."""
     with Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
         lock.take(wait=True)
         yield
@@ -157,16 +146,14 @@ def locked(path: Path) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Tell whether a process holds the lock of a file or folder, by taking it for a
-    moment. Raises OSError if the file cannot be opened, or its file system has no
-    locks."""
+    moment. Raises OSError if it cannot be opened, or its file system has no locks."""
     with Lock(path, os.O_RDONLY) as lock:
         return not lock.take()
 
 
 def hold_folder(path: Path) -> Lock:
-    """Make a folder, and take its lock. Until it is held, others may take it for one that
-    the dead have left, and remove it: then it is made again. Raises OSError if it cannot
-    be made or opened."""
+    """Make a folder, and take its lock; again, if somebody has taken the folder for a
+    leftover meanwhile. Raises OSError if it cannot be made or opened."""
     while True:
         path.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
@@ -188,31 +175,27 @@ os.register_at_fork(
 
 
 # Mapped
-#  By the system call itself. Python's `mmap` keeps a duplicate of the file's descriptor
-# while the map lives (3.13 is the first that can do without), so a cache of some thousand
-# shards would meet `ulimit -n`. POSIX.1-2017, mmap: a map keeps its own reference to the
-# file, which closing it does not remove.
+#  Before 3.13, Python's `mmap` keeps a duplicate of the file's descriptor, so some thousand
+# shards would meet `ulimit -n`. A map needs none (POSIX.1-2017, mmap).
 
 
 def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
+    """Map the first bytes of an open file, read-only, uint8 `[num_bytes]`.
 
-    The file may be closed at once. It stays mapped while the array, or a view of it,
-    lives. Raises OSError if the file is empty, or the process has too many maps
+    The file may be closed at once. It stays mapped while the array or a view of it lives.
+    Raises OSError if the file is empty, or the process has too many maps
     (vm.max_map_count)."""
     address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
-        error = ctypes.get_errno()
+        error = get_errno()
         raise OSError(error, os.strerror(error))
     return np.asarray(_Map(address, num_bytes))
 
 
 def will_need(array: NDArray[Any]) -> None:
-    """Have the kernel begin to read an array's part of a mapped file, without waiting for it.
-
-    Copying from cold maps one after another waits for the disk whenever the kernel's own
-    readahead falls short. If all are asked for first, they are read side by side. Arrays
-    not mapped, or already in memory, are left alone."""
+    """Have the kernel begin to read an array's part of a mapped file, without waiting. If
+    several arrays are requested before the first is copied, the disk reads them side by
+    side. Arrays in memory are left alone."""
     if array.nbytes:
         address = array.__array_interface__["data"][0]
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
@@ -220,19 +203,15 @@ def will_need(array: NDArray[Any]) -> None:
 
 
 class Readahead:
-    """Requests all reads of a batch before the first is waited for, while batches come
-    from a disk.
-
-    A disk does several at once. Requests cost a little even if everything is in memory,
-    hence only "while"."""
+    """Requests all reads of a batch before the first, while batches come from a disk:
+    requests cost a little even if everything is in memory."""
 
     def __init__(self) -> None:
         self._patience = _WARM_BATCHES
 
     @contextmanager
     def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
-        """Request mapped arrays, and watch whether reading them, which is done within,
-        takes the disk."""
+        """Request mapped arrays, and watch whether reading them within needs the disk."""
         before = _disk_reads()
         if self._patience:
             for array in arrays:
@@ -245,24 +224,21 @@ class Readahead:
 
 
 def _disk_reads() -> int:
-    """A count that grows with what this thread reads from disks; some file systems count
-    blocks, all count faults."""
+    # some file systems count blocks, all count faults
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
 
 
 class _Map:
-    """Mapped memory. The arrays over it keep it alive, and it is unmapped after the last
-    one."""
+    """Mapped memory, unmapped after the last array over it."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self._range = address, num_bytes
-        # `True`: it is read-only.
         self.__array_interface__ = {
             "version": 3,
             "shape": (num_bytes,),
             "typestr": "|u1",
-            "data": (address, True),
+            "data": (address, True),  # read-only
         }
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:

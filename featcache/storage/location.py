@@ -1,6 +1,5 @@
-"""A location: a path on this machine, or a key in an object store. Both are continued as
-in `location / "name"`, and have `name`, `parent` and, as text, what a user would
-write."""
+"""A location: a path on this machine, or a key in an object store. Both have `/`, `name`
+and `parent`, and as text are what a user would write."""
 
 from __future__ import annotations
 
@@ -11,20 +10,18 @@ from pathlib import Path
 from featcache.errors import ArgumentError, is_url, listing, refuse_almost_url, refuse_secrets
 
 SCHEMES = ("s3", "gs", "az", "memory")
-"""The object stores that there are; `memory` is one of this process, for tests."""
+"""The kinds of object stores; `memory` is in this process, for tests."""
 
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """A location in an object store, which has no folders: a key is a name with slashes
-    in it.
-
-    It holds no connection, and may be pickled into any process."""
+    """A location in an object store. It holds no connection, and may be pickled into any
+    process."""
 
     root: str
     """The bucket, as a URL: `s3://bucket`."""
     key: str
-    """The parts of the key, with a slash between them; empty for the bucket itself."""
+    """The parts of the key, joined by slashes; empty for the bucket itself."""
 
     def __truediv__(self, name: str) -> ObjectPath:
         return ObjectPath(self.root, "/".join(filter(None, (self.key, name.strip("/")))))
@@ -39,35 +36,29 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """The location that this one is in."""
+        """The location that holds this one."""
         return ObjectPath(self.root, self.key.rpartition("/")[0])
 
     def absolute(self) -> ObjectPath:
-        """The same: it depends on no working directory, and is no link."""
+        """Return it: no working directory or link changes it."""
         return self
 
     resolve = absolute
 
 
 Location = Path | ObjectPath
-"""Where something of a cache is."""
+"""The place of a file or folder of a cache."""
 
 
 def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """The location a user names, by `as_location`; its path made absolute, as the working
-    directory may change."""
+    """Return `as_location` as an absolute path, since the working directory may change."""
     return as_location(name, text).absolute()
 
 
 def as_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """The location that a user names.
-
-    Args:
-        name: The argument's name, for messages.
-        text: A path, or a URL of one of `SCHEMES`.
-
-    Raises ArgumentError for no path; a URL of another kind, without a bucket, with a
-    possible secret, or as a Path."""
+    """Parse the location that a user names in the argument `name`: a path, or a URL of one
+    of `SCHEMES`. Raises ArgumentError for anything else: a URL of another kind, without a
+    bucket, with a possible secret, or as a Path."""
     if isinstance(text, ObjectPath):
         return text
     if not isinstance(text, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""The store below a location: a folder's or an object store's."""
+"""Opening the store at a location: a folder's or an object store's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from featcache.storage.location import Location
 
 
 def open_store(location: Location) -> Store:
-    """Give the store of the files below a location. No client of object stores is imported for
-    a folder."""
+    """Open the store at a location. For a folder, no client of object stores is imported."""
     if isinstance(location, Path):
         from featcache.storage.directory import Directory
 

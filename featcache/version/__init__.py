@@ -1,2 +1,4 @@
-"""A version of a cache: its shards, its index, what its manifests want of it, and what
-failed."""
+"""The versions of a cache: their shards, index, wanted rows, failures and tags.
+
+What reads raises DamagedError if the bytes are not what was written, and StoreError if they
+cannot be read now. What writes raises StoreError."""

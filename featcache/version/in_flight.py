@@ -1,20 +1,17 @@
-"""Marks of what a run has in flight. They outlive the process, for the run after a crash.
+"""Marks of what a run has in flight. They outlive the process, for the run after a crash:
 
-    <desk>/<run>/     held by a lock while the run lives
+    <marks>/<run>/    held by a lock while the run lives
       in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
       crash.txt       what the interpreter wrote when a fatal signal ended the process; else empty
 
-They are on the machine of the run, at the store's desk there (`Store.desk`).
+`<marks>` is `Store.marks_folder`, on the run's machine. A worker's mark holds the ids of the
+utterances that it decodes or computes, and whether it does so apart, in their own process.
+One `pwrite` writes it before the work begins, another clears it, and nothing flushes it: it
+must survive the process, not the machine. A run that ends by itself removes its marks.
 
-A worker's mark holds the ids of the utterances that it decodes or computes, and whether
-it does so apart, in a process of their own. It is written by one `pwrite` before the work
-begins, cleared by another when the work ends, and never flushed: it is to survive the
-process, not the machine. A run that ends by itself removes its marks.
-
-Utterances are suspects, to be extracted apart, if they were in flight in a run that a
-fatal signal ended, or in two runs that were killed: one `kill -9`, or one lost node, says
-nothing about what was in flight. If an utterance of the version has crashed before, one
-killed run is enough: crashes come in series.
+Utterances are suspects, to be extracted apart, if they were in flight when a fatal signal
+ended a run, or when two runs were killed: one `kill -9` or lost node says nothing about
+them. Once an utterance of the version has crashed, one killed run is enough.
 """
 
 from __future__ import annotations
@@ -46,20 +43,17 @@ _MARK = "in_flight."
 _CRASH = "crash.txt"
 _AT_MOST_BYTES = 64 << 20
 _FATAL_APART = 2
-"""The number of runs that died while an utterance was extracted apart, after which it is
-not tried again: it ends not only its own process, but the run's too."""
+"""After so many runs that died while an utterance was extracted apart, it is not tried
+again."""
 
 
 class InFlight:
-    """The marks of one run, to be used as a context manager.
-
-    They are removed when the `with` block ends, except by a MemoryError: the next run is
-    then to know what was in flight. `runs` are the versions that it fills, and its name
-    in each; each worker has marks of its own. Raises StoreError if the marks cannot be
-    written."""
+    """The marks of one run, as a context manager, which removes them at its end; after a
+    MemoryError they stay for the next run. `runs` are the versions that the run fills, and
+    its name in each. Raises StoreError if the marks cannot be written."""
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
-        self._folders = [version.store.desk / run for version, run in runs]
+        self._folders = [version.store.marks_folder / run for version, run in runs]
         self._names = [f"{_MARK}{worker}" for worker in range(workers)]
         self._is_kept = False
 
@@ -74,16 +68,14 @@ class InFlight:
                     [opened.enter_context(FileIO(mark, "w")) for mark in of_worker]
                     for of_worker in marks
                 ]
-                if not faulthandler.is_enabled():  # else somebody else has asked to be told
-                    faulthandler.enable(
-                        opened.enter_context(FileIO(self._folders[0] / _CRASH, "w"))
-                    )
+                if not faulthandler.is_enabled():  # else somebody else uses it
+                    crash = FileIO(self._folders[0] / _CRASH, "w")
+                    faulthandler.enable(opened.enter_context(crash))
                     opened.callback(faulthandler.disable)
             except OSError as error:
-                self._forget()  # also a folder that was made, and could not be opened
-                raise StoreError(
-                    f"{error.filename}: cannot be written: {error.strerror}"
-                ) from error
+                self._forget()  # also a folder that could not be opened
+                what = f"{error.filename}: cannot be written: {error.strerror}"
+                raise StoreError(what) from error
             self._opened = opened.pop_all()
         return self
 
@@ -97,22 +89,21 @@ class InFlight:
                 remove_marks(folder)
 
     def keep(self, reason: str) -> None:
-        """Keep the marks when the block ends: what was in flight has made the process
-        unfit to go on."""
+        """Keep the marks when the block ends, since the process is unfit to go on."""
         self._is_kept = True
         with suppress(OSError):
             (self._folders[0] / _CRASH).write_text(reason, encoding="utf-8", errors="replace")
 
     @contextmanager
     def working_on(self, worker: int, ids: Iterable[str], apart: bool = False) -> Iterator[None]:
-        """Mark what a worker works on within the `with` block."""
+        """Mark what a worker works on within a `with` block."""
         self._write(worker, json.dumps({"ids": list(ids), "apart": apart}).encode() + b"\n")
         yield
         # after an error, `__exit__` decides what happens to the mark
         self._write(worker, b"\n")
 
     def _write(self, worker: int, line: bytes) -> None:
-        # a disk that takes no mark takes no shard either, and that is reported
+        # a disk that refuses marks also refuses shards, which is reported
         with suppress(OSError):
             for file in self._files[worker]:
                 os.pwrite(file.fileno(), line, 0)
@@ -120,13 +111,12 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Utterances that may have crashed earlier runs."""
+    """The ids of utterances that may have crashed earlier runs."""
 
     ids: frozenset[str] = frozenset()
-    """The ids of utterances to be extracted apart."""
+    """To be extracted apart."""
     fatal: frozenset[str] = frozenset()
-    """The ids of utterances that are not to be extracted at all: they have ended runs
-    even when extracted apart."""
+    """Not to be extracted: they have ended runs even apart."""
 
     def __or__(self, other: Suspects) -> Suspects:
         return Suspects(self.ids | other.ids, self.fatal | other.fatal)
@@ -138,11 +128,9 @@ def find_suspects(
     living: Set[str] = frozenset(),
     dead: Set[str] = frozenset(),
 ) -> Suspects:
-    """The utterances that dead runs had in flight, and those that crashed before, by the
-    latest `failures`.
-
-    `living` runs are known to be running, by their names, and `dead` ones to have died;
-    of others, their locks tell."""
+    """Find the utterances that dead runs had in flight, and those that crashed before, by
+    the latest `failures`. Runs named in `living` run, those in `dead` have died; locks tell
+    about the others."""
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
@@ -157,13 +145,12 @@ def find_suspects(
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs of which nothing is missing any more: by the
-    version's index, each utterance has been extracted since, or has failed."""
+    """Remove the marks of dead runs whose utterances have all been extracted since, or have
+    failed."""
     dead = _dead_runs(version)
-    # Where there are no marks, 10^7 rows would be read and looked up for nothing.
-    missing = (
-        find_missing([*read_all_wanted(version)], index, read_failures(version)) if dead else []
-    )
+    if not dead:  # else 10^7 rows would be read for nothing
+        return
+    missing = find_missing([*read_all_wanted(version)], index, read_failures(version))
     lacking = [wanted.rows[0, numbers] for wanted, numbers, _ in missing]
     for run in dead:
         own = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
@@ -174,28 +161,26 @@ def forget_suspects(version: Version, index: Index) -> None:
 def _dead_runs(
     version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()
 ) -> list[Path]:
-    """The folders of runs that have left marks and are not running, the earliest first."""
     runs = sorted(
-        path for path in version.store.desk.iterdir() if path.is_dir() and not path.is_symlink()
+        path
+        for path in version.store.marks_folder.iterdir()
+        if path.is_dir() and not path.is_symlink()
     )
     return [run for run in runs if run.name in dead or not (run.name in living or _is_running(run))]
 
 
 def _is_running(run: Path) -> bool:
-    """Tell whether a run still holds the lock of its folder. Without locks, the age of
-    the folder tells."""
-    with suppress(FileNotFoundError):  # it has ended by itself meanwhile, and left nothing
+    """Tell whether a run holds the lock of its folder; without locks, whether the folder is
+    empty."""
+    with suppress(FileNotFoundError):  # it has ended by itself meanwhile
         try:
-            return bool(is_held(run))
+            return is_held(run)
         except OSError:
             return next(run.iterdir(), None) is None
     return True
 
 
 class _Mark(msgspec.Struct):
-    """The ids of the utterances that a worker works on, and whether it extracts them
-    apart."""
-
     ids: Annotated[list[str], msgspec.Meta(max_length=1 << 20)]
     apart: bool
 
@@ -203,7 +188,7 @@ class _Mark(msgspec.Struct):
 def _marks(run: Path) -> Iterator[_Mark]:
     with suppress(FileNotFoundError):  # another run has removed them meanwhile
         for path in sorted(run.glob(f"{_MARK}*")):
-            # it is cleared, or not as we write it
+            # it is cleared, or not ours
             with suppress(OSError, ValueError, StoreError):
                 line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
                 yield msgspec.json.decode(line, type=_Mark)
@@ -216,9 +201,8 @@ def _was_fatal(run: Path) -> bool:
 
 
 def remove_marks(run: Path) -> None:
-    """Remove the marks of a run, by its folder at the desk, whose end says nothing about
-    what was in flight."""
-    with suppress(OSError):  # on a disk that is read-only by now, they stay
+    """Remove a run's marks, by its folder."""
+    with suppress(OSError):  # on a disk that is read-only now, they stay
         for path in (*run.glob(f"{_MARK}*"), run / _CRASH):
             path.unlink(missing_ok=True)
         run.rmdir()

@@ -1,7 +1,7 @@
 """The index of a version: a table of the current items, and where they lie.
 
-It follows from the shards, and `indexing` builds it. An index is a group like a shard, named
-after the shards that it is of: so an index of the right name is right."""
+`indexing` builds it from the shards. It is a group like a shard, named after its shards: so
+an index of the right name is right."""
 
 from __future__ import annotations
 
@@ -14,31 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
-from featcache.format.documents import Count, Hash
+from featcache.format.documents import Count, Hash, NotNegative
 from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
 
 ITEM_COLUMNS = ("row_hash", "generation", "shard", "item", "first_frame", "num_frames")
-"""The columns that say something of an item by itself."""
+"""The columns about an item by itself."""
 
 COLUMNS = dict.fromkeys(["id_offset", *ITEM_COLUMNS, "sorted_id_hash", "by_id_hash"], "uint64")
-"""The columns of an index, and their dtypes; docs/format.md describes them."""
+"""The columns of an index, and their dtypes; see docs/format.md."""
 
 
 class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
-    """The facts about a shard that an index keeps, so that nobody opens the shard for them."""
+    """The facts about a shard that an index keeps; see `ShardInfo`."""
 
     name: Hash
     row: Count
-    """The manifest row of its first item."""
     items: Count
     """All of its items, also those that are not current."""
     frames: Count
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
-    """Seconds of audio of all of them."""
+    seconds: NotNegative
+    """Seconds of audio of all items."""
     manifest: Hash
-    """The name of the wanted set that it was made for."""
     made_by: Count
     """The number of its maker in the index's list."""
 
@@ -48,27 +46,27 @@ class Maker(msgspec.Struct, frozen=True):
 
     run: str = ""
     batching: str | None = None
-    """How padded rows were put together."""
+    """The way in which padded rows were batched."""
     mismatch: float | None = None
-    """The share of codes that this may have changed, if a probe said so."""
+    """The share of codes that batching may have changed, if a probe found one."""
 
 
 class IndexInfo(GroupInfo, kw_only=True, frozen=True):
     """The document of an index."""
 
     shards: Annotated[list[ShardSummary], msgspec.Meta(max_length=1 << 18)]
-    """The shards, in the order of the version: of their rows, then of their names."""
+    """The shards in the version's order: by row, then by name."""
     makers: Annotated[list[Maker], msgspec.Meta(max_length=1 << 18)]
     complete: Annotated[dict[Hash, Count], msgspec.Meta(max_length=1 << 16)] = msgspec.field(
         default_factory=dict
     )
-    """The wanted sets that lacked nothing when it was written: their names, and the
+    """The names of the wanted sets that lacked nothing when it was written, and the
     checksums of their rows."""
 
 
 class Index:
-    """The current items of some shards of a version, in the version's order: that of its
-    shards, then of their items.
+    """The current items of some shards of a version, in the order of the shards, then of
+    their items.
 
     `shard`, `item`, `first_frame`, `num_frames`, `generation` and `row_hash` are columns,
     integers `[items]`."""
@@ -85,8 +83,7 @@ class Index:
         self.shards = [shard.name for shard in shards]
         """The names of the shards; `shard` are places in this list."""
         self.complete = complete
-        """The wanted sets that it is known to lack nothing of: their names, and the
-        checksums of their rows."""
+        """See `IndexInfo`."""
         self.table = table
         self.ids = table.ids
         self.shard = table["shard"].view(np.int64)
@@ -98,14 +95,14 @@ class Index:
         self.id_hash = table["sorted_id_hash"]
         """The hashes of the ids, sorted."""
         self.by_hash = table["by_id_hash"].view(np.int64)
-        """The positions of the items in that order."""
+        """The positions of these ids."""
 
     def __len__(self) -> int:
         return len(self.table)
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first position of a shard's items, and the one behind the last. The
-        shard is a place in `shards`."""
+        """Return the first position of a shard's items, and the one behind the last;
+        `shard` is a place in `shards`."""
         begin, end = np.searchsorted(self.shard, (shard, shard + 1)).tolist()
         return begin, end
 
@@ -122,14 +119,12 @@ class Index:
         if len(hashes) == len(self) and np.array_equal(hashes[self.by_hash], self.id_hash):
             # the manifest's rows as they were extracted, without a search
             return np.arange(len(self))
-        places = np.minimum(np.searchsorted(self.id_hash, hashes), len(self) - 1)
-        return np.where(self.id_hash[places] == hashes, self.by_hash[places], -1)
+        return positions_of(hashes, self.id_hash, self.by_hash)
 
     def find(self, ids: Strings, hashes: NDArray[np.uint64] | None = None) -> NDArray[np.int64]:
         """Return the position of each id, int64 `[n]`; -1 for an id that no item has.
         `hashes` are those of the ids, if known."""
-        if ids == self.ids:
-            # the manifest's rows as they were extracted, without a search
+        if ids == self.ids:  # the manifest's rows as they were extracted
             return np.arange(len(self))
         if hashes is None:
             hashes = ids.hashes()
@@ -139,36 +134,43 @@ class Index:
         positions[numbers[~is_same]] = -1
         return positions
 
-    def find_one(self, id: str) -> int:  # noqa: A002
-        """Return the position of an id, -1 if no item has it. For a single id, this is faster
-        than `find`."""
-        id_hash = np.uint64(hash_of(id))
+    def find_one(self, id_: str) -> int:
+        """Return the position of an id, -1 if no item has it; faster than `find`."""
+        id_hash = np.uint64(hash_of(id_))
         place = int(np.searchsorted(self.id_hash, id_hash))
         if place == len(self) or self.id_hash[place] != id_hash:
             return -1
         position = int(self.by_hash[place])
-        return position if self.ids[position] == id else -1
+        return position if self.ids[position] == id_ else -1
+
+
+def positions_of(
+    hashes: NDArray[np.uint64], known: NDArray[np.uint64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the position of each hash among `known` ones, which are sorted; else -1."""
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return np.where(known[places] == hashes, positions[places], -1)
 
 
 def index_name(version: Version, names: Iterable[str]) -> str:
-    """Return the name of the index of these shards, a hash of their names."""
+    """Return the name of the index of these shards."""
     text = "\n".join([version.info.fingerprint, *sorted(names)])
     return hashlib.sha256(text.encode()).hexdigest()[:NAME_DIGITS]
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
-    """Load the kept index of these shards, and compare every byte of it with its checksum.
-    Returns None if there is none, or anything is wrong with it. Raises StoreError if the
-    store cannot be reached, which is no reason to read all shards."""
+    """Load the kept index of these shards; see `read_index`."""
     return read_index(version, index_name(version, names))
 
 
 def read_index(version: Version, name: str) -> Index | None:
-    """Read the index of this name. Returns None if it is missing, damaged, of other shards,
-    or leads out of its lists."""
+    """Read the index of this name, and compare it with its checksums. Returns None if it is
+    missing, damaged, of other shards, or leads out of its lists. Raises StoreError if the
+    store cannot be reached, which is no reason to read all shards."""
     try:
         group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
-        info, table = group.info, group.table
+        info: IndexInfo = group.info
+        table = group.table
     except (FileNotFoundError, DamagedError):
         return None
     index = Index(info.shards, info.makers, table, info.complete)
@@ -178,13 +180,10 @@ def read_index(version: Version, name: str) -> Index | None:
         "first_frame": 1 << 48,
         "num_frames": 1 << 48,
     }
-    last_maker = max((shard.made_by for shard in info.shards), default=-1)
-    if last_maker >= len(info.makers) or not rise(table.offsets("id"), 0, table.text.size):
-        return None
+    is_right = index_name(version, index.shards) == name
+    is_right &= all(shard.made_by < len(info.makers) for shard in info.shards)
+    is_right &= rise(table.offsets("id"), 0, table.text.size)
     if len(index):
-        fewest = version.info.spec.axis.fewest
-        if table["num_frames"].min() < fewest:
-            return None
-        if any(table[name].max() > limit for name, limit in most.items()):
-            return None
-    return index if index_name(version, index.shards) == name else None
+        is_right &= bool(table["num_frames"].min() >= version.info.spec.axis.fewest)
+        is_right &= all(table[name].max() <= limit for name, limit in most.items())
+    return index if is_right else None

@@ -1,9 +1,8 @@
 """Building an index from shards, and keeping it.
 
-Of the items of an id, the one of the highest generation is current; of several of one
-generation, the first in the order of the shards. An older index is extended by new shards,
-since the highest of some generations is the highest of their highest. No clock and no record
-of runs is asked."""
+The item of an id with the highest generation is current; of several, the first in the order
+of the shards. So an older index can be extended by new shards. No clock or record of runs
+matters."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,24 +38,21 @@ from featcache.version.version import Version
 from featcache.version.wanted import read_all_wanted
 
 _KEPT = 3
-"""The indexes that stay, besides those of tags: training may have an older one mapped."""
+"""The indexes that stay, besides those of tags, for readers that have mapped them."""
 
 
 def open_index(version: Version, *, keep: bool = True) -> Index:
-    """Load the index of a version's shards, or build it. With `keep`, write a new one if that
-    is possible.
-
-    Raises DamagedError if it must be built, and a shard's document or table is damaged;
-    ShardGoneError if a shard is gone that the version must have."""
+    """Load the index of a version's shards, or build it; with `keep`, write a new one if
+    possible. Raises ShardGoneError if a shard of a tag is gone."""
     index = load_index(version, version.shard_names())
     return make_index(version, keep=keep) if index is None else index
 
 
 def make_index(version: Version, *, keep: bool = True) -> Index:
-    """Build the index that `open_index` could not load, with its options and errors."""
+    """Build the index that `open_index` cannot load, with its option and errors."""
     index = version.reading(lambda: build_index(version))
     if keep:
-        # a full disk, a cache that cannot be written, or no zarr to write it
+        # a full disk, a read-only cache, or no zarr
         with suppress(OSError, FeatcacheError):
             write_index(index, version)
             return load_index(version, index.shards) or index
@@ -63,11 +60,8 @@ def make_index(version: Version, *, keep: bool = True) -> Index:
 
 
 def keep_index(version: Version) -> tuple[Index, bool]:
-    """Load the index of all shards of a version, or build and write it. Returns it, and
-    whether it was built.
-
-    Raises DamagedError if a shard's document or table is damaged; StoreError if the index
-    cannot be written; MissingDependencyError without zarr-python."""
+    """Load the index of a version's shards, or build and write it. Returns it, and whether
+    it was built."""
     index = load_index(version, version.shard_names())
     if index is not None:
         return index, False
@@ -77,22 +71,17 @@ def keep_index(version: Version) -> tuple[Index, bool]:
 
 
 def build_index(version: Version) -> Index:
-    """Build the index of a version's shards, from the largest one that is kept of some of
-    them, and the other shards. Raises DamagedError if a shard's document or table is damaged;
-    ShardGoneError if a shard is gone."""
+    """Build the index of a version's shards, from the largest kept one and the other shards.
+    Raises ShardGoneError if a shard is gone."""
     names = {*version.shard_names()}
-    older = _NO_ITEMS
-    for name, size in reversed(_by_size(version, names)):
-        kept = read_index(version, name) if size > 0 else None
-        if kept is not None:
-            older = kept
-            break
+    kept = (read_index(version, name) for name, size in reversed(_by_size(version, names)) if size)
+    older = next(filter(None, kept), _NO_ITEMS)
     return index_of(in_parallel(version.shard, sorted(names.difference(older.shards))), older)
 
 
 def _by_size(version: Version, shards: Set[str]) -> list[tuple[str, int]]:
-    """List kept indexes by the number of `shards` that each is of, the smallest first; 0 if
-    it is damaged or of other shards. Only documents are read."""
+    """List the kept indexes with the number of their shards, the smallest first; 0 for one
+    that is damaged or of other `shards`. Only documents are read."""
     sizes = dict.fromkeys(version.store.names("index"), 0)
     fingerprint = version.info.fingerprint
     for name in sizes:
@@ -104,17 +93,14 @@ def _by_size(version: Version, shards: Set[str]) -> list[tuple[str, int]]:
 
 
 def write_index(index: Index, version: Version) -> None:
-    """Write an index in place of a damaged one, and remove all but the largest others.
-    Raises StoreError if it cannot be written; MissingDependencyError without zarr-python."""
-    # here, since most readers find an index
+    """Write or replace an index, and remove all but the largest others. Raises
+    MissingDependencyError without zarr-python."""
+    # most readers need no writing
     from featcache.format.writing import group_files
 
     store, name = version.store, index_name(version, index.shards)
-    complete = {
-        wanted.name: wanted.checksum
-        for wanted in read_all_wanted(version)
-        if not wanted.lacks(index).any()
-    }
+    wanted = (one for one in read_all_wanted(version) if not one.lacks(index).any())
+    complete = {one.name: one.checksum for one in wanted}
     lists = {"shards": index.summaries, "makers": index.makers, "complete": complete}
     document = {"fingerprint": version.info.fingerprint, **msgspec.to_builtins(lists)}
     _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")
@@ -126,8 +112,7 @@ def write_index(index: Index, version: Version) -> None:
 
 
 def forget_indexes(version: Version, latest: Index) -> None:
-    """Remove the indexes that neither belong to a tag nor are among the largest. Indexes of
-    shards that are gone go first."""
+    """Remove the indexes that neither belong to a tag nor are among the largest."""
     staying = {index_name(version, latest.shards)}
     for tag in tag_names(version):
         with suppress(StoreError):
@@ -148,29 +133,23 @@ _NO_ITEMS = Index(
 
 @dataclass(frozen=True)
 class _Items:
-    """All items of some shards, also those that are not current."""
-
     matrix: NDArray[np.uint64]
-    """The matrix of the index's table, uint64 `[columns, items + 1]`, filled in for
-    `ITEM_COLUMNS`."""
+    """uint64 `[columns, items + 1]`, with values for `ITEM_COLUMNS`."""
     id_hash: NDArray[np.uint64]
-    """The hashes of the ids, uint64 `[items]`."""
     ids: Strings
 
     def column(self, name: str) -> NDArray[np.uint64]:
-        """Return a column of the matrix, to be written to, `[items]`."""
+        """View a column of the matrix, `[items]`."""
         return self.matrix[list(COLUMNS).index(name), :-1]
 
 
 def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
-    """Build the index of some shards, whose tables are checked, and of an older index.
-    Nothing stays mapped. Raises DamagedError if a table is damaged; StoreError if two ids
-    have the same hash."""
+    """Build the index of some shards, whose tables are checked, and an older index. Raises
+    StoreError if two ids have the same hash."""
     # in the version's order, so that few items move
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
     summaries, makers = _summaries(new, older)
-    items = _gather(new, older, [shard.name for shard in summaries])
-    items = _in_order(items)
+    items = _in_order(_gather(new, older, [shard.name for shard in summaries]))
     by_id = np.argsort(items.id_hash, kind="stable")
     sorted_hashes = items.id_hash[by_id]
     repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
@@ -184,7 +163,6 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
 
 
 def _summaries(new: Sequence[Shard], older: Index) -> tuple[list[ShardSummary], list[Maker]]:
-    """Summarise all shards, in the version's order, and list their makers."""
     pairs = [(shard, older.makers[shard.made_by]) for shard in older.summaries]
     pairs += map(_summary_of, new)
     pairs.sort(key=lambda pair: (pair[0].row, pair[0].name))
@@ -195,20 +173,16 @@ def _summaries(new: Sequence[Shard], older: Index) -> tuple[list[ShardSummary], 
 
 
 def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
-    """Summarise a shard, with 0 for the number of its maker; and return its maker."""
     info, maker = shard.info, Maker()
-    # `made_by` of another writer may hold anything: nothing follows from it
+    # another writer's `made_by` may hold anything
     with suppress(msgspec.ValidationError):
         maker = decoder_of(Maker).decode(msgspec.json.encode(info.made_by))
-    summary = ShardSummary(
-        shard.name, info.row, info.items, info.frames, info.seconds, info.manifest, 0
-    )
-    return summary, maker
+    facts = (info.row, info.items, info.frames, info.seconds, info.manifest)
+    return ShardSummary(shard.name, *facts, made_by=0), maker
 
 
 def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
-    """Join the items of an older index with those of new shards. `names` are those of all
-    shards, in the version's order."""
+    """Join the items of an older index with those of new shards; `names` are all shards'."""
     places = {name: place for place, name in enumerate(names)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
     matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
@@ -220,17 +194,20 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
     items.id_hash[older.by_hash] = older.id_hash
 
     def add(number: int) -> Strings:
-        """Write the items of a new shard to their places, and return their ids."""
         shard, place = new[number], slice(begins[number], begins[number + 1])
         shard.check_table()
         table, first_frames = shard.table, shard.table.offsets("frame")
         items.id_hash[place] = table["id_hash"]
-        items.column("row_hash")[place] = table["row_hash"]
-        items.column("generation")[place] = table["generation"]
-        items.column("shard")[place] = places[shard.name]
-        items.column("item")[place] = np.arange(len(table))
-        items.column("first_frame")[place] = first_frames[:-1]
-        items.column("num_frames")[place] = np.diff(first_frames)
+        values: dict[str, Any] = {
+            "row_hash": table["row_hash"],
+            "generation": table["generation"],
+            "shard": places[shard.name],
+            "item": np.arange(len(table)),
+            "first_frame": first_frames[:-1],
+            "num_frames": np.diff(first_frames),
+        }
+        for name, column in values.items():
+            items.column(name)[place] = column
         offsets = table.offsets("id").copy()
         ids = Strings(table.text[: offsets[-1]].copy(), offsets)
         shard.unmap_table()
@@ -241,7 +218,6 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
 
 
 def _in_order(items: _Items) -> _Items:
-    """Sort items by their shards, which are in the version's order."""
     shard = items.column("shard")
     if not (shard[1:] < shard[:-1]).any():
         return items
@@ -254,14 +230,8 @@ def _in_order(items: _Items) -> _Items:
 
 def _current(items: _Items, repeats: NDArray[np.int64]) -> tuple[_Items, NDArray[np.int64]]:
     """Keep the current item of each id. Returns the items, and their numbers sorted by the
-    hashes of their ids.
-
-    Args:
-        repeats: The places, once items are sorted by the hash, of those whose neighbour
-            before has the same hash.
-
-    Raises StoreError if two ids have the same hash."""
-    # of an id, the highest generation first, then the first in the version's order
+    hash of the id. At `repeats` of the sorted hashes, the hash before is the same."""
+    # of each id, the current item first
     by_id = np.lexsort((~items.column("generation"), items.id_hash))
     differing = np.flatnonzero(~items.ids.equal_at(by_id[repeats], items.ids, by_id[repeats - 1]))
     if len(differing):

@@ -1,10 +1,9 @@
-"""Joins a manifest's rows with the items of the same ids, and finds the items that are
-not what the rows ask for.
+"""Joins a manifest's rows with the items of the same ids, and finds the items that are not
+the rows'. Also describes where an item came from.
 
-An id alone does not say what an item was extracted from: two manifests may use it for
-different files, a row's `start` may have been edited since, or a file may have been
-exchanged and the new one be unreadable. So whatever joins a manifest with a version does
-it here. And of one item, all that is known of where it came from."""
+An id alone does not tell what an item was extracted from: another manifest may use it for
+another file, a row's `start` may have been edited, or a file may have been replaced by an
+unreadable one. So whatever joins a manifest with a version does it here."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,8 @@ from featcache.version.ledger import Failure, RowFailures, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
-Numbers: TypeAlias = NDArray[np.int64]
-_SizesOf: TypeAlias = Callable[[Sequence[AudioSource]], Sequence[int | None]]
+Numbers = NDArray[np.int64]
+_SizesOf = Callable[[Sequence[AudioSource]], Sequence[int | None]]
 
 _FEW = 0.05
 
@@ -44,30 +43,27 @@ _REMEDY = (
 )
 
 _FILES_CHECKED = 256
-"""The number of a manifest's files whose size and mtime are compared with those of the
-files that were extracted."""
+"""The files of a manifest whose size and mtime are compared with the extracted files'."""
 
 _FILES_COMPARED = 16
-"""The number of those files that are compared byte by byte."""
+"""The number of these files that are compared byte by byte."""
 
 
 @dataclass(frozen=True)
 class RowKeys:
-    """The keys of a manifest's rows, which decide the item of each row."""
+    """The keys of a manifest's rows, which decide the item of each row, each `[rows]`."""
 
     ids: Strings
     id_hashes: NDArray[np.uint64]
-    """Their hashes, uint64 `[rows]`."""
     hashes: NDArray[np.uint64]
-    """The hashes of the rows' segments, uint64 `[rows]`; see `SegmentColumns.hashes`."""
+    """The hashes of the rows' segments; see `SegmentColumns.hashes`."""
     has_path: NDArray[np.bool_]
-    """Whether a row says what it asks for, bool `[rows]`. Of the others, only the id is
-    compared."""
+    """Of rows without a path, only the id is compared."""
 
     @classmethod
     def of(cls, manifest: Manifest, ids: Strings | None = None) -> RowKeys:
-        """The keys of a manifest's rows; or of the copies of its utterances, beside each
-        other, with these ids."""
+        """Return the keys of a manifest's rows; or, with `ids`, of all copies of each
+        utterance, side by side."""
         has_path = manifest.paths.byte_lengths() > 0
         hashes = manifest.hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
@@ -77,54 +73,48 @@ class RowKeys:
 
     @classmethod
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
-        """The keys of some utterances, all of which have a path."""
+        """Return the keys of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)
-        return cls(
-            ids, ids.hashes(), SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool)
-        )
+        hashes = SegmentColumns.of(utterances).hashes()
+        return cls(ids, ids.hashes(), hashes, np.ones(len(ids), bool))
 
 
 @dataclass(frozen=True)
 class RowStatus:
-    """The state of a manifest's rows in a version: present, missing, failed."""
+    """The state of a manifest's rows in a version, each `[rows]`."""
 
     positions: Numbers
-    """Where the index has the item of each row's id, whatever it was made from, int64
-    `[rows]`; -1 if it has none."""
+    """The index position of the item of each row's id, whatever it was made from; else
+    -1."""
     present: NDArray[np.bool_]
-    """Whether that item is the row's, bool `[rows]`: it was made from the same path,
-    start, duration and channel, and its file has not changed since, as far as is
-    known."""
+    """Whether that item is the row's: from the same path, start, duration and channel, and
+    from a file that has not changed since, as far as is known."""
     failed: NDArray[np.bool_]
-    """Whether a failure of the very row stands, so that it is not tried again, bool
-    `[rows]`."""
+    """Whether a failure of the very row stands, so that it is not tried again."""
     wanted: NDArray[np.bool_] | bool = True
-    """Whether the row may be extracted, bool `[rows]`; True for all."""
+    """Whether the row may be extracted; True for all."""
     failures: Mapping[int, Failure] = field(default_factory=dict)
-    """The failures of the very rows, by the numbers of these, tried again or not."""
+    """The failures of the very rows, by row number, tried again or not."""
 
     @property
     def changed(self) -> NDArray[np.bool_]:
-        """The rows whose id has an item from another row or file, or one to be made
-        again; bool `[rows]`."""
+        """The rows whose id has an item from another row or file, or to be made again."""
         return (self.positions >= 0) & ~self.present
 
     @property
     def missing(self) -> NDArray[np.bool_]:
-        """The rows to extract, bool `[rows]`."""
+        """The rows to extract."""
         return self.wanted & ~self.present & ~self.failed
 
     @property
     def again(self) -> NDArray[np.bool_]:
-        """Those of them whose features are to replace an item of the same id, bool
-        `[rows]`."""
+        """The rows to extract that replace an item of the same id."""
         return self.missing & self.changed
 
 
 def join(rows: RowKeys, index: Index, failures: RowFailures) -> RowStatus:
-    """Compare rows with the items of the same ids; `failures` are those that stand.
-
-    A row of which one stands is not present: what there is of it is older than its file."""
+    """Compare rows with the items of the same ids. A row is not present if one of these
+    `failures`, which stand, is its own: its item is older than its file."""
     positions = index.find(rows.ids, rows.id_hashes)
     present = positions >= 0
     compared = np.flatnonzero(present & rows.has_path)
@@ -145,8 +135,7 @@ def join(rows: RowKeys, index: Index, failures: RowFailures) -> RowStatus:
 def with_other_files(
     status: RowStatus, manifest: Manifest, version: Version, index: Index
 ) -> RowStatus:
-    """The same without rows whose files are another corpus's of the same ids and paths,
-    as far as a sample tells."""
+    """Mark rows as not present whose files are another corpus's, by `find_other_files`."""
     other, _ = find_other_files(manifest, status, version, index)
     present = status.present.copy()
     present[other] = False
@@ -160,36 +149,28 @@ def find_other_files(
     index: Index,
     sizes_of: _SizesOf | None = None,
 ) -> tuple[Numbers, int]:
-    """Find the rows whose file is another than the one of the same path that their item
-    was extracted from.
+    """Find the rows whose file is not the one of the same path that their item was
+    extracted from. A sample of files is checked; none if the version was extracted under
+    the manifest's root. The files of a moved corpus have the same sizes, and are gone from
+    the old root; those of a copied one are equal.
 
-    A sample of the files is looked at; none if the version was extracted under the
-    manifest's root. If a corpus was moved, its files have the same sizes, and none are
-    under the old root any more; if copied, they are equal.
-
-    Args:
-        status: What the version holds of the manifest's rows, or of copies of them,
-            beside each other.
-        sizes_of: Asks servers and containers for files' sizes, in bytes; by default, only
-            plain local files count.
-
-    Returns:
-        The numbers of the rows, or of the copies, rising, int64 `[n]`; and how many files
-        were looked at.
-    """
+    `status` is of the manifest's rows, or of all copies of each, side by side. `sizes_of`
+    asks servers and containers for files' sizes, in bytes; by default, only plain local
+    files are checked. Returns the numbers of the rows or copies, rising, int64 `[n]`; and
+    the number of files that were checked."""
     copies = max(1, len(status.present) // max(1, len(manifest)))
     rows = np.flatnonzero(status.present & np.repeat(manifest.paths.byte_lengths() > 0, copies))
     if not len(rows) or str(manifest.root) in (known := manifest_roots(version)):
         return np.empty(0, np.int64), 0
-    looked_at = rows[rows_at_even_steps(len(rows), _FILES_CHECKED)]
-    sources = sources_of(version, index, status.positions[looked_at])
-    paths = [*manifest.paths.take(looked_at // copies)]
+    checked = rows[rows_at_even_steps(len(rows), _FILES_CHECKED)]
+    sources = sources_of(version, index, status.positions[checked])
+    paths = [*manifest.paths.take(checked // copies)]
     files = [manifest.resolve(path) for path in paths]
     elsewhere = [file for file in files if not isinstance(file, Path)]
     sizes = {} if sizes_of is None else dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
     for row, path, here, (size, mtime_ns) in zip(
-        looked_at.tolist(), paths, files, sources[:, :2].tolist(), strict=True
+        checked.tolist(), paths, files, sources[:, :2].tolist(), strict=True
     ):
         if not isinstance(here, Path):
             if sizes.get(here) not in (size, None):
@@ -205,39 +186,29 @@ def find_other_files(
             compared += 1
             if any(_differs(Path(root, path), here) for root in known):
                 other.append(row)
-    return np.array(other, np.int64), len(looked_at)
+    return np.array(other, np.int64), len(checked)
 
 
 def are_few(count: int, utterances: int) -> bool:
-    """Tell whether so many of a version's utterances may get other files, or go, without
-    a question: a few per cent, and always one."""
+    """Tell whether so many of a version's utterances may get other files, or go, without a
+    question: 5 %, and always one."""
     return count <= max(1.0, _FEW * utterances)
 
 
 def refuse_paths(
     manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _REMEDY
 ) -> None:
-    """Refuse a manifest with other paths for the version's ids, which looks like another
-    corpus.
-
-    Args:
-        manifest: Its rows; each utterance has one for each of its copies, which differ in
-            speed and noise.
-        status: What the version holds of them.
-        version, index: What it is to be the manifest of.
-        remedy: What to do if it is another corpus, and if it is not; by default, of an
-            extraction.
-
-    Raises ManifestError if more than a few utterances have other paths."""
+    """Raise ManifestError for a manifest with other paths for more than a few of the
+    version's ids, which looks like another corpus. The manifest has a row for each copy of
+    an utterance. `remedy` says what to do if it is another corpus, and if it is not."""
     copies = len(copies_of(version.info.config))
     rows, utterances = np.flatnonzero(status.again), len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):
         return
     positions, differ = status.positions[rows], np.zeros(len(rows), bool)
     for inside, shard, items in by_shard(version, index, positions):
-        differ[inside] = (
-            shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
-        )
+        extracted = shard.table.paths.take(items).hashes()
+        differ[inside] = extracted != manifest.paths.take(rows[inside]).hashes()
     rows, positions = rows[differ], positions[differ]
     count = len(np.unique(rows // copies))
     if are_few(count, utterances):
@@ -245,16 +216,13 @@ def refuse_paths(
     row, item = manifest[int(rows[0])], item_at(version, index, int(positions[0]))
     what = f"names other files for {count:,} of the {utterances:,} utterances in {version.path}"
     example = f"for example {row.id}: path {item.path} → {row.path}"
-    raise ManifestError(
-        f"{manifest.source}: {what}, {example}. If this is another corpus with the same "
-        f"ids, {remedy}"
-    )
+    question = f"If this is another corpus with the same ids, {remedy}"
+    raise ManifestError(f"{manifest.source}: {what}, {example}. {question}")
 
 
 def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
-    """Read what the items at some positions were made from: the size of the file in bytes,
-    its mtime in ns, and the mark of the decoder; int64 `[n, 3]`. Raises DamagedError if a
-    shard is not what was written."""
+    """Read the sources of the items at some positions: the size of the file in bytes, its
+    mtime in ns, and the mark of the decoder; int64 `[n, 3]`."""
     names = ["source_size", "source_mtime_ns", "decoder"]
     return columns_of(version, index, positions, names).T.view(np.int64)
 
@@ -263,7 +231,7 @@ def columns_of(
     version: Version, index: Index, positions: Numbers, names: Sequence[str]
 ) -> NDArray[np.uint64]:
     """Read columns of shards for the items at some positions, as bits: uint64 `[columns,
-    n]`. Raises DamagedError if a shard is not what was written."""
+    n]`."""
     columns = np.empty((len(names), len(positions)), np.uint64)
     for inside, shard, items in by_shard(version, index, positions):
         for column, name in zip(columns, names, strict=True):
@@ -274,60 +242,48 @@ def columns_of(
 def by_shard(
     version: Version, index: Index, positions: Numbers
 ) -> Iterator[tuple[Numbers, Shard, Numbers]]:
-    """Each shard that has some of the items at these positions: which of `positions`, as
-    numbers below n, rising; the shard; and the numbers of the items in it. Raises
-    DamagedError if a shard is not what was written."""
+    """Yield each shard with items at these positions: the places in `positions`, rising; the
+    shard; and the numbers of the items in it."""
     shards = index.shard[positions]
     for number in np.unique(shards).tolist():
         inside = np.flatnonzero(shards == number)
         shard, items = version.shard(index.shards[number]), index.item[positions[inside]]
-        if items.max() >= len(shard.table):  # an index that is sealed, and wrong all the same
-            raise DamagedError(
-                f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove "
-                "this folder"
-            )
+        if items.max() >= len(shard.table):  # the index is sealed, but wrong
+            what = f"damaged: there is no item {items.max()}: remove this folder"
+            raise DamagedError(f"{version.path / 'index'}: {what}")
         yield inside, shard, items
 
 
 def _differs(old: Path, new: Path) -> bool:
-    """Tell whether both files exist and hold different bytes."""
     try:
         return not filecmp.cmp(old, new, shallow=False)
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # one does not exist
         return False
 
 
 def describe_changed(
     manifest: Manifest, rows: RowKeys, version: Version, index: Index, status: RowStatus
 ) -> str:
-    """A message about the changed rows, of which there is at least one: which, how the
-    first differs, what to do."""
+    """Describe the changed rows, at least one: which, how the first differs, what to do."""
     changed = np.flatnonzero(status.changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(status.positions[first]))
     utterance = manifest[first // copies]
     what = what_changed(item, utterance, status.failures.get(first))
     what = what or f"{manifest.resolve(utterance.path)} is not the file that was extracted"
+    again = f"`featcache extract {manifest.source} …` extracts them again"
+    if manifest.source.startswith("<"):  # in memory
+        again = "Extract these rows again"
     condition = " once what failed is mended" if status.failures else ""
-    is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
-    again = (
-        "Extract these rows again"
-        if is_table
-        else f"`featcache extract {manifest.source} …` extracts them again"
-    )
-    held = (
-        f"{version.path} has features of another row or file: "
-        f"{listing(rows.ids.take(changed))}; {item.id}: {what}"
-    )
+    count = f"for {len(changed):,} of {len(rows.ids):,} utterances"
+    held = f"{version.path} has features of another row or file: {listing(rows.ids.take(changed))}"
     remedy = f"{again}{condition}; or give the manifest that they were extracted from"
-    return (
-        f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {held}. {remedy}"
-    )
+    return f"{manifest.source}: {count}, {held}; {item.id}: {what}. {remedy}"
 
 
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
-    """Describe how an item differs from its row, as `path a.wav → c.wav`, and whether the
-    row has failed."""
+    """Describe how an item differs from its row, as in `path a.wav → c.wav`, and whether
+    the row has failed."""
     found = differences(item, utterance)
     if failure is None:
         return found
@@ -338,8 +294,7 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
 
 
 def differences(old: Segment, new: Segment) -> str:
-    """Describe how a segment differs from an older one, value by value; empty if they are
-    equal."""
+    """Describe how a segment differs from an older one; empty if they are equal."""
     pairs = [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in fields(Segment)]
     return ", ".join(
         f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
@@ -351,8 +306,7 @@ def _shown(value: object) -> object:
 
 
 def item_at(version: Version, index: Index, position: int) -> Item:
-    """The item at a position of the index, without features. Raises DamagedError if its
-    shard is not as written."""
+    """Read the item at a position of the index, without features."""
     name, number = index.place(position)
     (item,) = version.shard(name).items([number])
     return item
@@ -365,10 +319,8 @@ def missing_error(
     ids: Sequence[str],
     num_wanted: int,
 ) -> MissingItemError:
-    """The error for ids that have no item, of `num_wanted` in all; it says whether, and
-    why, they failed.
-
-    `failures` are those that the version's ledger has, by id."""
+    """Return the error for ids without an item, of `num_wanted` in all. It says why they
+    failed, by the ledger's `failures`, or names a similar id."""
     failed = [failures[id_] for id_ in ids if id_ in failures]
     where = f"{version.path}, which holds {len(index):,}"
     if len(ids) == 1 and failed:
@@ -386,12 +338,11 @@ def missing_error(
     )
 
 
-_TRIED = 16  # ids whose other spellings are looked up
+_TRIED = 16  # ids whose other spellings are searched
 
 
 def _similar(id_: str, index: Index) -> str:
-    """Tell of an item whose id is the same but for how it is written; empty if there is
-    none."""
+    """Describe an item whose id is another spelling of this one; empty if there is none."""
     number = id_.removesuffix(".0").lstrip("0")
     spellings = other_spellings(id_) | {
         "has other leading zeros": [number.zfill(digits) for digits in range(17)],
@@ -406,8 +357,7 @@ def _similar(id_: str, index: Index) -> str:
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
     """Describe the origin of an utterance: its row, file and shard, and the run and
-    libraries that made it. Raises MissingItemError, which says whether it failed, if the
-    version lacks it; DamagedError if its shard is damaged."""
+    libraries that made it. Raises MissingItemError if the version lacks it."""
     index = open_index(version)
     position = index.find_one(utterance)
     if position < 0:
@@ -435,8 +385,7 @@ def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
 
 
 def _superseded(version: Version, index: Index, item: Item) -> list[str]:
-    """The shards of older items of an utterance, from the latest to the earliest, as far
-    as they are still there."""
+    """List the shards that hold older items of an utterance, the latest first."""
     if item.generation == 1:
         return []
     id_hash = np.uint64(hash_of(item.id))

@@ -1,8 +1,5 @@
 """Records for people: of each run in `runs/`, and of each probe of the extractor in
-`probes/`.
-
-Nothing follows from them: what is there, and what is missing, says the index. A damaged
-one is passed over."""
+`probes/`. Nothing depends on them, and damaged ones are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from featcache.errors import DamagedError
-from featcache.format.documents import AT_MOST_BYTES, encode_line, parse_line
+from featcache.format.documents import NotNegative, put_document, read_document
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import SegmentColumns
 from featcache.manifest.utterances import Manifest
@@ -31,29 +28,25 @@ _TIME = "%Y%m%dT%H%M%S.%f"
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
-    """The record of a run."""
+    """The record of a run, with times in ISO 8601."""
 
     name: str = ""
     """Its name, which begins with the time."""
     started: str = ""
-    """When it began, in ISO 8601."""
     asked: dict[str, Any] = {}
-    """What it was to do: its manifest and root, the config, host and process, device,
-    threads."""
+    """Its task: manifest and root, config, host and process, device, threads."""
     finished: str | None = None
     """When it ended; None if it has not."""
     outcome: dict[str, Any] = {}
 
 
 class Run:
-    """A run of a version, while it records what it does. Its record is there once this
-    returns. Raises StoreError: from every method, if it cannot be written."""
+    """A run of a version, which records what it does."""
 
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
         started = datetime.now(UTC)
         self.id = new_name(started)
         self.asked = asked
-        """What the run is to do."""
         self._version = version
         self._record = RunRecord(name=self.id, started=started.isoformat(), asked=asked)
         self._ledgers = 0
@@ -65,82 +58,81 @@ class Run:
         self._ledgers += 1
 
     def finish(self, outcome: dict[str, Any]) -> None:
-        """Record the outcome of the run, which has ended."""
+        """Record the end and the outcome of the run."""
         self._record.outcome = outcome
         self.record(datetime.now(UTC).isoformat())
 
     def record(self, finished: str | None = None) -> None:
-        """Record when it has finished; None if it goes on, also after an end."""
+        """Record when it ended; None if it goes on, also after an end."""
         self._record.finished = finished
-        self._version.store.put(
-            f"runs/{self.id}.json", encode_line(msgspec.to_builtins(self._record))
-        )
+        put_document(self._version.store, f"runs/{self.id}.json", self._record)
 
 
 def new_name(now: datetime | None = None) -> str:
-    """A fresh name that begins with a time, by default now."""
+    """Return a new name that begins with a time, by default now."""
     return f"{now or datetime.now(UTC):{_TIME}}Z-{secrets.token_hex(2)}"
 
 
 def run_names(store: Store) -> list[str]:
-    """The names of the runs of the version in a store, by the clocks of those who began
-    them."""
+    """List the names of a version's runs, in the order of their times."""
     return [name.removesuffix(".json") for name in store.names("runs") if name.endswith(".json")]
 
 
 def read_run(store: Store, name: str) -> RunRecord | None:
-    """Read the record of a run; None if there is none that can be read."""
-    key = f"runs/{name}.json"
+    """Read the record of a run; None if it is missing or damaged."""
     with suppress(FileNotFoundError, DamagedError):
-        return parse_line(store.read(key, AT_MOST_BYTES), RunRecord, f"{store.location}/{key}")
+        return read_document(store, f"runs/{name}.json", RunRecord)
     return None
 
 
 def manifest_roots(version: Version) -> set[str]:
-    """The folders that the paths in the manifests of the version's runs were relative to."""
+    """List the folders that the paths in the runs' manifests were relative to."""
     runs = (read_run(version.store, name) for name in run_names(version.store))
     return {str(run.asked.get("root")) for run in runs if run is not None}
 
 
 def failures_as_manifest(version: Version) -> Manifest:
-    """A version's standing failures, as rows with the columns `reason` and `message`; a
-    copy's are of its utterance."""
+    """Return a version's standing failures as rows with the columns `reason` and `message`;
+    a copy's failure is its utterance's."""
     copies = copies_of(version.info.config)
     failures = wanted_failures(version, open_index(version))
     rows = {
         id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()
     }
-    columns = {
-        name: Strings.of(getattr(row, name) for row in rows.values())
-        for name in ("reason", "message")
-    }
-    segments = vars(SegmentColumns.of(rows.values()))
     return Manifest(
-        source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, columns=columns
+        source=str(version.path),
+        root=Path.cwd(),
+        ids=Strings.of(rows),
+        **vars(SegmentColumns.of(rows.values())),
+        columns={
+            "reason": Strings.of(row.reason for row in rows.values()),
+            "message": Strings.of(row.message for row in rows.values()),
+        },
     )
 
 
 def began(run: str) -> datetime | None:
-    """When a run, by its name, began, as its machine's clock had it; None if there is no
-    such time."""
+    """Return when a run began, by its name and its machine's clock; None if it names no
+    time."""
     try:
         return datetime.strptime(run.partition("Z")[0], _TIME).replace(tzinfo=UTC)
     except ValueError:
         return None
 
 
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 class _Trial(msgspec.Struct):
     policy: str
     precision: str
     error: str | None
-    mismatch: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    times_real_time: Annotated[float, msgspec.Meta(ge=0)]
+    mismatch: _Share
+    disturbed: _Share
+    times_real_time: NotNegative
 
 
 class _Probe(msgspec.Struct):
-    """The keys of a probe's record that others than its reader use."""
-
     device: str = ""
     date: str = ""
     fastest: _Trial | None = None
@@ -152,24 +144,21 @@ class _ProbeRecord(msgspec.Struct):
 
 
 def write_probe(version: Version, document: dict[str, Any]) -> None:
-    """Keep what a probe of the version's extractor measured, as JSON. Raises StoreError
-    if it cannot be written."""
-    version.store.put(f"probes/{new_name()}.json", encode_line({"probe": document}))
+    """Record what a probe of the version's extractor measured."""
+    put_document(version.store, f"probes/{new_name()}.json", {"probe": document})
 
 
 def probe_names(version: Version) -> list[str]:
-    """The names of the files that `write_probe` has written, the earliest first."""
+    """List the files that `write_probe` has written, the earliest first."""
     return [name for name in version.store.names("probes") if name.endswith(".json")]
 
 
 def read_probes(version: Version) -> list[dict[str, Any]]:
-    """Read the records of all probes, the earliest first. Damaged ones are left out:
-    losing one costs another measurement."""
+    """Read the records of all probes, the earliest first. Damaged ones are skipped."""
     probes = []
     for name in probe_names(version):
         with suppress(FileNotFoundError, DamagedError, msgspec.ValidationError):
-            data = version.store.read(f"probes/{name}", AT_MOST_BYTES)
-            probe = parse_line(data, _ProbeRecord, f"{version.path}/probes/{name}").probe
+            probe = read_document(version.store, f"probes/{name}", _ProbeRecord).probe
             msgspec.convert(probe, _Probe)
             probes.append(probe)
     return probes

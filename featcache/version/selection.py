@@ -1,5 +1,4 @@
-"""Finding the version, or the corpus, that a path and a name mean; and how versions of
-one name differ."""
+"""Finding the version or corpus that a path and a name mean."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from typing import Any
 
 from featcache.errors import ArgumentError, StoreError, listing
 from featcache.format.documents import differing_keys
-from featcache.storage.base import MARK
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
+from featcache.version.tags import at_tag, tag_names
 from featcache.version.version import Version
 
 PARTS = "parts"
-"""The folder in a corpus that says what its parts are."""
+"""The folder in a corpus that lists its parts."""
 
 
 def is_corpus(location: Location) -> bool:
@@ -25,10 +24,8 @@ def is_corpus(location: Location) -> bool:
 
 
 def corpus_of(location: Location) -> tuple[Location, str] | None:
-    """The corpus that a path names, and the name of a version in its parts (empty for
-    all); None if it names no corpus.
-
-    As in a cache, the last part of the path may be a config's name: `corpus/fbank80`."""
+    """Find the corpus that a path names, and the config whose versions it means (empty for
+    all), as in `corpus/fbank80`; None if it names no corpus."""
     if is_corpus(location):
         return location, ""
     parent = location.parent
@@ -38,17 +35,13 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
 
 
 def _is_part(location: Location) -> bool:
-    """Tell whether a corpus lists a part at a location."""
     return f"{location.name}.json" in open_store(location.parent).names(PARTS)
 
 
 def version_folders(path: Location, *, of_one_name: bool = False) -> list[Location]:
-    """The folder of the version at `path`, or of every version in the cache at `path`,
-    sorted.
-
-    If there is no such folder, the last part of `path` may be a config's name:
-    `features/fbank80`. Raises StoreError if there is no version, or several have that
-    name, unless all `of_one_name` are meant."""
+    """List the folders of the version at `path`, or of all in the cache at `path`, sorted.
+    The last part of `path` may be a config's name: `features/fbank80`. Raises StoreError if
+    there is no version, or several have that name, unless all `of_one_name` are meant."""
     if _is_version(path):
         return [path]
     if names := version_names(path):
@@ -63,8 +56,8 @@ def version_folders(path: Location, *, of_one_name: bool = False) -> list[Locati
 
 
 def split_tag(path: Location) -> tuple[Location, str | None]:
-    """The path of a version, and the name of the tag of `features/fbank80@paper`; None if
-    it names no tag."""
+    """Split `features/fbank80@paper` into the path of a version and the name of a tag; None
+    if it names no tag."""
     name, at, tag = path.name.rpartition("@")
     if not at or open_store(path).exists(""):
         return path, None
@@ -72,32 +65,28 @@ def split_tag(path: Location) -> tuple[Location, str | None]:
 
 
 def version_names(path: Location) -> list[str]:
-    """The names of the folders of all versions in the cache at `path`; none if there is
-    no such folder."""
+    """List the folder names of all versions in the cache at `path`, which may not exist."""
     return [name for name in open_store(path).names("") if _is_version(path / name)]
 
 
 def refuse_version(cache: Location) -> None:
-    """Refuse to make a cache in a version, or under a version's name, by which it would be
-    opened in the version's place. Raises ArgumentError."""
+    """Raise ArgumentError for a cache in a version, or at a path that opens a version."""
     found = [folder for folder in (cache, cache.parent) if _is_version(folder)]
     if not found and not open_store(cache).exists(""):
         with suppress(StoreError):
             found = _named(cache.parent, cache.name)
     if found:
-        raise ArgumentError(
-            f"{cache}: is the version {found[0]}, or in it: give a cache, as {found[0].parent}"
-        )
+        remedy = f"give a cache, as {found[0].parent}"
+        raise ArgumentError(f"{cache}: is the version {found[0]}, or in it: {remedy}")
 
 
 def _is_version(path: Location) -> bool:
-    store = open_store(path)
-    return store.exists(f"shards/{MARK}") or store.exists("shards")
+    return open_store(path).exists("shards")
 
 
 def _named(cache: Location, name: str) -> list[Location]:
-    """The folders of the versions in the cache whose config is called `name`; there are
-    some."""
+    """List the folders of the versions in the cache whose config is called `name`. Raises
+    StoreError if there is none."""
     there, faults = list[str](), dict[str, StoreError]()
     for folder in open_store(cache).names(""):
         try:
@@ -105,26 +94,23 @@ def _named(cache: Location, name: str) -> list[Location]:
         except StoreError as error:
             faults[folder] = error
     named = [cache / folder for folder in there if _name_of(cache / folder) == name]
-    if not named:
-        for part in (cache, cache / name):
-            if _is_part(part) and not open_store(part).exists(""):
-                raise StoreError(
-                    f"{part}: nothing of this part of the corpus is there: `featcache extract` "
-                    "with its manifest extracts it"
-                )
-        _refuse_corpus(cache)
-        for folder, fault in faults.items():
-            if folder.startswith(name):  # what others are has nothing to do with it
-                raise fault
-        hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
-        if split_tag(cache / name)[1] is not None:
-            hint = ": this takes a version, and no tag"
-        raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
-    return named
+    if named:
+        return named
+    for part in (cache, cache / name):
+        if _is_part(part) and not open_store(part).exists(""):
+            what = "nothing of this part of the corpus is there"
+            raise StoreError(f"{part}: {what}: `featcache extract` with its manifest extracts it")
+    _refuse_corpus(cache)
+    for folder, fault in faults.items():
+        if folder.startswith(name):  # others have nothing to do with it
+            raise fault
+    hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
+    if split_tag(cache / name)[1] is not None:
+        hint = ": this takes a version, and no tag"
+    raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
 
 
 def _meant(parent: Location, name: str) -> str:
-    """Name a cache of nearly this name, for a message."""
     near = get_close_matches(name, open_store(parent).names(""), 1, 0.8)
     if near and (version_names(parent / near[0]) or is_corpus(parent / near[0])):
         return f": did you mean {parent / near[0]}?"
@@ -137,76 +123,61 @@ def _refuse_corpus(path: Location) -> None:
 
 
 def _name_of(folder: Location) -> str:
-    """The name of a version's config; if the metadata is damaged, as the folder's name
-    has it."""
     try:
         return Version.open(folder).info.name
-    except StoreError:
+    except StoreError:  # it is damaged
         return folder.name.rpartition("-")[0]
 
 
 def _several(folders: Sequence[Location], tag: str | None = None) -> StoreError:
-    """The error to raise if there are several versions in a cache (that have a tag) and a
-    single one is wanted."""
+    """Return the error for several versions in a cache (with a tag) instead of one."""
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
         first, second = (Version.open(folder).info.config for folder in folders[:2])
-        hint = (
-            " (the first two differ in "
-            f"{listing(differing_keys(first, second)) or 'their weights or revision'})"
-        )
-    names = listing(folder.name if tag is None else f"{folder.name}@{tag}" for folder in folders)
-    held = (
-        f"{len(folders)} versions" if tag is None else f"{len(folders)} versions with a tag {tag}"
-    )
+        hint = f" (the first two differ in {_differences(first, second)})"
+    names, held = [folder.name for folder in folders], f"{len(folders)} versions"
+    if tag is not None:
+        names, held = [f"{name}@{tag}" for name in names], f"{held} with a tag {tag}"
     return StoreError(
-        f"{folders[0].parent}: holds {held}: {names}; name one of these folders{hint}"
+        f"{folders[0].parent}: holds {held}: {listing(names)}; name one of these folders{hint}"
     )
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> str:
+    return listing(differing_keys(first, second)) or "their weights or revision"
 
 
 def select_versions(
     path: Location, name: str | None = None, tag: str | None = None
 ) -> list[Version]:
-    """The version at `path` (see `version_folders`), or every version in the cache at
-    `path` that is called `name`.
-
-    With a tag at the path's end, as in `features/fbank80@paper`: those that have it, as
-    they were when tagged. Raises StoreError if there is no version, or no such tag;
-    DamagedError if the metadata of such a version is damaged."""
+    """Open the versions at `path` (see `version_folders`), or those called `name`. With a
+    tag, also as in `features/fbank80@paper`: those that have it, as they were when tagged.
+    Raises StoreError if there is no version, or no such tag."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
-    versions = _opened(path, name, tag)
-    if tag is None:
-        return versions
-    from featcache.version.tags import at_tag
-
-    return [at_tag(version, tag) for version in versions]
+    return [at_tag(version, tag) for version in _opened(path, name, tag)]
 
 
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
-    """The versions as they are now; of several, those that have the tag."""
+    """Open versions as they are now; of several, those that have the tag."""
     folders = version_folders(path, of_one_name=tag is not None)
-    asked_for = [
-        folder for folder in folders if name in (None, folder.name) or name == _name_of(folder)
+    versions = [
+        Version.open(folder)
+        for folder in folders
+        if name in (None, folder.name) or name == _name_of(folder)
     ]
-    versions = [Version.open(folder) for folder in asked_for]
     if tag is not None and len(versions) > 1:
-        from featcache.version.tags import tag_names
-
-        having = [version for version in versions if tag in tag_names(version)]
-        if not having:
-            names = listing(version.path.name for version in versions)
-            raise StoreError(
-                f"{path}: none of its {len(versions)} versions has a tag {tag}: {names}"
-            )
-        versions = having
+        names = listing(version.path.name for version in versions)
+        what = f"none of its {len(versions)} versions has a tag {tag}: {names}"
+        versions = [version for version in versions if tag in tag_names(version)]
+        if not versions:
+            raise StoreError(f"{path}: {what}")
     return versions
 
 
 def version_of_tag(path: Location, tag: str) -> Version:
-    """The only version at `path`, as it is now, or of those that have this name the only
-    one that has the tag. Raises StoreError if there is none, or there are several;
-    DamagedError if the metadata of such a version is damaged."""
+    """Open the only version at `path`, as it is now; of several, the only one that has the
+    tag. Raises StoreError if there is none, or several."""
     versions = _opened(path, None, tag)
     if len(versions) > 1:
         raise _several([version.path for version in versions], tag)
@@ -214,27 +185,25 @@ def version_of_tag(path: Location, tag: str) -> Version:
 
 
 def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
-    """The only version in the cache (that is called `name`); with a tag, the only one
-    that has it, as it was then. Raises StoreError if there is none, or there are several;
-    the message says how they differ."""
+    """Open the only version in the cache (that is called `name`); with a tag, the only one
+    that has it, as it was then. Raises StoreError if there is none, or several, and says
+    how they differ."""
     versions = select_versions(cache, name, tag)
     if len(versions) == 1:
         return versions[0]
     if not versions:
         there = [folder.name for folder in version_folders(split_tag(cache)[0])]
         raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
-    raise _several(
-        [version.path for version in versions], split_tag(cache)[1] if tag is None else tag
-    )
+    tag = split_tag(cache)[1] if tag is None else tag
+    raise _several([version.path for version in versions], tag)
 
 
 def select_configured(
     path: Location, name: str | None, fingerprint: str, resolved: dict[str, Any]
 ) -> Version:
-    """The version in the cache (called `name`) that a config of this fingerprint makes.
-
-    `resolved` is the config with all defaults. Raises StoreError if there is none, and
-    says how another differs."""
+    """Open the version in the cache (called `name`) that a config of this fingerprint makes;
+    `resolved` is the config with all defaults. Raises StoreError if there is none, and says
+    how another differs."""
     wanted = f"{resolved['name']}-{fingerprint[:12]}"
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]
@@ -243,12 +212,9 @@ def select_configured(
         return next((version for version in fitting if version in namesakes), fitting[0])
     if not namesakes and len(versions) != 1:
         there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(
-            f"{path}: holds no version of this config, which would be {wanted}; it holds {there}"
-        )
+        what = f"holds no version of this config, which would be {wanted}; it holds {there}"
+        raise StoreError(f"{path}: {what}")
     other = (namesakes or versions)[0]
-    keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
-    raise StoreError(
-        f"{other.path}: made with another config; the given config makes {wanted}; they "
-        f"differ in {keys}"
-    )
+    keys = _differences(other.info.config, resolved)
+    what = f"made with another config; the given config makes {wanted}; they differ in {keys}"
+    raise StoreError(f"{other.path}: {what}")

@@ -1,5 +1,5 @@
-"""A version: everything extracted under one fingerprint, a Zarr group in the cache, as
-docs/format.md describes."""
+"""A version: everything extracted under one fingerprint, a Zarr group in the cache; see
+docs/format.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMAT: Literal[2] = 2
 _SHARD_NAME = re.compile("[0-9a-f]{16}")
 
 PLAIN_GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
-"""The `zarr.json` of `shards/`: of a group that says nothing."""
+"""The `zarr.json` of `shards/`."""
 
 _LIBRARIES = (
     "numpy",
@@ -84,17 +84,16 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The format of everything below the version's folder."""
     name: Name
     fingerprint: Hex
-    """The config's fingerprint; see `featcache.config`."""
+    """The config's fingerprint."""
     config: dict[str, Any]
     """The config with every default filled in."""
     spec: FeatureSpec
-    """What the features are when they are read; `spec.stored_dtype` is what is on disk."""
     made_by: dict[str, str]
-    """The versions of featcache and of the libraries that made the version."""
+    """See `library_versions`."""
 
     @property
     def folder_name(self) -> str:
-        """The name of the version's folder in its cache."""
+        """The name of the version's folder."""
         return f"{self.name}-{self.fingerprint[:12]}"
 
     def require_sound(self) -> None:
@@ -104,29 +103,26 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Peek(msgspec.Struct):
-    """The keys that tell whether the rest of a document can be understood."""
+    """The keys that tell whether this featcache can read the document."""
 
     format: int
     spec: dict[str, Any]
 
 
 def read_info(data: bytes, path: Location) -> VersionInfo:
-    """Parse the `zarr.json` of the version at `path`. Raises StoreError if another
-    featcache has written it; DamagedError if it is not what was written."""
+    """Parse the `zarr.json` of the version at `path`. Raises StoreError if it is another
+    featcache's."""
     peek: _Peek = read_attributes(data, _Peek, path / "zarr.json", path)
     if peek.format == 1:
         what = "has format 1, which only development versions of featcache wrote"
         raise StoreError(f"{path}: {what}: extract it again into another folder")
+    kind, what = peek.spec.get("kind", "frames"), ""
     if peek.format != FORMAT:
-        raise StoreError(
-            f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it"
-        )
-    kind = peek.spec.get("kind", "frames")
-    if kind not in STORED_KINDS:
-        raise StoreError(
-            f"{path}: holds features of the kind {kind!r}, which this featcache cannot "
-            "read: upgrade it"
-        )
+        what = f"has format {peek.format}; this featcache reads format {FORMAT}"
+    elif kind not in STORED_KINDS:
+        what = f"holds features of the kind {kind!r}, which this featcache cannot read"
+    if what:
+        raise StoreError(f"{path}: {what}: upgrade it")
     info: VersionInfo = read_attributes(data, VersionInfo, path / "zarr.json", path)
     try:
         info.require_sound()
@@ -136,9 +132,8 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of Python, of the libraries that decide values, and of libsndfile.
-
-    They are recorded with every version and shard, and are no part of the fingerprint."""
+    """Return the versions of Python, of libraries that decide values, and of libsndfile.
+    Every version and shard records them; the fingerprint does not depend on them."""
     versions = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -155,14 +150,13 @@ def library_versions() -> dict[str, str]:
 
 
 class ShardGoneError(StoreError):
-    """A shard that is not there any more: what counts of it is in another one."""
+    """A shard that is gone: another one has its current items."""
 
 
 @dataclass(eq=False, repr=False)
 class Version:
-    """An opened version: the store of its files, and what it says of itself. It is as it
-    is now; or of these `shards`, as it was when a `tag` was made, or a cache was opened
-    that was pickled then."""
+    """An opened version: the store of its files, and its document. With `shards`, it is as
+    it was when a `tag` was made, or when a cache was opened that was pickled then."""
 
     store: Store
     info: VersionInfo
@@ -171,13 +165,13 @@ class Version:
 
     @property
     def path(self) -> Location:
-        """Its place."""
+        """Its location."""
         return self.store.location
 
     @classmethod
     def open(cls, path: Location) -> Version:
-        """Open the version at `path`. Raises StoreError if another featcache wrote it, or
-        it cannot be read now; DamagedError if its metadata is damaged, or missing."""
+        """Open the version at `path`. Raises StoreError if it is another featcache's;
+        DamagedError also if its document is missing."""
         store = open_store(path)
         try:
             return cls(store, read_info(store.read(MARK, AT_MOST_BYTES), path))
@@ -187,30 +181,27 @@ class Version:
 
     @classmethod
     def create(cls, path: Location, info: VersionInfo) -> Version:
-        """Open the version that `info` describes, and make it if there is none yet. It is
-        there with its folder of shards, which is made last. Raises StoreError if it
-        cannot be written, or the version there has another fingerprint; ExtractorError if
-        what the extractor says of its features cannot be stored."""
+        """Open the version that `info` describes, and make it if it does not exist. Its
+        folder of shards is made last. Raises StoreError if it has another fingerprint;
+        ExtractorError if its features cannot be stored."""
         from featcache.format.writing import seal_group
 
         try:
             document = msgspec.to_builtins(info) | {"spec": info.spec.document()}
             msgspec.convert(document, VersionInfo).require_sound()
-            # which refuses what nobody could read
+            # which refuses NaN and odd surrogates
             json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
         except ValueError as error:
-            raise ExtractorError(
-                f"config {info.name}: features that cannot be stored: {error}"
-            ) from error
+            what = f"config {info.name}: features that cannot be stored: {error}"
+            raise ExtractorError(what) from error
         store = open_store(path)
         for key, content in ((MARK, seal_group(document, path)), (f"shards/{MARK}", PLAIN_GROUP)):
             if not store.exists(key):
                 store.put(key, content)
         version = cls.open(path)
         if version.info.fingerprint != info.fingerprint:
-            raise StoreError(
-                f"{path}: its fingerprint does not match its name: move it away and run again"
-            )
+            what = "its fingerprint does not match its name: move it away and run again"
+            raise StoreError(f"{path}: {what}")
         return version
 
     @property
@@ -220,63 +211,55 @@ class Version:
 
     @property
     def original_name(self) -> str | None:
-        """The name that the folder was made with, if it has another one now: it was
-        renamed, or is a copy."""
+        """The name that the folder was made with, if it has been renamed since."""
         name = self.info.folder_name
         return None if name in (self.path.name, self.path.resolve().name) else name
 
     @staticmethod
     def has_group(store: Store) -> bool:
-        """Tell whether a version's store has the group of all shards, which Zarr
-        libraries need."""
+        """Tell whether a version's store has the group of shards that Zarr libraries need."""
         try:
             return store.read(f"shards/{MARK}", AT_MOST_BYTES) == PLAIN_GROUP
         except (FileNotFoundError, DamagedError):
             return False
 
     def shard_names(self) -> list[str]:
-        """The names of all shards, sorted."""
+        """List the names of all shards, sorted."""
         if self.shards is not None:
             return [*self.shards]
         return [name for name in self.store.names("shards") if _SHARD_NAME.fullmatch(name)]
 
     def shard(self, name: str) -> Shard:
-        """A shard, its document read. Raises ShardGoneError if there is none;
-        DamagedError if it is not as written."""
+        """Open a shard. Raises ShardGoneError if it does not exist."""
         try:
             return Shard(self.store, name, self.info.fingerprint, self.info.spec)
         except FileNotFoundError as error:
             where = f"{self.path}/shards/{name}"
             if name in self.store.names("shards"):
-                raise DamagedError(
-                    f"{where}/{MARK}: damaged: the file is missing", self.path
-                ) from error
+                what = f"{where}/{MARK}: damaged: the file is missing"
+                raise DamagedError(what, self.path) from error
             what = "is gone: a repair or prune has taken it away since: open the cache again"
             raise ShardGoneError(f"{where}: {what}") from error
 
     def reading(self, read: Callable[[], _T]) -> _T:
-        """Call `read`, which lists the shards and reads them, and return its result. If a
-        shard is taken away meanwhile, call it again: another shard has its current items."""
+        """Call `read`, which lists the shards and reads them, and return its result; again,
+        if a shard was removed meanwhile: another one has its current items."""
         while True:
             names = self.shard_names()
             try:
                 return read()
-            except (ShardGoneError, DamagedError):  # which both say of a file that is missing now
+            except (ShardGoneError, DamagedError):  # both may mean a missing file
                 if {*names} <= {*self.shard_names()}:
                     raise
 
     def at_work(self, command: str) -> AbstractContextManager[None]:
-        """The right to add or take away shards, for the time of a `with` block: one
-        process has it at a time, as far as the store has locks. Jobs that extract
-        partitions do without it. Others are told which command this process does. Raises
-        LockedError if somebody else has it."""
-        since = datetime.now(UTC)
-        who = (
-            f"featcache {command}, process {os.getpid()} on {socket.gethostname()}, since "
-            f"{since:%Y-%m-%d %H:%M} UTC"
-        )
-        return self.store.lock(who)
+        """Lock the version within a `with` block, to add or remove shards, as far as the
+        store has locks. Jobs that extract partitions do without. Raises LockedError, which
+        names the other command, if another process has the lock."""
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        return self.store.lock(f"featcache {command}, {process}, since {since}")
 
     def bytes_on_disk(self) -> int:
-        """The sizes of all its files."""
+        """Return the size of all its files."""
         return sum(num_bytes for _, num_bytes in self.store.walk())

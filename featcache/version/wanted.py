@@ -1,12 +1,11 @@
 """The rows that manifests want of a version. What the version lacks is a subtraction of
 sets.
 
-Before a run over a manifest makes its first shard, it keeps what the manifest wants: of
-each row the hashes of its id and of itself, and the lowest generation of its item. What
-is missing is that, without what the index has, and without failures that stand. What a
-run wants takes the place of what earlier ones did over the same manifest, and over
-manifests all of whose rows it has: so one that has moved, or has grown, leaves nothing
-behind. But no generation comes again: rows that are forgotten leave the highest of theirs."""
+Before a run over a manifest makes its first shard, it keeps a wanted set: of each row the
+hashes of its id and of itself, and the lowest generation of its item. Missing is what the
+index lacks of it, less the failures that stand. A set replaces that of the same manifest,
+and all sets whose rows it has: so a manifest that was moved or has grown leaves nothing
+behind. No generation comes again: forgotten rows leave their highest one."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 from featcache.errors import DamagedError, counted, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
 from featcache.storage.base import as_bytes, tidying
-from featcache.version.index import Index
+from featcache.version.index import Index, positions_of
 from featcache.version.ledger import (
     Failure,
     by_id,
@@ -37,23 +36,20 @@ from featcache.version.ledger import (
 from featcache.version.version import Version
 
 _FIRST_LINE_BYTES = 4096
-"""As many bytes have the first line of most files."""
+"""The most bytes of the first line of most files."""
 
 _ROW_BYTES = 24
-_AGAIN = (
-    "run the same `featcache extract` again (or of a copy that was interrupted, the same "
-    "`featcache copy`)"
-)
+_AGAIN = "run the same `featcache extract` again (or `featcache copy`, for an interrupted copy)"
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The first line of the file of a wanted set. Its rows follow."""
+    """The first line of a wanted set's file. Its rows follow."""
 
     manifest: Annotated[str, msgspec.Meta(max_length=1 << 16)]
     rows: Count
     crc32c: Count
     instead_of: Annotated[list[Hash], msgspec.Meta(max_length=1 << 16)] = []
-    forgotten: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 0
+    forgotten: Count = 0
 
 
 @dataclass(frozen=True)
@@ -61,24 +57,24 @@ class Wanted:
     """The rows that a manifest wants."""
 
     manifest: str
-    """The manifest: what tells it from others, and is shown to people."""
+    """The text that identifies the manifest, also to people."""
     rows: NDArray[np.uint64]
     """uint64 `[3, rows]`: the hash of each row's id, its own, and the lowest generation
     that its item may have."""
     instead_of: Set[str] = frozenset()
-    """The names of the sets in whose place it is."""
+    """The names of the sets that it has replaced."""
     forgotten: int = 0
-    """The highest generation of rows that were forgotten. A row that is new, or comes back,
-    gets a higher one."""
+    """The highest generation of forgotten rows. A row that is new, or comes back, gets a
+    higher one."""
 
     @property
     def name(self) -> str:
-        """The name under which it is kept, the same for each run over the manifest."""
+        """The name of its file, the same for each run over the manifest."""
         return name_of(self.manifest)
 
     @property
     def names(self) -> Set[str]:
-        """Its name, and those of the sets in whose place it is."""
+        """Its name, and those of the sets that it has replaced."""
         return self.instead_of | {self.name}
 
     @property
@@ -90,41 +86,37 @@ class Wanted:
         return int(self.rows.shape[1])
 
     def lacks(self, index: Index) -> NDArray[np.bool_]:
-        """Find the rows without an item, bool `[rows]`. An item of a later generation is
-        as good: it has replaced the row."""
+        """Find the rows without an item, bool `[rows]`. An item of a later generation has
+        replaced the row."""
         if not len(index):
             return np.ones(len(self), bool)
         id_hash, row_hash, generation = self.rows
         at = index.find_hashes(id_hash)
         theirs = index.generation[at]
-        is_there = (theirs > generation) | (
-            (theirs == generation) & (index.row_hash[at] == row_hash)
-        )
-        lacking: NDArray[np.bool_] = ~is_there | (at < 0)
+        is_own = (theirs == generation) & (index.row_hash[at] == row_hash)
+        lacking: NDArray[np.bool_] = (at < 0) | ~(is_own | (theirs > generation))
         return lacking
 
     def find(self, id_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The numbers of the rows of ids with these hashes, int64 `[n]`; -1 where there
-        is none."""
+        """Find the numbers of the rows of ids with these hashes, int64 `[n]`; else -1."""
         if not len(self):
             return np.full(len(id_hashes), -1)
         if np.array_equal(id_hashes, self.rows[0]):
             return np.arange(len(self))
         order = np.argsort(self.rows[0], kind="stable")
-        at = np.minimum(np.searchsorted(self.rows[0], id_hashes, sorter=order), len(self) - 1)
-        return np.where(self.rows[0][order[at]] == id_hashes, order[at], -1)
+        return positions_of(id_hashes, self.rows[0][order], order)
 
     def contains(self, other: Wanted) -> bool:
-        """Tell whether it has all rows of another set, of any generation."""
+        """Tell whether it has all rows of another set, in any generation."""
         if len(other) > len(self):
             return False
         at = self.find(other.rows[0])
         return bool(((at >= 0) & (self.rows[1][at] == other.rows[1])).all())
 
     def joined(self, other: Wanted, above: Mapping[int, int]) -> Wanted:
-        """Join it with the set of its name of another copy of the version: of an id that
-        both have, the row of the higher generation counts. Of some ids, by their hashes,
-        rows of the generation before that `above` get this one."""
+        """Join it with its set in another copy of the version: of an id in both, the row of
+        the higher generation stays. Rows that are one generation below their id hash's in
+        `above` are raised to it."""
         at = self.find(other.rows[0])
         rows, both = self.rows.copy(), np.flatnonzero(at >= 0)
         later = both[other.rows[2, both] > rows[2, at[both]]]
@@ -136,7 +128,7 @@ class Wanted:
         return Wanted(self.manifest, rows, instead_of, max(self.forgotten, other.forgotten))
 
     def save(self, version: Version) -> None:
-        """Keep it, in the place of sets that it has all rows of."""
+        """Write it, and remove the sets that it has all rows of."""
         others = [
             other
             for other in read_all_wanted(version)
@@ -151,23 +143,26 @@ class Wanted:
                 version.store.remove(f"wanted/{name}")
 
     def encode(self) -> bytes:
-        """Its file."""
-        header: dict[str, object] = {"manifest": self.manifest, "rows": len(self)}
-        header |= {"crc32c": self.checksum, "instead_of": sorted(self.instead_of)}
+        """Return the bytes of its file."""
+        header: dict[str, object] = {
+            "manifest": self.manifest,
+            "rows": len(self),
+            "crc32c": self.checksum,
+            "instead_of": sorted(self.instead_of),
+        }
         if self.forgotten:
             header["forgotten"] = self.forgotten
         return encode_line(header) + np.ascontiguousarray(self.rows, "<u8").tobytes()
 
 
 def name_of(manifest: str) -> str:
-    """The name of a manifest's wanted set."""
+    """Return the name of a manifest's wanted set."""
     return str(xxh3_64_hexdigest(manifest.encode(errors="backslashreplace")))
 
 
 def read_wanted(version: Version, name: str, index: Index | None = None) -> Wanted:
-    """A wanted set, by its name; none of its rows, if an `index` is known to lack nothing
-    of it. Raises FileNotFoundError if there is none; DamagedError if it is not what was
-    written."""
+    """Read a wanted set; without its rows, if an `index` is known to lack none of them.
+    Raises FileNotFoundError if it does not exist."""
     where = f"{version.path}/wanted/{name}"
     file = version.store.open(f"wanted/{name}", None)
     line = b""
@@ -177,7 +172,7 @@ def read_wanted(version: Version, name: str, index: Index | None = None) -> Want
     line, _, _ = line.partition(b"\n")
     header, begin = parse(line, _Header, where), len(line) + 1
     is_complete = index is not None and index.complete.get(name) == header.crc32c
-    # Memory is asked for by what there is.
+    # before memory is allocated
     if file.num_bytes == begin + header.rows * _ROW_BYTES and name_of(header.manifest) == name:
         wanted = Wanted(
             header.manifest,
@@ -194,11 +189,11 @@ def read_wanted(version: Version, name: str, index: Index | None = None) -> Want
 def read_all_wanted(
     version: Version, damaged: list[str] | None = None, index: Index | None = None
 ) -> Iterator[Wanted]:
-    """All sound wanted sets, as `read_wanted` reads them; damaged ones are passed over,
-    and named in `damaged`."""
+    """Yield all undamaged wanted sets, as `read_wanted` reads them. Damaged ones are
+    named in `damaged`."""
     for name in version.store.names("wanted"):
         try:
-            with suppress(FileNotFoundError):  # a run has taken it away since
+            with suppress(FileNotFoundError):  # a run has removed it since
                 yield read_wanted(version, name, index)
         except DamagedError as error:
             if damaged is not None:
@@ -206,13 +201,12 @@ def read_all_wanted(
 
 
 def damaged_wanted(version: Version) -> list[str]:
-    """The names of the wanted sets that are damaged, also at a second look: a disk may
-    refuse once."""
+    """List the names of damaged wanted sets; each is read twice, as a disk may fail once."""
     damaged = {*version.store.names("wanted")}
     for _ in range(2):
-        if damaged:  # else 10^7 rows would be read once more for nothing
+        if damaged:  # else 10^7 rows would be read again for nothing
             damaged -= {wanted.name for wanted in read_all_wanted(version)}
-    # a run may have taken some away since
+    # a run may have removed some since
     return sorted(damaged.intersection(version.store.names("wanted")))
 
 
@@ -220,30 +214,30 @@ def find_missing(
     wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]
 ) -> Iterator[tuple[Wanted, NDArray[np.int64], list[Failure]]]:
     """Yield each wanted set with the numbers of its missing rows, int64 `[n]`, and the
-    failures that stand for its rows. A missing row has neither an item nor a failure that
-    stands. A failure also stands if its generation has come to an item of another row."""
+    failures that stand for its rows; also those whose generation an item of another row
+    has."""
     of_rows = by_row(failures)
     standing_rows = standing(of_rows, index)
     failed_ids = np.array([id_hash for id_hash, _ in of_rows], np.uint64)
     for one in wanted:
         numbers, failed = np.flatnonzero(one.lacks(index)), list[Failure]()
-        if of_rows:  # else 10^7 rows would be looked up for nothing
-            is_missing = ~np.isin(one.rows[0, numbers], failed_ids)
-            for place in np.flatnonzero(~is_missing).tolist():
+        if of_rows:  # else 10^7 rows would be searched for nothing
+            is_missing = np.ones(len(numbers), bool)
+            may_have_failed = np.isin(one.rows[0, numbers], failed_ids)
+            for place in np.flatnonzero(may_have_failed).tolist():
                 id_hash, row_hash, generation = one.rows[:, numbers[place]].tolist()
                 key = id_hash, row_hash
                 failure = of_rows.get(key)
                 if failure and (key in standing_rows or failure.generation >= generation):
                     failed.append(failure)
-                else:
-                    is_missing[place] = True
+                    is_missing[place] = False
             numbers = numbers[is_missing]
         yield one, numbers, failed
 
 
 def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id, of rows that manifests still want; all of them,
-    where it cannot be read what manifests want."""
+    """Find the failures that stand, by id, of rows that manifests still want; of all rows,
+    if a wanted set is missing or damaged."""
     failures, damaged = failures_by_row(version, index), list[str]()
     if not failures or not version.store.names("wanted"):
         return by_id(failures)
@@ -260,65 +254,59 @@ def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The rows that a version lacks of a manifest."""
+    """A manifest of which a version lacks rows."""
 
     manifest: str
     utterances: int
     missing: int
-    """The number of them that are neither in the version nor in the failure ledger."""
+    """The utterances neither in the version nor in the failure ledger."""
     failed: int
-    """The number of them whose failure stands; some may have an older item."""
+    """The utterances whose failure stands; some may have an older item."""
 
     def __str__(self) -> str:
         failed = f", {self.failed:,} failed" if self.failed else ""
-        missing = (
-            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are "
-            f"missing{failed}"
-        )
         return (
-            f"{missing}: extraction was interrupted, is going on, or shards have been "
+            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are "
+            f"missing{failed}: extraction was interrupted, is going on, or shards have been "
             f"removed; {_AGAIN}"
         )
 
 
 def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
-    """List what is missing from a version: gaps per manifest, and records of what was
-    wanted or has failed that cannot be read. A tag lacks nothing: what was wanted since
-    is no part of it."""
+    """List what a version lacks: gaps of each manifest, and wanted sets and ledgers that are
+    damaged or gone. A version at a tag lacks nothing."""
     if version.tag is not None:
         return []
     damaged, ledger, records = list[str](), list[str](), list[str]()
     wanted = [*read_all_wanted(version, damaged, index)]
     known = {name for one in wanted for name in one.names}
     gaps = find_missing(wanted, index, read_failures(version, ledger))
-    findings = [
+    unfinished = [
         Unfinished(one.manifest, len(one), len(rows), len(failed))
         for one, rows, failed in gaps
         if len(rows)
     ]
-    if ledger and findings:  # it may have said that they have failed
-        count = counted(sum(one.missing for one in findings), "utterance")
-        findings, ledger = (
-            [],
-            [f"{what}: {count} may be missing, or have failed" for what in ledger],
-        )
+    if ledger and unfinished:  # the damaged failures may be theirs
+        count = counted(sum(one.missing for one in unfinished), "utterance")
+        unfinished = []
+        ledger = [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
         records.append(f"it holds nothing, and nothing says what it is to hold; {_AGAIN}")
-    gone = sorted({shard.manifest for shard in index.summaries} - known)
-    if gone and not damaged:  # what is damaged may be them
+    manifests = [shard.manifest for shard in index.summaries]
+    gone = sorted({*manifests} - known)
+    if gone and not damaged:  # the damaged sets may be these
         shards = counted(
-            sum(shard.manifest in gone for shard in index.summaries), "shard was", "shards were"
+            sum(manifest in gone for manifest in manifests), "shard was", "shards were"
         )
         what = f"wanted: {listing(gone)} is gone, of which {shards} made"
         records.append(f"{what}: what else the manifest wants is not known; {_AGAIN}")
     records += [what.removeprefix(f"{version.path}/") for what in damaged + ledger]
-    return [*findings, *records]
+    return [*unfinished, *records]
 
 
 def forget_rows(version: Version, wanted_ids: NDArray[np.uint64], index: Index) -> None:
-    """Have no manifest want rows whose ids do not have one of these hashes. What stays of
-    them is the highest of their generations. Raises DamagedError if a wanted set cannot be
-    read: what it wants would be missing."""
+    """Remove rows from all wanted sets, but those of ids with these hashes. Their highest
+    generation stays."""
     # saving removes some
     before = [read_wanted(version, name) for name in version.store.names("wanted")]
     goes = ~np.isin(index.id_hash, wanted_ids)

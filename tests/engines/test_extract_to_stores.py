@@ -26,11 +26,11 @@ def url(s3):
 
 @pytest.fixture
 def run(cli, s3, tmp_path):
-    """Runs commands that find the store; `desk` tells machines apart."""
+    """Runs commands that find the store; `machine` tells machines apart."""
 
-    def start(*args, desk="desk", wait=True):
-        (tmp_path / desk).mkdir(exist_ok=True)
-        env = {**s3.environment, "TMPDIR": str(tmp_path / desk)}
+    def start(*args, machine="machine", wait=True):
+        (tmp_path / machine).mkdir(exist_ok=True)
+        env = {**s3.environment, "TMPDIR": str(tmp_path / machine)}
         return cli(*args, env=env) if wait else cli.start(*args, env=env)
 
     return start
@@ -54,7 +54,7 @@ def assert_like(run, url, sound, manifest, tmp_path):
     assert version.store.names("shards") == [*version.shard_names(), "zarr.json"]
     assert not [
         path
-        for path in tmp_path.glob("desk*/**/*")
+        for path in tmp_path.glob("machine*/**/*")
         if path.is_file() and not path.name.endswith(".lock")
     ]
 
@@ -110,7 +110,9 @@ def test_a_killed_run_is_continued(run, url, s3, sound, plain, tmp_path, request
 @pytest.mark.slow
 def test_two_machines_at_once(run, url, sound, plain, tmp_path):
     running = [
-        run("extract", plain.manifest(), "-o", url, *SHARDS, desk=f"desk-{number}", wait=False)
+        run(
+            "extract", plain.manifest(), "-o", url, *SHARDS, machine=f"machine-{number}", wait=False
+        )
         for number in range(2)
     ]
     assert [one.wait().code for one in running] == [0, 0]
@@ -134,10 +136,10 @@ def test_a_damaged_shard_is_repaired(run, url, s3, sound, plain, tmp_path, damag
     assert_like(run, url, sound, plain.manifest(), tmp_path)
 
 
-def test_a_desk_that_is_somebody_elses_is_refused(run, url, plain, tmp_path):
-    (tmp_path / "desk").mkdir()
+def test_a_folder_of_marks_that_is_somebody_elses_is_refused(run, url, plain, tmp_path):
+    (tmp_path / "machine").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "desk" / f"featcache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "machine" / f"featcache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     assert (
         "is not this user's "
         "folder: set TMPDIR" in run("extract", plain.manifest(), "-o", url).with_code(1).err

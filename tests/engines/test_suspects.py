@@ -58,7 +58,7 @@ def failures(cache: Path) -> dict[str, tuple[str, str]]:
 
 def as_if_killed(version, ids: list[str], apart: bool = False, crash: str = "") -> None:
     """Leave what a run leaves that dies with some utterances in flight."""
-    folder = version.store.desk / Run(version, {}).id
+    folder = version.store.marks_folder / Run(version, {}).id
     folder.mkdir()
     (folder / "in_flight.0").write_text(json.dumps({"ids": ids, "apart": apart}) + "\nstale")
     (folder / "in_flight.1").write_text("\n" + json.dumps({"ids": ["cleared"], "apart": False}))
@@ -291,7 +291,7 @@ def test_marks_say_what_each_worker_works_on_and_go_with_the_run(version):
     """A long one is followed by a short one; ids may hold anything; an error takes the
     marks along, unless it is one of memory."""
     run = Run(version, {}).id
-    folder = version.store.desk / run
+    folder = version.store.marks_folder / run
     with InFlight([(version, run)], 2) as in_flight:
         with (
             in_flight.working_on(0, ["a" * 10_000, "\udc80\n"]),

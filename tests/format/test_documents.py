@@ -2,6 +2,7 @@
 DamagedError."""
 
 import re
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.errors import DamagedError, StoreError
-from featcache.format.documents import AT_MOST_BYTES, UNSEALED, encode_line, parse, parse_line, seal
+from featcache.format.documents import (
+    AT_MOST_BYTES,
+    UNSEALED,
+    encode_line,
+    parse,
+    read_document,
+    seal,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON = st.recursive(
@@ -31,25 +39,30 @@ class Anything(msgspec.Struct):
     value: object = None
 
 
+def read(line, kind):
+    """The document in a file `store/x` of these bytes."""
+    return read_document(SimpleNamespace(read=lambda *_: line, location="store"), "x", kind)
+
+
 @given(JSON)
 def test_a_document_comes_back(value):
     """Also where it holds keys and text like a seal."""
     line = encode_line({"value": value})
     assert line.count(b"\n") == 1
-    assert parse_line(line, Anything, "x").value == value
+    assert read(line, Anything).value == value
 
 
 def test_every_flipped_bit_is_noticed():
     line = encode_line({"a": 1, "text": "\u00fc", "checksum of": '"checksum": "00000000"'})
-    assert parse_line(line, Document, "x").a == 1
+    assert read(line, Document).a == 1
     for bit in range(8 * len(line)):
         spoilt = bytearray(line)
         spoilt[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(DamagedError, match=r"^x: damaged: "):
-            parse_line(bytes(spoilt), Document, "x")
+        with pytest.raises(DamagedError, match=r"^store/x: damaged: "):
+            read(bytes(spoilt), Document)
     for end in range(len(line)):
-        with pytest.raises(DamagedError, match=r"^x: damaged: "):
-            parse_line(line[:end], Document, "x")
+        with pytest.raises(DamagedError, match=r"^store/x: damaged: "):
+            read(line[:end], Document)
 
 
 def sealed(inner: bytes) -> bytes:

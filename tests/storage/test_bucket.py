@@ -133,14 +133,14 @@ def test_a_temporary_folder_that_is_none_is_named(remembered, tmp_path, monkeypa
     that."""
     remembered.put("a", bytes(9_000_000))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
+    for use in (lambda: remembered.marks_folder, lambda: remembered.map("a", 9_000_000)):
         with pytest.raises(
             StoreError, match=r"gone.*: cannot be written: No such file or directory: set TMPDIR"
         ):
             use()
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
-    for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
+    for use in (lambda: remembered.marks_folder, lambda: remembered.map("a", 9_000_000)):
         with pytest.raises(
             StoreError, match=r"cannot be written: No usable temporary .*gone.*: set TMPDIR"
         ):
@@ -365,7 +365,7 @@ def test_a_bucket_that_lets_nothing_be_removed_is_written_to(remembered, monkeyp
     for name in ("shards/ab", "shards/cd"):
         remembered.publish(FILES, name)
     assert remembered.names("shards") == ["ab", "cd"]
-    monkeypatch.setattr(bucket, "_DAY_SECONDS", -1.0)
+    monkeypatch.setattr(bucket, "DAY_SECONDS", -1.0)
     assert remembered.sweep() == []
     assert caplog.text.count("403") == 1
     with pytest.raises(StoreError, match="403"):  # what must be removed

@@ -249,7 +249,7 @@ def test_nothing_is_written_or_removed_behind_a_link(store, victim, name):
             None,
         ],
         "tags": [lambda: store.put("tags/a/b", b""), lambda: store.remove("tags/desk"), None],
-        "work": [lambda: store.put("a", b""), store.sweep, lambda: store.desk],
+        "work": [lambda: store.put("a", b""), store.sweep, lambda: store.marks_folder],
         "lock": [lambda: store.lock("me").__enter__()],
     }
     for use in filter(None, uses[name]):

@@ -238,11 +238,11 @@ class TestWriting:
                 use("")
         assert contents(store) == {"a": b""}
 
-    def test_a_desk_is_found_again(self, store):
-        (store.desk / "mark").write_text("in flight")
-        assert (pickle.loads(pickle.dumps(store)).desk / "mark").read_text() == "in flight"
+    def test_the_folder_of_marks_is_found_again(self, store):
+        (store.marks_folder / "mark").write_text("in flight")
+        assert (pickle.loads(pickle.dumps(store)).marks_folder / "mark").read_text() == "in flight"
         assert store.sweep() == []
-        assert (store.desk / "mark").exists()
+        assert (store.marks_folder / "mark").exists()
 
 
 FOLDERS = ["shards/00", "shards/0a", "shards/ff", "index/00"]

@@ -30,11 +30,15 @@ NAMES = ["20260101T000000.000000Z-0001", "20260102T000000.000000Z-0002"]
 def die(version, run: str, ids: list[str], *, apart: bool = False, crash: str = "") -> None:
     """Leave the marks of a run that was killed."""
     with InFlight([(version, run)], 1) as in_flight, in_flight.working_on(0, ids, apart):
-        marks = {path.name: path.read_bytes() for path in (version.store.desk / run).iterdir()}
-    assert not (version.store.desk / run).exists()  # a run that ends by itself leaves nothing
-    (version.store.desk / run).mkdir()
+        marks = {
+            path.name: path.read_bytes() for path in (version.store.marks_folder / run).iterdir()
+        }
+    assert not (
+        version.store.marks_folder / run
+    ).exists()  # a run that ends by itself leaves nothing
+    (version.store.marks_folder / run).mkdir()
     for name, data in {**marks, "crash.txt": crash.encode()}.items():
-        (version.store.desk / run / name).write_bytes(data)
+        (version.store.marks_folder / run / name).write_bytes(data)
 
 
 @pytest.mark.parametrize(("crash", "suspects"), [("", set()), ("Segmentation fault", {"a", "b"})])
@@ -64,10 +68,10 @@ def test_marks_stay_while_what_they_name_is_missing(version, monkeypatch):
     hashes = [Strings.of("ab").hashes(), SegmentColumns.of(rows).hashes(), np.ones(2, np.uint64)]
     Wanted("m", np.stack(hashes)).save(version)
     forget_suspects(version, open_index(version))
-    assert (version.store.desk / NAMES[0]).exists()
+    assert (version.store.marks_folder / NAMES[0]).exists()
     write(version, rows[:1])
     forget_suspects(version, open_index(version))
-    assert not (version.store.desk / NAMES[0]).exists()
+    assert not (version.store.marks_folder / NAMES[0]).exists()
     # nothing is read where there are no marks
     monkeypatch.delattr("featcache.version.in_flight.read_all_wanted")
     forget_suspects(version, open_index(version))
@@ -81,12 +85,16 @@ def test_a_run_that_lives_is_left_alone(version, scratch):
     ):
         for one, run in ((version, NAMES[0]), (other, NAMES[1])):
             forget_suspects(one, open_index(one))
-            assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')
+            assert (
+                (one.store.marks_folder / run / "in_flight.1")
+                .read_bytes()
+                .startswith(b'{"ids": ["a"]')
+            )
 
 
 def test_a_run_holds_its_folder_also_if_somebody_looks_at_it_just_then(version):
     """Else it would be taken for dead while it lives."""
-    folder = version.store.desk / NAMES[0]
+    folder = version.store.marks_folder / NAMES[0]
     folder.mkdir()
     looking = Lock(folder, os.O_RDONLY)
     assert looking.take()
@@ -126,4 +134,4 @@ def test_a_run_that_can_mark_nothing_leaves_nothing(version, scratch, monkeypatc
         InFlight(runs, 1),
     ):
         pass
-    assert [path for one, _ in runs for path in one.store.desk.iterdir()] == []
+    assert [path for one, _ in runs for path in one.store.marks_folder.iterdir()] == []
