@@ -28,15 +28,14 @@ _SAMPLES_PER_BYTE = 64  # speech is never compressed so far
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """The state of an audio file when it was decoded. If its size or time differs later, it
-    has changed."""
+    """The state of an audio file when it was decoded: another size or time is a change."""
 
     size: int
-    """The size, in bytes."""
+    """In bytes."""
     mtime_ns: int
     """The time of the last change, in nanoseconds since the epoch."""
     sample_rate: int
-    """The sample rate, in Hz."""
+    """In Hz."""
     content_hash: int = UNKNOWN_HASH
     """XXH3-64 of the file's bytes, if they were hashed."""
     decoder: int = 0
@@ -45,12 +44,10 @@ class FileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A segment of a file: by default, all of it."""
+    """A segment of a file, in seconds: by default, all of it."""
 
     start: float | None = None
-    """The start in the file, in seconds; None for its beginning."""
     duration: float | None = None
-    """The length, in seconds; None for the rest of the file."""
 
 
 def decode(
@@ -71,30 +68,26 @@ def decode(
 
     A segment is, bit for bit, a part of the decoded file: as many samples as are nearest to
     its duration, from the one nearest to its start on (`nearest_sample`). In WAV, FLAC and
-    similar files, each segment is reached by seeking. Other files (MP3, Ogg) are decoded
-    once, up to the last sample that is needed; segments in another order than the file's
-    then wait in memory for their turn.
-
-    In a truncated or damaged file, the segments before the damage are good and the others
-    fail.
+    similar files, each segment is reached by seeking; other files (MP3, Ogg) are decoded
+    once, up to the last sample that is needed. In a damaged file, the segments before the
+    damage are good and the others fail.
 
     Args:
         segments: The segments, in any order. They may overlap.
-        max_seconds: Longer segments fail: before they are decoded, if the header tells
+        max_seconds: Longer segments fail, before they are decoded if the header tells
             their length.
         reserve: Called before anything is decoded, with the seconds of the longest
-            segment, so that the caller can wait for room: 0 if the header does not tell.
-        hashes: Hashes the file before it is decoded, so that the decoder finds it in
-            memory; None for no hash.
+            segment, or 0 if the header does not tell; it may wait for room.
+        hashes: Hashes the file before it is decoded; None for no hash.
         fetched: Gives a copy of audio that is not a file of this machine.
         collect: Starts the collector of a segment, by the number of the segment, the
-            file's rate, and the approximate number of samples, 0 if that is not known. By
-            default, samples are joined.
+            file's rate, and the approximate number of samples, or 0. By default, samples
+            are joined.
         wait: Called now and then while a segment is decoded; it may raise to give up.
 
-    Yields for each segment, in the order given, the collector's result and the identity of
-    the file; or an AudioError. By default, the result is float32 `[num_samples, channels]`
-    at the file's rate. A fault of the whole file is yielded for each segment.
+    Yields for each segment, in the order given, the collector's result (by default, float32
+    `[num_samples, channels]` at the file's rate) and the identity of the file; or an
+    AudioError. A fault of the whole file is yielded for each segment.
     """
     try:
         recording = Recording(location, fetched)
@@ -139,8 +132,7 @@ def decode(
             try:
                 decoded = next(cuts)
                 fault = _fault(recording, decoded, span, segment, max_seconds)
-                result: tuple[Any, FileIdentity] | AudioError
-                result = fault or (decoded.collector.finish(), identity)
+                result: Any = fault or (decoded.collector.finish(), identity)
                 del decoded
             except MemoryError:
                 seconds = (span[1] - span[0]) / rate
@@ -162,9 +154,8 @@ def probe(location: AudioSource | str) -> Header | None:
 
 
 def probe_seconds(location: AudioSource | str) -> float | None:
-    """Return the length of a file in seconds, by its header; None if the header cannot be
-    read or does not say it. Of MP3 and Ogg at a URL, the length is unknown. No command is
-    run."""
+    """Return the length of a file in seconds, by its header; None if it does not say it, as
+    for MP3 and Ogg at a URL, or cannot be read. No command is run."""
     if isinstance(location, Command):
         return None
     header = probe(location)
@@ -178,8 +169,7 @@ def probe_seconds(location: AudioSource | str) -> float | None:
 def span_of(
     recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None
 ) -> Span | AudioError:
-    """Find a segment in a recording of `num_samples` samples, or say what is wrong with
-    it."""
+    """Find a segment in a recording of `num_samples` samples, or say what is wrong."""
     header = recording.header
     rate, shortfall = header.sample_rate, header.shortfall
     first = nearest_sample(segment.start or 0.0, rate)
@@ -195,10 +185,8 @@ def span_of(
     if shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, shortfall)
     if num_samples == 0:
-        return AudioError(
-            Reason.EMPTY,
-            f"its {recording.stamp.size:,} bytes hold no samples, according to its header",
-        )
+        what = f"its {recording.stamp.size:,} bytes hold no samples, according to its header"
+        return AudioError(Reason.EMPTY, what)
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
         return AudioError(

@@ -3,15 +3,12 @@ Kaldi's archives.
 
 Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). Threads
 decode a copy of a member without a name: in memory, or if the member is large, on the disk
-of `TMPDIR`.
-
-Containers at URLs and compressed tars are copied as a whole to the disk of `TMPDIR`, once
+of `TMPDIR`. Containers at URLs and compressed tars are copied as a whole to that disk, once
 for all threads of a process. Manifests mostly have the members of a container next to each
-other, so the copies that were used last are kept. A server is asked once a minute whether a
-container has changed.
+other, so the copies that were used last are kept.
 
 A member's size and its container's mtime tell whether the member has changed; at a URL, its
-container's size and ETag do."""
+container's size and ETag do, for which the server is asked once a minute."""
 
 from __future__ import annotations
 
@@ -32,8 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from featcache.audio.commands import run_command
 from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
@@ -47,6 +42,8 @@ from featcache.audio.remote import (
     fetch_beginning,
     fetch_to_disk,
     kept_on_disk,
+    negative_hash,
+    os_errors_as,
     stamp_of,
 )
 from featcache.audio.tables import ArrowIndex, ParquetIndex, pyarrow
@@ -67,12 +64,10 @@ _MOST_LARGE = 2  # copies of large members that are kept, for other segments of 
 _PIECE = 4 << 20
 
 _ENTRY_HEADER = 5 + 1 + 8
-# a program that writes a WAV to a pipe leaves the largest size, or one near it
-_UNFINISHED = 0x7F000000
+_UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that writes to a pipe
 
 _KINDS: dict[str, Any] = {".arrow": ArrowIndex, ".parquet": ParquetIndex}
-"""The index of a container, by its suffix. Others are tars, or Kaldi's archives, whose
-entries have their length."""
+"""The index of a container, by its suffix; else of a tar."""
 
 _INDEXES: Kept[Any] = Kept(_INDEX_BYTES, lambda index: int(index.num_bytes))
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
@@ -126,14 +121,12 @@ def beginning_of(source: CopiedSource) -> Fetched:
 
 def stamp_now(source: Url | Member) -> tuple[int | None, int]:
     """Return the size in bytes and the mtime (see `FileStamp`) of a file at a URL, or of a
-    member. Raises AudioError if it does not exist, or cannot be read.
-
-    A container at a URL is not fetched, and the size is None. For a row of Parquet, its row
-    group is read."""
+    member. Raises AudioError if it does not exist, or cannot be read. A container at a URL
+    is not fetched, and the size is None."""
     if isinstance(source, Url):
         return stamp_of(source)
     if isinstance(source.container, Url):
-        return None, _mtime(_asked(source.container))
+        return None, negative_hash(b"%d %d" % _asked(source.container))
     with _opened(source.container) as (container, state, mtime_ns):
         return _find(source, container, state).size, mtime_ns
 
@@ -154,17 +147,16 @@ def fetch_ahead(container: Url, wait: Wait) -> None:
 
 
 def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStamp]:
-    """Open an audio file or a container of this machine; its stamp is from before. Raises
-    AudioError if it does not exist, is empty, or cannot be read."""
+    """Open an audio file or a container of this machine. Returns its stamp from before.
+    Raises AudioError if it does not exist, is empty, or cannot be read."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")
         if status.st_size == 0:
-            raise AudioError(
-                Reason.EMPTY if what == "file" else Reason.TRUNCATED, f"the {what} holds 0 bytes"
-            )
+            reason = Reason.EMPTY if what == "file" else Reason.TRUNCATED
+            raise AudioError(reason, f"the {what} holds 0 bytes")
         return io.FileIO(path), FileStamp(status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError) as error:
         similar = ""
@@ -197,10 +189,9 @@ def _find(member: Member, container: io.FileIO, state: tuple[Hashable, ...]) -> 
 def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
     """Find the audio of the entry at an offset of an archive of Kaldi's.
 
-    Kaldi's `wav-copy` writes a WAV file. `kaldiio`, with which ESPnet dumps audio, writes
-    `AUDIO`, the number of bytes of the length, the length (little-endian), and a file,
-    mostly FLAC. See `read_kaldi` and `_read_length_header` in
-    https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py."""
+    Kaldi's `wav-copy` writes a WAV. `kaldiio` writes `AUDIO`, the number of bytes of the
+    length, the length (little-endian), and a file, mostly FLAC: see `_read_length_header`
+    in https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py."""
     header = os.pread(descriptor, _ENTRY_HEADER, offset) if offset < archive_size else b""
     if header[:4] == b"RIFF":
         size = 8 + int.from_bytes(header[4:8], "little")
@@ -247,27 +238,22 @@ def _opened(
     state, and the mtime of members. Raises AudioError if it does not exist or cannot be
     copied; within the block, if it cannot be read."""
     state: tuple[Hashable, ...]
-    try:
-        with ExitStack() as stack:
-            if isinstance(container, Url):
-                stamp = _asked(container, wait)
-                state, mtime_ns = (container, *stamp), _mtime(stamp)
-                open_packed = partial(_open_fetched, container, stamp, wait)
-            else:
-                packed = stack.enter_context(open_file(container, "container")[0])
-                status = os.fstat(packed.fileno())
-                state, mtime_ns = state_of(status), status.st_mtime_ns
-                open_packed = partial(stack.enter_context, packed)
-            if is_compressed(container):
-                unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
-                file = _COPIES.get((*state, "unpacked"), unpack).open()
-            else:
-                file = open_packed()
-            yield stack.enter_context(file), state, mtime_ns
-    except OSError as error:
-        raise AudioError(
-            Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}"
-        ) from error
+    with os_errors_as("the container cannot be read"), ExitStack() as stack:
+        if isinstance(container, Url):
+            stamp = _asked(container, wait)
+            state, mtime_ns = (container, *stamp), negative_hash(b"%d %d" % stamp)
+            open_packed = partial(_open_fetched, container, stamp, wait)
+        else:
+            packed = stack.enter_context(open_file(container, "container")[0])
+            status = os.fstat(packed.fileno())
+            state, mtime_ns = state_of(status), status.st_mtime_ns
+            open_packed = partial(stack.enter_context, packed)
+        if is_compressed(container):
+            unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
+            file = _COPIES.get((*state, "unpacked"), unpack).open()
+        else:
+            file = open_packed()
+        yield stack.enter_context(file), state, mtime_ns
 
 
 def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
@@ -280,10 +266,6 @@ def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
             raise type(fault)(fault.reason, f"the container: {fault}") from None
 
     return _STAMPS.get(container, ask)
-
-
-def _mtime(stamp: FileStamp) -> int:
-    return -(xxhash.xxh3_64_intdigest(b"%d %d" % stamp) >> 1) - 1
 
 
 def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
@@ -312,8 +294,7 @@ _UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
     ".xz": (rb"\xfd7zXZ\0", lzma.LZMAFile),
     ".zst": (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _zstd),
 }
-"""By the suffix of a compressed tar: an expression for its beginning, and a reader that
-unpacks it."""
+"""By the suffix of a compressed tar: a pattern of its beginning, and a reader."""
 
 
 def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> Fetched:
@@ -334,7 +315,7 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> 
 
 def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
     """Read a stream to its end, or to where it was cut short. Raises AudioError if it has
-    more than `limit` bytes, the disk has no room for them, or it is damaged. Nothing of a
+    more than `limit` bytes, the disk has no room for them, or it is damaged: nothing of a
     damaged stream is used, since checksums stand at the end."""
     size = 0
     try:
@@ -360,8 +341,8 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
 
 
 def _make_room(count: int, why: str) -> None:
-    """Make room for so many bytes on the disk of `TMPDIR`, if need be by forgetting the
-    copies that are kept. Raises AudioError if others would have no room left."""
+    """Make room for so many bytes on the disk of `TMPDIR`, if need be by forgetting kept
+    copies. Raises AudioError if others would have no room left."""
     if not _has_room(count):
         _COPIES.forget()
     if not _has_room(count):
@@ -374,5 +355,4 @@ def _make_room(count: int, why: str) -> None:
 
 
 def _has_room(count: int) -> bool:
-    """Tell whether the disk of `TMPDIR` has room for so many bytes."""
     return shutil.disk_usage(tempfile.gettempdir()).free >= _LEFT_FREE + count

@@ -4,13 +4,12 @@ choice of a cut, the sum.
 The seed and the copy's id decide which noise a copy gets, and where the cut begins. The
 first eight bytes (little-endian) of the SHA-256 of `<seed> <id>`, modulo the number of
 noises, are the noise's row in its manifest. The next eight, modulo the number of places
-where the cut can begin, are its place. So the choice depends neither on the order of
-utterances, nor on numpy's generators, which may change.
+where the cut can begin, are its place. So the choice depends on no generator of numpy's,
+which may change.
 
 Decoded noise stays in memory, since opening a file and seeking in it takes longer than
 adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has
-other values than a resampled cut. Noises that have no room are decoded cut by cut: all
-places are equally likely, so replacing one noise by another would gain nothing."""
+other values than a resampled cut. Noises that have no room are decoded cut by cut."""
 
 from __future__ import annotations
 
@@ -31,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from featcache.audio.blocks import Joined
 from featcache.audio.content_hash import state_of
 from featcache.audio.formats import UNKNOWN
 from featcache.audio.kept import Kept
@@ -46,7 +46,6 @@ from featcache.storage.base import in_parallel
 
 _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
-_BLOCK = 1 << 20  # samples that are decoded at once
 _MOST_FILES = 1 << 20
 
 _DECODED: Kept[NDArray[np.float32]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
@@ -59,15 +58,13 @@ _FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
 def distinct(values: tuple[float, ...]) -> tuple[float, ...]:
     """Check numbers that become suffixes of ids, and sort them: their order in a config
     does not matter."""
-    faults = []
-    if not values:
-        faults.append("expected one number at least")
-    for value in values:
-        if float(f"{value:g}") != value:
-            faults.append(f"{value!r} has more than six digits")
+    long = [value for value in values if float(f"{value:g}") != value]
+    faults = [f"{value!r} has more than six digits" for value in long]
     for value, count in sorted(Counter(values).items()):
         if count > 1:
             faults.append(f"{value:g} is there {count} times")
+    if not values:
+        faults.append("expected one number at least")
     if faults:
         raise ValueError(listing(faults))
     return tuple(sorted(value + 0.0 for value in values))
@@ -125,10 +122,9 @@ class NoiseClip:
 
 
 class Noise:
-    """The noise of a config. Several threads may call its methods.
-
-    Noises become waveforms by `audio`, as utterances do. Raises ConfigError if the noise
-    has changed since the config was read."""
+    """The noise of a config, made into waveforms by `audio`, as utterances are. Several
+    threads may call its methods. Raises ConfigError if the noise has changed since the
+    config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio
@@ -151,9 +147,8 @@ class Noise:
         """Add noise to a copy, float32 `[num_samples]` at the config's rate, scaled so that
         the ratio of the mean powers of both is `snr` dB.
 
-        The sum is a new array, and is not clipped. If the clip or its cut of noise is
-        silent, the clip itself is returned. Raises ConfigError if the noise cannot be
-        decoded."""
+        The sum is not clipped. If the clip or its cut of noise is silent, the clip itself is
+        returned. Raises ConfigError if the noise cannot be decoded."""
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
         if not speech_power or not noise_power:
@@ -163,10 +158,8 @@ class Noise:
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
         """Return the noise of a copy before it is scaled, float32 `[num_samples]` at the
-        config's rate. If a noise is long enough, the cut lies anywhere within it. A
-        shorter noise begins anywhere, and is repeated.
-
-        It must not be changed: others may share its memory."""
+        config's rate. If a noise is long enough, the cut lies anywhere within it; a shorter
+        noise begins anywhere, and is repeated. The array may be shared: do not change it."""
         draw, place, *_ = struct.unpack(
             "<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         )
@@ -202,8 +195,8 @@ class Noise:
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """List a manifest's noises, in its order, by their files' headers. Raises a ValueError
-    of one line with all faults."""
+    """List a manifest's noises by their files' headers. Raises a ValueError of one line
+    with all faults."""
     # a config may be a stranger's: a pipe would wait, and a device never end
     if not Path(manifest).is_file():
         raise ValueError(f"{manifest}: cannot be read: not a file")
@@ -223,8 +216,7 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
     ValueError if a file cannot be read.
 
     The fingerprint of a config includes this hash; ids and the files' locations do not
-    matter. A process reads a file again only if it changes: MUSAN's noise, 0.7 GB, takes
-    about a second."""
+    matter. A process reads a file again only if it changes."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
         hashes = dict(zip(paths, in_parallel(_file_hash, paths, _THREADS), strict=True))
@@ -269,23 +261,20 @@ def _file_hash(path: Path) -> str:
 
 
 def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
-    """Decode samples of a noise, mono, at the file's rate, a block at a time."""
+    """Decode samples of a noise, mono, at the file's rate."""
     from featcache.audio.decode import Cut, decode
 
+    class Mono(Joined):
+        def add(self, block: NDArray[np.float32]) -> None:
+            super().add(to_mono(block, channel))
+
     rate = clip.sample_rate
-    blocks = []
-    for begin in range(first, stop, _BLOCK):
-        num_samples = min(_BLOCK, stop - begin)
-        blocks.append(Cut((clip.first + begin) / rate, num_samples / rate))
-    samples = np.empty(stop - first, np.float32)
-    filled = 0
-    for result in decode(clip.path, blocks):
-        if isinstance(result, AudioError):
-            raise result
-        mono = to_mono(result[0], channel)
-        samples[filled : filled + len(mono)] = mono
-        filled += len(mono)
-    return samples[:filled]
+    cut = Cut((clip.first + first) / rate, (stop - first) / rate)
+    (result,) = decode(clip.path, [cut], collect=lambda _, __, expected: Mono(expected))
+    if isinstance(result, AudioError):
+        raise result
+    samples: NDArray[np.float32] = result[0]
+    return samples
 
 
 def _power(waveform: NDArray[np.float32]) -> float:

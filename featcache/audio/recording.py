@@ -1,16 +1,15 @@
 """An open audio file, and its samples by position, bit for bit as decoding all of it
 gives them.
 
-Measured with libsndfile 1.2.2 and soundfile 0.14: seeking gives other samples in MP3 and
-Opus, and once in a thousand times in Vorbis; it is exact in FLAC, and where samples have a
-fixed size. A decoder of FLAC that met damage cannot be used again. The length of an MP3
-without a header frame is a guess.
+Measured with libsndfile 1.2.2: seeking gives other samples in MP3 and Opus, and once in a
+thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A decoder
+of FLAC that met damage cannot be used again. The length of an MP3 without a header frame is
+a guess.
 
-dr_flac, from the package miniaudio, decodes complete FLAC files in two thirds of the time
-of libsndfile, which copies decoded samples one at a time. dr_flac reports little about
-damage, so libsndfile decodes again what dr_flac does not decode to the last sample.
-Opening a file with libsndfile takes as long as decoding a tenth of a second, so it is not
-done before: the first 42 bytes of a FLAC say enough. The samples of a 16-bit WAV are its
+dr_flac, from the package miniaudio, decodes FLAC in two thirds of the time of libsndfile,
+but reports little about damage, so libsndfile decodes again what dr_flac does not decode to
+the last sample. Opening a file with libsndfile takes as long as decoding a tenth of a
+second, so headers of FLAC and 16-bit WAV are read here. The samples of such a WAV are its
 integers times 2^-15, as libsndfile gives them."""
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from featcache.audio.blocks import Segment
-from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.ffmpeg import BEGINNING, FFmpegDecoder, format_of
 from featcache.audio.formats import (
     FFMPEG,
@@ -56,13 +57,11 @@ END_TOLERANCE_SECONDS = 0.1
 """A segment that ends at most this much after the end of its file is cut off there:
 manifests round durations, and encoders of MP3 add or drop a little. A later end fails."""
 
-_SEEKABLE = frozenset(
-    {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
-)
+_SEEKABLE = ["PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
 _BLOCK = 65536  # samples that are read at once of a file that cannot be seeked
 _BLOCK_VALUES = 1 << 20  # of all channels, in a block
 _MORE = 4096  # samples that are asked for after the last one of a FLAC
-_FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
+_FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC that is read into memory whole
 _SMALL_BYTES = 1 << 20  # of a file that is read once, and hashed and decoded in memory
 _MOST_HASHED = 64 << 30  # bytes: hashing more takes minutes, and it is mostly holes
 _LEVEL = np.float32(2**-15)  # the step of 16-bit samples
@@ -85,17 +84,11 @@ class Recording:
         self._is_copy = isinstance(location, CopiedSource)
         if isinstance(location, CopiedSource):
             copy = fetched(location)
-            try:
-                self._file, self.stamp = copy.open(), copy.stamp
-            except OSError as error:
-                raise AudioError(
-                    Reason.OUT_OF_MEMORY, f"it does not fit into memory: {error.strerror}"
-                ) from error
+            self._file, self.stamp = copy.open(), copy.stamp
         else:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
-        # None of a FLAC or 16-bit WAV until it is needed
-        self._decoder: _Decoder | FFmpegDecoder | None = None
+        self._decoder: Any = None  # of a FLAC or 16-bit WAV, None until it is needed
         self.position = 0
         """The position of the next sample to decode."""
         self.damage: AudioError | None = None
@@ -117,21 +110,20 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """Hash the file's bytes, those decoded unless it `has_changed`; `UNKNOWN_HASH` if
-        they cannot all be read, or are too many."""
+        """Hash the file's bytes, those decoded unless it `has_changed`. Returns
+        `UNKNOWN_HASH` if they cannot all be read, or are too many."""
         if self.stamp.size > _MOST_HASHED:
             return UNKNOWN_HASH
         with suppress(OSError):  # a bad sector, maybe outside of the segments
             if self.stamp.size <= _SMALL_BYTES:
-                return hash_of_bytes(self._bytes_at(0, self.stamp.size))
+                return int(xxhash.xxh3_64_intdigest(self._bytes_at(0, self.stamp.size)))
             if self._is_copy:  # no other recording asks for its hash
                 return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
         return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Tell whether the file's size or time has changed since it was opened. A copy does
-        not change."""
+        """Tell whether the file has changed since it was opened. A copy does not change."""
         status = os.fstat(self._file.fileno())
         return not self._is_copy and (status.st_size, status.st_mtime_ns) != self.stamp
 
@@ -148,9 +140,8 @@ class Recording:
         A segment has fewer samples than its span if the recording ends before, or is
         damaged.
 
-        `begin` starts the segment of a span, by the span's number. Only a block is held
-        here. A file that cannot be seeked is decoded once, in its own order; segments that
-        are due later wait."""
+        `begin` starts the segment of a span, by the span's number. A file that cannot be
+        seeked is decoded once, in its own order; segments that are due later wait."""
         if self.header.can_seek:
             return self._cut_seeking(spans, begin)
         return self._cut_forwards(spans, begin)
@@ -171,7 +162,6 @@ class Recording:
         if self._decoder is None or self.damage:
             self._restart()
         if first != self.position and not self.damage:
-            assert isinstance(self._decoder, _Decoder)
             self.position = first
             try:
                 self._decoder.seek(first)
@@ -266,7 +256,6 @@ class Recording:
         at_once = len(samples) if self.header.can_seek else _BLOCK
         filled = 0
         while filled < len(samples) and not self.damage:
-            assert self._decoder is not None
             try:
                 count = len(self._decoder.read(out=samples[filled : filled + at_once]))
             except (soundfile.LibsndfileError, AudioError) as error:
@@ -292,21 +281,21 @@ def _block_of(num_channels: int) -> int:
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
     """A SoundFile that seeks only when it is told to.
 
-    After each read, soundfile seeks to where the decoder already is, unless the file cannot
-    seek. In an MP3 this changes the next samples, and it takes time in any file."""
+    After each read, soundfile seeks to where the decoder already is, which takes time, and
+    in an MP3 changes the next samples."""
 
     def seekable(self) -> bool:
         return False
 
 
-def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
+def _start(file: io.FileIO) -> tuple[Any, Header]:
     """Open a decoder at the start of a file, and read its header."""
     file.seek(0)
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
     sound = find_sound(descriptor, size)
     patches = sound.patches(size) if sound else vorbis_patches(descriptor, size)
     try:
-        seen = View(descriptor, patches, size) if patches else descriptor
+        seen = View(descriptor, patches, size, size) if patches else descriptor
         decoder = _Decoder(seen, closefd=False)
     except soundfile.LibsndfileError as refusal:
         return _start_ffmpeg(descriptor, size, refusal)
@@ -321,16 +310,15 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
         decoder.close()
         file.seek(0)
         end = min(size, sound.at + sound.length) if sound and sound.length > 0 else size
-        decoder = _Decoder(View(descriptor, patches, end, is_endless=True))
+        decoder = _Decoder(View(descriptor, patches, end, claimed_size=64 * end))
         num_samples = UNKNOWN
     if decoder.subtype == "GSM610":
         num_samples = gsm_samples(decoder.extra_info, num_samples)
     lack = shortfall(decoder, descriptor, size)
     can_seek = num_samples != UNKNOWN and decoder.subtype in _SEEKABLE
     is_float = decoder.subtype in ("FLOAT", "DOUBLE")
-    return decoder, Header(
-        decoder.samplerate, num_samples, decoder.channels, lack, can_seek, is_float
-    )
+    form = decoder.samplerate, num_samples, decoder.channels
+    return decoder, Header(*form, lack, can_seek, is_float)
 
 
 def _start_ffmpeg(
@@ -351,25 +339,14 @@ def _start_ffmpeg(
         if lack:
             raise AudioError(Reason.TRUNCATED, lack) from None
         raise
-    header = Header(
-        decoder.samplerate,
-        UNKNOWN,
-        decoder.channels,
-        lack,
-        can_seek=False,
-        is_float=True,
-        decoder=FFMPEG,
-        begins=decoder.begins,
-    )
-    return decoder, header
+    form = decoder.samplerate, UNKNOWN, decoder.channels
+    return decoder, Header(*form, lack, False, True, FFMPEG, decoder.begins)
 
 
 def _decode_flac(data: bytes, header: Header, segment: Segment) -> bool:
     """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave fewer
-    samples than its header counts.
-
-    The file may hold more samples: FFmpeg's concat demuxer copies the frames of several
-    files, and the header of the first."""
+    samples than its header counts. There may be more: FFmpeg's concat demuxer copies the
+    frames of several files, and the header of the first."""
     lib, ffi = miniaudio.lib, miniaudio.ffi
     decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
     if not decoder:
@@ -406,8 +383,7 @@ def _fault(error: Exception, seconds: float | None = None) -> AudioError:
     if error.code == _SYSTEM_ERROR:
         return AudioError(Reason.FILE_UNREADABLE, "the file cannot be read: an error of the system")
     words: str = error.error_string.removeprefix("Error : ").rstrip(".")
-    # libsndfile's words for an MP3 that it cannot open
-    if words.startswith("File does not exist"):
+    if words.startswith("File does not exist"):  # of an MP3
         words = "format not recognised"
     words = words[:1].lower() + words[1:]
     if seconds is None:

@@ -45,14 +45,14 @@ class WaveformBuilder:
     """Makes blocks of samples into a waveform at the config's rate.
 
     A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
-    resamples it to num_samples * rate / source_rate samples, rounded to the nearest
-    number (half a sample up or down, always the same way), and gives the same bits in any
-    thread, and in blocks of any size.
+    resamples it to num_samples * rate / source_rate samples, rounded to the nearest number
+    (half a sample up or down, always the same way), with the same bits in any thread, and
+    in blocks of any size.
 
-    Another speed, a number of at most six digits, takes no further step: the recording is
-    resampled as if its rate were source_rate * speed Hz. So it lasts 1 / speed as long,
-    and pitch and formants change with it, as with sox's `speed` (Ko et al., Audio
-    augmentation for speech recognition, Interspeech 2015).
+    At another speed, a number of at most six digits, the recording is resampled as if its
+    rate were source_rate * speed Hz: it lasts 1 / speed as long, and pitch and formants
+    change with it, as with sox's `speed` (Ko et al., Audio augmentation for speech
+    recognition, Interspeech 2015).
 
     Args:
         channel: The utterance's, from 0; None for the policy's.
@@ -101,13 +101,12 @@ class WaveformBuilder:
             self._first_block = mono
         else:
             self._stream = _soxr().ResampleStream(*self._rates, 1, "float32", self._quality)
-            self._made.add(self._stream.resample_chunk(self._first_block))
+            for block in (self._first_block, mono):
+                self._made.add(self._stream.resample_chunk(block))
             self._first_block = None
-            self._made.add(self._stream.resample_chunk(mono))
 
     def finish(self) -> NDArray[np.float32]:
-        """Return the waveform, float32 `[num_samples]`, contiguous, maybe in the memory of
-        a block."""
+        """Return the waveform, float32 `[num_samples]`, contiguous, maybe a block itself."""
         if self._first_block is not None:
             rates = self._rates
             whole: NDArray[np.float32] = _soxr().resample(self._first_block, *rates, self._quality)
@@ -170,7 +169,7 @@ def error_if_too_long(
 
 
 def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float32]:
-    """Mix channels, `[num_samples, channels]`, or take a channel. Returns contiguous float32
+    """Mix channels, `[num_samples, channels]`, or take one. Returns contiguous float32
     `[num_samples]`. Raises AudioError (NO_SUCH_CHANNEL)."""
     num_channels = samples.shape[1]
     if channel == "mix" and num_channels > 1:
