@@ -58,9 +58,7 @@ def decode(
     reserve: Callable[[float], None] | None = None,
     hashes: ContentHashes | None = None,
     fetched: Callable[[CopiedSource], Fetched] = copy_of,
-    collect: Callable[[int, int, int], Collector] = lambda _number, _rate, expected: Joined(
-        expected
-    ),
+    collect: Callable[[int, int, int], Collector] = lambda _, __, expected: Joined(expected),
     wait: Wait = lambda _: None,
 ) -> Iterator[tuple[Any, FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or
@@ -99,36 +97,29 @@ def decode(
         rate = header.sample_rate
         count = header.num_samples
         spans = [span_of(recording, count, segment, max_seconds) for segment in segments]
-        good = [number for number, span in enumerate(spans) if not isinstance(span, AudioError)]
-        good_spans = [span for span in spans if not isinstance(span, AudioError)]
+        good = {n: span for n, span in enumerate(spans) if not isinstance(span, AudioError)}
         if reserve is not None:
-            lengths = (stop - first for first, stop in good_spans if stop != UNKNOWN)
+            lengths = (stop - first for first, stop in good.values() if stop != UNKNOWN)
             reserve(max(lengths, default=0) / rate)
         content_hash = UNKNOWN_HASH
         if hashes is not None and good:
             content_hash = recording.content_hash(hashes)
         identity = FileIdentity(*recording.stamp, rate, content_hash, header.decoder)
 
-        def begin(place: int) -> Segment:
-            first, stop = good_spans[place]
+        def begin(number: int) -> Segment:
+            first, stop = good[number]
             # a header may promise any number
             believable = _SAMPLES_PER_BYTE * recording.stamp.size
-            is_known = header.num_samples != UNKNOWN and stop - first <= believable
-            expected = stop - first if is_known else 0
-            collector = collect(good[place], rate, expected)
+            is_known = count != UNKNOWN and stop - first <= believable
+            collector = collect(number, rate, stop - first if is_known else 0)
             most_samples = math.inf if max_seconds is None else max_seconds * rate
             return Segment(collector, header.is_float, most_samples, wait)
 
-        def cut_from(place: int) -> Iterator[Segment]:
-            return recording.cut(good_spans[place:], lambda number: begin(place + number))
-
-        cuts = cut_from(0)
-        done = 0
-        for segment, span in zip(segments, spans, strict=True):
+        cuts = recording.cut(good, begin)
+        for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
                 yield span
                 continue
-            done += 1
             try:
                 decoded = next(cuts)
                 fault = _fault(recording, decoded, span, segment, max_seconds)
@@ -139,8 +130,8 @@ def decode(
                 length = "" if span[1] == UNKNOWN else f": {seconds:,.0f} s at {rate} Hz"
                 what = f"decoding it takes more memory than there is{length}"
                 result = AudioError(Reason.OUT_OF_MEMORY, what)
-                recording.start_over()
-                cuts = cut_from(done)
+                recording.restart()
+                cuts = recording.cut({n: good[n] for n in good if n > number}, begin)
             yield result
             del result  # not held while the next ones are decoded
 
@@ -179,8 +170,8 @@ def span_of(
     if header.begins and (segment.start or segment.duration is not None):
         return AudioError(
             Reason.SEGMENT_OUTSIDE,
-            f"its timestamps begin at {header.begins:.3f} s, from where some players count, and "
-            "others from 0: `ffmpeg -i FILE -c copy NEW` makes them begin at 0",
+            f"its timestamps begin at {header.begins:.3f} s, from where some players count: "
+            "`ffmpeg -i FILE -c copy NEW` makes them begin at 0",
         )
     if shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, shortfall)
@@ -189,11 +180,9 @@ def span_of(
         return AudioError(Reason.EMPTY, what)
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
-        return AudioError(
-            Reason.SEGMENT_OUTSIDE,
-            f"the segment goes from {first / rate:.3f} s to {end}, but the file holds "
-            f"{num_samples / rate:.3f} s",
-        )
+        what = f"the segment goes from {first / rate:.3f} s to {end}"
+        held = f"the file holds {num_samples / rate:.3f} s"
+        return AudioError(Reason.SEGMENT_OUTSIDE, f"{what}, but {held}")
     if stop <= first:
         return AudioError(Reason.EMPTY, f"{segment.duration} s hold no samples at {rate} Hz")
     stop = min(stop, num_samples)
@@ -205,7 +194,6 @@ def span_of(
 def _fault(
     recording: Recording, decoded: Segment, span: Span, segment: Cut, max_seconds: float | None
 ) -> AudioError | None:
-    """Say what is wrong with the samples of a span; None if nothing is."""
     first, stop = span
     rate, num_samples = recording.header.sample_rate, recording.header.num_samples
     if recording.has_changed():
@@ -214,11 +202,9 @@ def _fault(
         if recording.damage:
             return recording.damage
         if num_samples != UNKNOWN:
-            return AudioError(
-                Reason.TRUNCATED,
-                f"its header promises {num_samples / rate:.3f} s, and it holds "
-                f"{recording.position / rate:.3f} s",
-            )
+            held = recording.position / rate
+            what = f"its header promises {num_samples / rate:.3f} s, and it holds {held:.3f} s"
+            return AudioError(Reason.TRUNCATED, what)
         # now that the length is known
         refitted = span_of(recording, recording.position, segment, max_seconds)
         if isinstance(refitted, AudioError):

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.blocks import Samples
 from featcache.errors import AudioError, Reason, install_hint
 
 _FORMATS = {
@@ -114,7 +115,7 @@ class FFmpegDecoder:
         """Close the file."""
         self._container.close()
 
-    def read(self, *, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read(self, *, out: Samples) -> Samples:
         """Decode the next samples into the start of `out`, `[num_samples, channels]`.
         Returns the part that was filled: nothing at the end of the file. Raises AudioError
         if the next samples are damaged or missing."""
@@ -125,7 +126,7 @@ class FFmpegDecoder:
         self._block = self._block[count:]
         return out[:count]
 
-    def _decoded(self) -> Iterator[NDArray[np.float32]]:
+    def _decoded(self) -> Iterator[Samples]:
         """Yield the samples that are played, `[num_samples, channels]`, in blocks."""
         if not self._container.streams.audio:
             raise AudioError(Reason.NOT_AUDIO, "there is no sound track in it")
@@ -133,7 +134,7 @@ class FFmpegDecoder:
         priming = num_samples = 0
         if self._format == "caf":
             priming, num_samples = _caf_edges(self._descriptor)
-        held: list[NDArray[np.float32]] = []  # the last blocks, which may have to be cut
+        held: list[Samples] = []  # the last blocks, which may have to be cut
         try:
             for block in self._played(stream, priming):
                 held.append(block)
@@ -154,7 +155,7 @@ class FFmpegDecoder:
             what = f"its header promises {promised:.3f} s, and it holds {reached:.3f} s"
             raise AudioError(Reason.TRUNCATED, what)
 
-    def _played(self, stream: Any, priming: int) -> Iterator[NDArray[np.float32]]:
+    def _played(self, stream: Any, priming: int) -> Iterator[Samples]:
         """Yield the decoded samples without the first `priming`, and silence in gaps."""
         context = stream.codec_context
         if context is None:

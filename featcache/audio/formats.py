@@ -50,7 +50,8 @@ _MP3_FRAME = 2881  # bytes, at most
 _FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
 _MOST_BLOCKS = 128  # one of each type that a FLAC may have
 _SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
-_HEAD_BYTES = 512  # in which most files have all before their samples
+_HEAD_BYTES = 512  # FFmpeg writes tags before the samples of a WAV
+_WAV = struct.Struct("<4xI8sIHHIIHH")  # the beginning of most, with the format
 
 
 class View(io.FileIO):
@@ -101,8 +102,6 @@ class Sound(NamedTuple):
     order: Literal["little", "big"]
     counted: int
     """The number of other bytes that this size includes."""
-    form: bytes = b""
-    """The 16 bytes of a WAV's `fmt ` chunk; empty if it has none, or another length."""
 
     def patches(self, size: int) -> dict[int, bytes]:
         """Correct the size of the samples in a file of `size` bytes, if its header was
@@ -129,10 +128,10 @@ def is_guess(size: int) -> bool:
 
 def find_sound(fd: int, size: int) -> Sound | None:
     """Find the samples in a file of chunks, or an AU; None if it has none."""
-    head = os.pread(fd, _HEAD_BYTES, 0)
+    head = os.pread(fd, 40, 0).ljust(40, b"\0")
     kind = head[:4]
     if kind == b".snd":
-        first, length = struct.unpack_from(">II", head.ljust(12, b"\0"), 4)
+        first, length = struct.unpack_from(">II", head, 4)
         return Sound(first, length, 0, 8, 4, "big", 0)
     if kind not in _CHUNKS:
         return None
@@ -145,19 +144,14 @@ def find_sound(fd: int, size: int) -> Sound | None:
     if kind != b"caff":
         file_end = int.from_bytes(head[name_bytes:header_bytes], order) + header_bytes - counted
     long_sizes = 0  # where those of RF64 stand
-    form = b""
     for _ in range(_MOST_CHUNKS):
-        chunk = head[offset : offset + header_bytes]
-        if offset + header_bytes > _HEAD_BYTES and offset < size:
-            chunk = os.pread(fd, header_bytes, offset)
+        chunk = os.pread(fd, header_bytes, offset) if offset < size else b""
         if len(chunk) < header_bytes:
             break
         name = chunk[:4]
         length = int.from_bytes(chunk[name_bytes:], order) - counted
         size_at = offset + name_bytes
         offset += header_bytes
-        if name == b"fmt " and length == 16:
-            form = head[offset : offset + 16]
         if name == b"ds64":
             long_sizes = offset
         if name in _SOUNDS:
@@ -169,7 +163,7 @@ def find_sound(fd: int, size: int) -> Sound | None:
             before = 4 if kind == b"caff" else _SOUNDS[name]
             first, length = offset + before, length - before
             counted += before
-            return Sound(first, length, file_end, size_at, size_bytes, order, counted, form)
+            return Sound(first, length, file_end, size_at, size_bytes, order, counted)
         offset += max(0, length) + -length % alignment
     return None
 
@@ -249,10 +243,12 @@ class Header(NamedTuple):
 def plain_header(fd: int, size: int) -> Header | None:
     """Read the header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers
     that ends with its samples; None for files that libsndfile should look at."""
-    head = os.pread(fd, 42, 0)
+    head = os.pread(fd, _HEAD_BYTES, 0)
+    if len(head) < 42:
+        return None
     if head.startswith(b"RIFF"):
-        return _wav_header(head, find_sound(fd, size), size)
-    if len(head) < 42 or not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
+        return _wav_header(head, size)
+    if not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
         return None
     packed = int.from_bytes(head[18:26])
     rate = packed >> 44
@@ -264,17 +260,21 @@ def plain_header(fd: int, size: int) -> Header | None:
     return Header(rate, num_samples, channels)
 
 
-def _wav_header(head: bytes, sound: Sound | None, size: int) -> Header | None:
-    if head[8:12] != b"WAVE" or sound is None or len(sound.form) < 16:
+def _wav_header(head: bytes, size: int) -> Header | None:
+    end, *form, channels, rate, _, frame_bytes, bits = _WAV.unpack_from(head)
+    is_16_bit = (*form, bits) == (b"WAVEfmt ", 16, 1, 16) and frame_bytes == 2 * channels
+    if not (is_16_bit and 0 < channels <= 8 and rate and end + 8 == size):
         return None
-    kind, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", sound.form)
-    is_16_bit = kind == 1 and bits == 16 and frame_bytes == 2 * channels
-    is_complete = sound.at + sound.length == sound.file_end == size
-    if not (is_16_bit and is_complete and 0 < channels <= 8 and rate and sound.length):
+    offset, name, length = 36, b"", 0
+    while name != b"data":
+        offset += length + length % 2
+        if offset + 8 > len(head) or name == b"fmt ":
+            return None
+        name, length = struct.unpack_from("<4sI", head, offset)
+        offset += 8
+    if offset + length != size or length % frame_bytes or not length:
         return None
-    if sound.length % frame_bytes:
-        return None
-    return Header(rate, sound.length // frame_bytes, channels, samples_at=sound.at)
+    return Header(rate, length // frame_bytes, channels, samples_at=offset)
 
 
 def is_shorten(fd: int) -> bool:

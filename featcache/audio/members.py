@@ -62,7 +62,6 @@ from featcache.strings import other_spellings
 _INDEX_BYTES = 512 << 20  # of memory, for 20 million members of tars
 _MOST_LARGE = 2  # copies of large members that are kept, for other segments of them
 _PIECE = 4 << 20
-
 _ENTRY_HEADER = 5 + 1 + 8
 _UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that writes to a pipe
 
@@ -73,18 +72,14 @@ _INDEXES: Kept[Any] = Kept(_INDEX_BYTES, lambda index: int(index.num_bytes))
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
 
 _UNPACKED_PIECE = 64 << 10  # bytes; of a .tar.zst, up to so much before a cut is lost
-
-_COPIES_BYTES, _MOST_COPIES = 16 << 30, 128
-"""Copies that are kept, unless a single one takes more; each is an open file."""
-
+_COPIES_BYTES, _MOST_COPIES = 16 << 30, 128  # kept; each is an open file
 _LARGEST_AHEAD = _COPIES_BYTES // 4  # so that containers in use keep their places
 _LEFT_FREE = 1 << 30  # bytes of a disk that copies leave for others
+_ASKED_SECONDS = 60.0  # until a server is asked about a container again
 
 _MOST_TIMES, _ALWAYS_ALLOWED = 100, 1 << 30
 """A tar may unpack to so many times its size, or to so many bytes: audio is never
 compressed so far."""
-
-_ASKED_SECONDS = 60.0  # until a server is asked about a container again
 
 _COPIES: Kept[Fetched] = Kept(
     _COPIES_BYTES, lambda copy: max(copy.stamp.size, _COPIES_BYTES // _MOST_COPIES)
@@ -105,11 +100,10 @@ def copy_of(source: CopiedSource, wait: Wait = time.sleep) -> Fetched:
         if not isinstance(member, ByteRange):
             return Fetched(stamp, member)
         pieces = _pieces(container, member)
-        if member.size > IN_MEMORY:
-            return _LARGE.get(
-                (source, *state), lambda: Fetched(stamp, file=kept_on_disk(pieces, member.size))
-            )
-        return Fetched(stamp, b"".join(pieces))
+        if member.size <= IN_MEMORY:
+            return Fetched(stamp, b"".join(pieces))
+        key = source, *state
+        return _LARGE.get(key, lambda: Fetched(stamp, file=kept_on_disk(pieces, member.size)))
 
 
 def beginning_of(source: CopiedSource) -> Fetched:
@@ -166,9 +160,8 @@ def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStam
                     similar = f"; there is {other!a}, which {difference}"
         raise AudioError(Reason.FILE_MISSING, f"there is no such {what}{similar}") from error
     except OSError as error:
-        raise AudioError(
-            Reason.FILE_UNREADABLE, f"the {what} cannot be read: {error.strerror}"
-        ) from error
+        what = f"the {what} cannot be read: {error.strerror}"
+        raise AudioError(Reason.FILE_UNREADABLE, what) from error
     except ValueError as error:  # a zero byte, say
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
@@ -196,28 +189,22 @@ def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
     if header[:4] == b"RIFF":
         size = 8 + int.from_bytes(header[4:8], "little")
         if not 8 < size < _UNFINISHED:
-            raise AudioError(
-                Reason.NOT_AUDIO,
-                "the WAV in the archive does not say its size: wav-copy corrects it",
-            )
+            what = "the WAV in the archive does not say its size: wav-copy corrects it"
+            raise AudioError(Reason.NOT_AUDIO, what)
     elif header[:5] == b"AUDIO" and len(header) == _ENTRY_HEADER and header[5] <= 8:
         width = header[5]
         size = int.from_bytes(header[6 : 6 + width], "little")
         offset += 6 + width
     elif not header:
-        raise AudioError(
-            Reason.TRUNCATED,
-            f"the archive was cut short after {archive_size:,} bytes, before the entry",
-        )
+        what = f"the archive was cut short after {archive_size:,} bytes, before the entry"
+        raise AudioError(Reason.TRUNCATED, what)
     else:
-        raise AudioError(
-            Reason.NOT_AUDIO, f"at byte {offset:,} of the archive is no audio: features, perhaps"
-        )
+        what = f"at byte {offset:,} of the archive is no audio: features, perhaps"
+        raise AudioError(Reason.NOT_AUDIO, what)
     return range_within(archive_size, "archive", offset, size)
 
 
 def _pieces(container: io.FileIO, member: ByteRange) -> Iterator[bytes]:
-    """Read the bytes of a member."""
     descriptor, done = container.fileno(), 0
     before = state_of(os.fstat(descriptor))
     while done < member.size:
@@ -235,8 +222,7 @@ def _opened(
     container: Path | Url, wait: Wait = time.sleep
 ) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
     """Open a container, or its copy if it is compressed or at a URL. Yields the file, its
-    state, and the mtime of members. Raises AudioError if it does not exist or cannot be
-    copied; within the block, if it cannot be read."""
+    state, and the mtime of members. Raises AudioError, within the block too."""
     state: tuple[Hashable, ...]
     with os_errors_as("the container cannot be read"), ExitStack() as stack:
         if isinstance(container, Url):
@@ -282,9 +268,8 @@ def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
 
 def _zstd(file: io.FileIO) -> Any:
     arrow = pyarrow()
-    return arrow.CompressedInputStream(
-        arrow.PythonFile(io.FileIO(file.fileno(), closefd=False), "r"), "zstd"
-    )
+    packed = arrow.PythonFile(io.FileIO(file.fileno(), closefd=False), "r")
+    return arrow.CompressedInputStream(packed, "zstd")
 
 
 _UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
@@ -323,10 +308,8 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
             wait(0.0)
             size += len(piece)
             if size > limit:
-                raise AudioError(
-                    Reason.FILE_UNREADABLE,
-                    f"the tar unpacks to over {limit:,} bytes: unpack it yourself",
-                )
+                what = f"the tar unpacks to over {limit:,} bytes: unpack it yourself"
+                raise AudioError(Reason.FILE_UNREADABLE, what)
             _make_room(len(piece), "")
             yield piece
     except EOFError:
@@ -335,9 +318,8 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno:
             raise
         if "Truncated compressed stream" not in str(error):  # Arrow's EOFError
-            raise AudioError(
-                Reason.TRUNCATED, f"the container cannot be unpacked: {error}"
-            ) from None
+            what = f"the container cannot be unpacked: {error}"
+            raise AudioError(Reason.TRUNCATED, what) from None
 
 
 def _make_room(count: int, why: str) -> None:
@@ -346,12 +328,10 @@ def _make_room(count: int, why: str) -> None:
     if not _has_room(count):
         _COPIES.forget()
     if not _has_room(count):
-        raise AudioError(
-            Reason.FILE_UNREADABLE,
-            f"the container cannot be copied to {tempfile.gettempdir()}: {why}"
-            f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk "
-            "with more room",
-        )
+        what = f"the container cannot be copied to {tempfile.gettempdir()}: {why}"
+        left = f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there"
+        remedy = "set TMPDIR to a disk with more room"
+        raise AudioError(Reason.FILE_UNREADABLE, f"{what}{left}: {remedy}")
 
 
 def _has_room(count: int) -> bool:

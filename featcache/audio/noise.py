@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from featcache.audio.blocks import Joined
+from featcache.audio.blocks import Joined, Samples
 from featcache.audio.content_hash import state_of
 from featcache.audio.formats import UNKNOWN
 from featcache.audio.kept import Kept
@@ -48,7 +47,7 @@ _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
 _MOST_FILES = 1 << 20
 
-_DECODED: Kept[NDArray[np.float32]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
+_DECODED: Kept[Samples] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
 """Whole noises, mono, by the content of their manifest."""
 
 _FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
@@ -143,7 +142,7 @@ class Noise:
         pairs = zip(self._clips, totals, strict=True)
         self._kept = {clip for clip, num_bytes in pairs if num_bytes <= _KEPT_BYTES}
 
-    def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
+    def add_to(self, waveform: Samples, id_: str, snr: float) -> Samples:
         """Add noise to a copy, float32 `[num_samples]` at the config's rate, scaled so that
         the ratio of the mean powers of both is `snr` dB.
 
@@ -156,7 +155,7 @@ class Noise:
         gain = math.sqrt(speech_power / noise_power) * 10 ** (-snr / 20)
         return (waveform.astype(np.float64) + gain * noise).astype(np.float32)
 
-    def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
+    def cut(self, num_samples: int, id_: str) -> Samples:
         """Return the noise of a copy before it is scaled, float32 `[num_samples]` at the
         config's rate. If a noise is long enough, the cut lies anywhere within it; a shorter
         noise begins anywhere, and is repeated. The array may be shared: do not change it."""
@@ -173,7 +172,7 @@ class Noise:
             return np.zeros(num_samples, np.float32)
         return np.resize(np.roll(whole, -(place % len(whole))), num_samples)
 
-    def _waveform(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
+    def _waveform(self, clip: NoiseClip, first: int, stop: int) -> Samples:
         """Return samples of a noise, resampled to the config's rate."""
         try:
             mono = self._mono(clip, first, stop)
@@ -183,7 +182,7 @@ class Noise:
                 f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out"
             ) from error
 
-    def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
+    def _mono(self, clip: NoiseClip, first: int, stop: int) -> Samples:
         """Return samples of a noise, mono, at the file's rate."""
         channel = self._audio.channel if clip.channel is None else clip.channel
         if clip in self._kept:
@@ -260,12 +259,12 @@ def _file_hash(path: Path) -> str:
         return _FILE_HASHES.get(state, lambda: hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
+def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> Samples:
     """Decode samples of a noise, mono, at the file's rate."""
     from featcache.audio.decode import Cut, decode
 
     class Mono(Joined):
-        def add(self, block: NDArray[np.float32]) -> None:
+        def add(self, block: Samples) -> None:
             super().add(to_mono(block, channel))
 
     rate = clip.sample_rate
@@ -273,11 +272,11 @@ def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArra
     (result,) = decode(clip.path, [cut], collect=lambda _, __, expected: Mono(expected))
     if isinstance(result, AudioError):
         raise result
-    samples: NDArray[np.float32] = result[0]
+    samples: Samples = result[0]
     return samples
 
 
-def _power(waveform: NDArray[np.float32]) -> float:
+def _power(waveform: Samples) -> float:
     """Return the mean square, in float64, summed in one order for any number of threads."""
     if not len(waveform):
         return 0.0

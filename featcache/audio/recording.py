@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
-from featcache.audio.blocks import Segment
+from featcache.audio.blocks import Samples, Segment
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.ffmpeg import BEGINNING, FFmpegDecoder, format_of
 from featcache.audio.formats import (
@@ -69,6 +68,8 @@ _SYSTEM_ERROR = 2  # libsndfile's code for an error of the operating system
 
 Span = tuple[int, int]
 """The first sample, and the one after the last."""
+
+_Spans = dict[int, Span]
 
 
 class Recording:
@@ -135,21 +136,19 @@ class Recording:
             raise self.damage
         return min(self.position, self.header.num_samples)
 
-    def cut(self, spans: Sequence[Span], begin: Callable[[int], Segment]) -> Iterator[Segment]:
-        """Decode the samples of each span, and yield their segments in the order of `spans`.
-        A segment has fewer samples than its span if the recording ends before, or is
-        damaged.
+    def cut(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        """Decode the samples of each span, by its number, and yield their segments in the
+        order of `spans`. A segment has fewer samples than its span if the recording ends
+        before, or is damaged.
 
-        `begin` starts the segment of a span, by the span's number. A file that cannot be
-        seeked is decoded once, in its own order; segments that are due later wait."""
+        `begin` starts the segment of a number. A file that cannot be seeked is decoded
+        once, in its own order; segments that are due later wait."""
         if self.header.can_seek:
             return self._cut_seeking(spans, begin)
         return self._cut_forwards(spans, begin)
 
-    def _cut_seeking(
-        self, spans: Sequence[Span], begin: Callable[[int], Segment]
-    ) -> Iterator[Segment]:
-        for number, span in enumerate(spans):
+    def _cut_seeking(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        for number, span in spans.items():
             segment = begin(number)
             if not self._add_plain(span, segment):
                 if segment.num_samples:  # some of them may be damaged
@@ -160,7 +159,7 @@ class Recording:
     def _add_decoded(self, span: Span, segment: Segment) -> None:
         first, stop = span
         if self._decoder is None or self.damage:
-            self._restart()
+            self.restart()
         if first != self.position and not self.damage:
             self.position = first
             try:
@@ -173,13 +172,11 @@ class Recording:
                 break
             segment.add(block)
 
-    def _cut_forwards(
-        self, spans: Sequence[Span], begin: Callable[[int], Segment]
-    ) -> Iterator[Segment]:
-        coming = sorted(range(len(spans)), key=spans.__getitem__, reverse=True)
+    def _cut_forwards(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        coming = sorted(spans, key=spans.__getitem__, reverse=True)
         segments: dict[int, Segment] = {}
         unfinished: set[int] = set()
-        for due in range(len(spans)):
+        for due in spans:
             while due not in segments or due in unfinished:
                 while coming and spans[coming[-1]][0] <= self.position:
                     number = coming.pop()
@@ -188,7 +185,7 @@ class Recording:
                 # up to where a segment begins or ends
                 bounds = [spans[number][1] for number in unfinished]
                 bounds += [spans[number][0] for number in coming[-1:]]
-                wanted = min(_block_of(self.header.num_channels), min(bounds) - self.position)
+                wanted = min(self._block, min(bounds) - self.position)
                 block = self._read(wanted)
                 if len(block):
                     for number in unfinished:
@@ -200,12 +197,8 @@ class Recording:
                 unfinished -= {number for number in unfinished if spans[number][1] <= self.position}
             yield segments.pop(due)
 
-    def start_over(self) -> None:
-        """Forget a `cut` that was given up."""
-        if self._decoder is not None:
-            self._restart()
-
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Start a new decoder, after damage or a `cut` that was given up."""
         try:
             if self._decoder is not None:
                 self._decoder.close()
@@ -227,19 +220,17 @@ class Recording:
         False if it does not give all of them."""
         if not self._is_plain:
             return False
-        header = self.header
         with suppress(OSError):  # libsndfile meets it too, and says where
-            if header.samples_at is not None:
-                return self._add_levels(header.samples_at, span, segment)
-            if span == (0, header.num_samples):
-                return _decode_flac(self._bytes_at(0, self.stamp.size), header, segment)
+            if self.header.samples_at is not None:
+                return self._add_levels(self.header.samples_at, span, segment)
+            if span == (0, self.header.num_samples):
+                return self._add_flac(segment)
         return False
 
     def _add_levels(self, samples_at: int, span: Span, segment: Segment) -> bool:
         """Add the 16-bit samples of a WAV. Returns False if some are missing."""
-        channels = self.header.num_channels
-        width = 2 * channels
-        for first in range(*span, _block_of(channels)):
+        width = 2 * self.header.num_channels
+        for first in range(*span, self._block):
             samples = self._room_for(span[1] - first)
             data = self._bytes_at(samples_at + width * first, width * len(samples))
             if len(data) < width * len(samples):
@@ -248,7 +239,32 @@ class Recording:
             segment.add(samples)
         return True
 
-    def _read(self, num_samples: int) -> NDArray[np.float32]:
+    def _add_flac(self, segment: Segment) -> bool:
+        """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave
+        fewer samples than its header counts. There may be more: FFmpeg's concat demuxer
+        copies the frames of several files, and the header of the first."""
+        header, lib, ffi = self.header, miniaudio.lib, miniaudio.ffi
+        data = self._bytes_at(0, self.stamp.size)
+        decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
+        if not decoder:
+            return False
+        try:
+            promised = decoder.channels, decoder.totalPCMFrameCount
+            if promised != (header.num_channels, header.num_samples):
+                return False
+            count = wanted = 0
+            while count == wanted and not segment.is_full:
+                missing = header.num_samples - segment.num_samples
+                samples = self._room_for(missing if missing > 0 else _MORE)
+                wanted, room = len(samples), ffi.from_buffer("float[]", samples)
+                count = int(lib.ma_dr_flac_read_pcm_frames_f32(decoder, wanted, room))
+                if count:
+                    segment.add(samples[:count])
+            return segment.num_samples >= header.num_samples
+        finally:
+            lib.ma_dr_flac_close(decoder)
+
+    def _read(self, num_samples: int) -> Samples:
         """Decode the next samples, at most a block: `[num_samples, channels]`. They are
         fewer if the recording ends before, or is damaged."""
         samples = self._room_for(num_samples)
@@ -267,15 +283,14 @@ class Recording:
             self.position += count
         return samples[:filled]
 
-    def _room_for(self, num_samples: int) -> NDArray[np.float32]:
+    def _room_for(self, num_samples: int) -> Samples:
         """Allocate `[num_samples, channels]`, at most a block."""
-        channels = self.header.num_channels
-        return np.empty((min(num_samples, _block_of(channels)), channels), np.float32)
+        return np.empty((min(num_samples, self._block), self.header.num_channels), np.float32)
 
-
-def _block_of(num_channels: int) -> int:
-    """Count the samples in a block."""
-    return max(1, _BLOCK_VALUES // num_channels)
+    @property
+    def _block(self) -> int:
+        """The most samples in a block."""
+        return max(1, _BLOCK_VALUES // self.header.num_channels)
 
 
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
@@ -341,33 +356,6 @@ def _start_ffmpeg(
         raise
     form = decoder.samplerate, UNKNOWN, decoder.channels
     return decoder, Header(*form, lack, False, True, FFMPEG, decoder.begins)
-
-
-def _decode_flac(data: bytes, header: Header, segment: Segment) -> bool:
-    """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave fewer
-    samples than its header counts. There may be more: FFmpeg's concat demuxer copies the
-    frames of several files, and the header of the first."""
-    lib, ffi = miniaudio.lib, miniaudio.ffi
-    decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
-    if not decoder:
-        return False
-    try:
-        promised = decoder.channels, decoder.totalPCMFrameCount
-        if promised != (header.num_channels, header.num_samples):
-            return False
-        while not segment.is_full:
-            missing = header.num_samples - segment.num_samples
-            wanted = min(missing, _block_of(header.num_channels)) if missing > 0 else _MORE
-            samples = np.empty((wanted, header.num_channels), np.float32)
-            room = ffi.from_buffer("float[]", samples)
-            count = int(lib.ma_dr_flac_read_pcm_frames_f32(decoder, wanted, room))
-            if count:
-                segment.add(samples[:count])
-            if count < wanted:
-                break
-        return segment.num_samples >= header.num_samples
-    finally:
-        lib.ma_dr_flac_close(decoder)
 
 
 _FAULTS = (OSError, soundfile.LibsndfileError, AudioError)

@@ -31,7 +31,14 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
+from featcache.stats.pieces import (
+    PIECE_FRAMES,
+    Ints,
+    Selection,
+    ShardPieces,
+    pieces_by_shard,
+    select,
+)
 from featcache.storage.files import write_file
 from featcache.storage.opening import open_store
 
@@ -62,25 +69,25 @@ class Stats:
     units: str
     frames: int
     utterances: int
-    mean: NDArray[np.float64]
+    mean: Array
     """Float64 `[*item_shape]`."""
-    variance: NDArray[np.float64]
+    variance: Array
     """Float64 `[*item_shape]`."""
     by: str | None = None
     """The column of the manifest whose values are the groups, if there are any."""
     groups: list[str] = field(default_factory=list)
     """The names of the groups, sorted."""
-    group_frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    group_frames: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Int64 `[groups]`."""
-    group_utterances: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    group_utterances: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Int64 `[groups]`."""
-    group_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    group_mean: Array = field(default_factory=lambda: np.empty(0))
     """Float64 `[groups, *item_shape]`."""
-    group_variance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    group_variance: Array = field(default_factory=lambda: np.empty(0))
     """Float64 `[groups, *item_shape]`."""
 
     @property
-    def std(self) -> NDArray[np.float64]:
+    def std(self) -> Array:
         """Standard deviations, float64 `[*item_shape]`."""
         return np.sqrt(self.variance)
 
@@ -191,7 +198,8 @@ def moments(
     """
     spec, path = cache.spec, cache.version.path
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
-        raise StoreError(f"{path}: holds codes, {spec.dtype}: featcache.stats.usage counts them")
+        what = f"holds codes, {spec.dtype}: they have no mean"
+        raise StoreError(f"{path}: {what}; featcache.stats.usage counts them")
     chosen = select(cache, manifest, by)
     shift = _shift(chosen)
     sums, squares = (ExactSums(len(chosen.names), len(shift)) for _ in range(2))
@@ -256,11 +264,12 @@ def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
     StoreError at NaN or infinity."""
     features, cache = pieces.read(), pieces.cache
     sums, squares = np.empty((2, len(pieces.starts), len(shift)))
+    width = min(len(shift), _BLOCK_COLUMNS)
+    blocks = _blocks(pieces, _BLOCK_VALUES // width)
+    most_rows = max(int(pieces.counts[block].sum()) for block in blocks)
     with np.errstate(invalid="ignore"):
-        for first in range(0, len(shift), _BLOCK_COLUMNS):
-            columns = slice(first, first + _BLOCK_COLUMNS)
-            blocks = _blocks(pieces, _BLOCK_VALUES // len(shift[columns]))
-            most_rows = max(int(pieces.counts[block].sum()) for block in blocks)
+        for first in range(0, len(shift), width):
+            columns = slice(first, first + width)
             shifts = np.tile(shift[columns], (most_rows, 1))
             for block in blocks:
                 offsets = pieces.starts[block] - pieces.starts[block.start]
@@ -300,9 +309,7 @@ def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise([0, *cuts.tolist(), len(ends)])]
 
 
-def _finish(
-    sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array
-) -> tuple[Array, Array]:
+def _finish(sums: ExactSums, squares: ExactSums, frames: Ints, shift: Array) -> tuple[Array, Array]:
     """Compute means and variances of all frames, then of each group, float64 `[1 + groups,
     dims]`, rounded once. With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c +
     s / n and variance = q / n - (s / n)²; c, s and q are in units of 2^-LOWEST."""
@@ -326,9 +333,9 @@ class ExactSums:
     def __init__(self, groups: int, columns: int) -> None:
         self._shape = groups, columns
         # part n counts units of 2^(32 n)
-        self._parts = defaultdict[int, NDArray[np.int64]](lambda: np.zeros(self._shape, np.int64))
+        self._parts = defaultdict[int, Ints](lambda: np.zeros(self._shape, np.int64))
 
-    def add(self, groups: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+    def add(self, groups: Ints, values: Array) -> None:
         """Add float64 `[n, columns]`, zeros or of sizes 2^-900 to 2^900, to each row's
         group, int64 `[n]`, n ≤ 2^21."""
         order = np.argsort(groups, kind="stable")
