@@ -1,9 +1,8 @@
 """Many strings in two flat arrays, and the 64-bit hash that finds one among them.
 
-A Python list of 10^7 ids takes over a gigabyte, the garbage collector walks through it,
-and every forked worker gets a copy of it page by page. Here the strings are one blob of
-UTF-8 bytes and one array of offsets: half the memory, shared by all processes, and
-memory-mapped from disk."""
+A Python list of 10^7 ids takes over a gigabyte, and every forked worker gets a copy of it
+page by page. Here the strings are one blob of UTF-8 bytes and one array of offsets: half
+the memory, shared by all processes, and memory-mapped from disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Audio that a command prints, as in Kaldi's `wav.scp`: `sph2pipe -f wav a.sph |`.
 
-A command runs only if the user has allowed commands, and a manifest names it
-(`featcache.trust`). It leads its own process group, so that it can be ended with all its
-children."""
+A command leads its own process group, so that it can be ended with all its children."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from featcache.audio.blocks import Collector, Joined, Segment
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
@@ -26,8 +25,7 @@ from featcache.manifest.utterances import nearest_sample
 _SAMPLES_PER_BYTE = 64  # speech is never compressed so far
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """The state of an audio file when it was decoded: another size or time is a change."""
 
     size: int
@@ -42,8 +40,7 @@ class FileIdentity:
     """`formats.FFMPEG`, or 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A segment of a file, in seconds: by default, all of it."""
 
     start: float | None = None
@@ -65,22 +62,19 @@ def decode(
     closed.
 
     A segment is, bit for bit, a part of the decoded file: as many samples as are nearest to
-    its duration, from the one nearest to its start on (`nearest_sample`). In WAV, FLAC and
-    similar files, each segment is reached by seeking; other files (MP3, Ogg) are decoded
-    once, up to the last sample that is needed. In a damaged file, the segments before the
-    damage are good and the others fail.
+    its duration, from the one nearest to its start on. Files are seeked if they can be
+    (`Header.can_seek`), else decoded once, up to the last sample that is needed. In a
+    damaged file, the segments before the damage are good and the others fail.
 
     Args:
         segments: The segments, in any order. They may overlap.
-        max_seconds: Longer segments fail, before they are decoded if the header tells
-            their length.
+        max_seconds: Longer segments fail, before they are decoded if possible.
         reserve: Called before anything is decoded, with the seconds of the longest
             segment, or 0 if the header does not tell; it may wait for room.
         hashes: Hashes the file before it is decoded; None for no hash.
         fetched: Gives a copy of audio that is not a file of this machine.
-        collect: Starts the collector of a segment, by the number of the segment, the
-            file's rate, and the approximate number of samples, or 0. By default, samples
-            are joined.
+        collect: Starts a segment's collector, by the segment's number, the file's rate, and
+            the approximate number of samples, or 0. By default, samples are joined.
         wait: Called now and then while a segment is decoded; it may raise to give up.
 
     Yields for each segment, in the order given, the collector's result (by default, float32

@@ -1,14 +1,9 @@
-"""Sound that libsndfile does not know, decoded by FFmpeg.
+"""Sound that libsndfile does not know, decoded by FFmpeg, which PyAV brings in its wheels.
 
-FFmpeg decodes M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video, and WAV, AIFF and
-CAF with codecs that libsndfile lacks. PyAV brings FFmpeg in its wheels. The file's first
-bytes decide its format, since FFmpeg would also guess playlists, which name other files.
-Files are decoded from their beginning on, since seeking gives other samples.
-
-The samples do not depend on FFmpeg's release. libopus decodes Opus: FFmpeg's own decoder
-differs by a quarter of the signal in the modes for speech. Sound in MP4 and CAF ends where
-the edit list or the packet table says, and not with the last packet. Where packets have
-timestamps, samples lie where players play them, and between them there is silence.
+The file's first bytes decide its format, since FFmpeg would also guess playlists, which name
+other files. Files are decoded from their beginning on, since seeking gives other samples.
+The samples do not depend on FFmpeg's release (see docs/manifest.md). Its own decoder of Opus
+differs from libopus by a quarter of the signal in the modes for speech.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Copies of audio, and audio inside containers: tars, tables of Parquet and Arrow,
 Kaldi's archives.
 
-Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). Threads
-decode a copy of a member without a name: in memory, or if the member is large, on the disk
-of `TMPDIR`. Containers at URLs and compressed tars are copied as a whole to that disk, once
-for all threads of a process. Manifests mostly have the members of a container next to each
-other, so the copies that were used last are kept.
-
-A member's size and its container's mtime tell whether the member has changed; at a URL, its
-container's size and ETag do, for which the server is asked once a minute."""
+Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). A copy of
+a member has no name: it is in memory, or if it is large, on the disk of `TMPDIR`. So are
+containers at URLs and compressed tars; those that were used last are kept. docs/manifest.md
+says how changes are noticed."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
 """Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the
-choice of a cut, the sum.
-
-The seed and the copy's id decide which noise a copy gets, and where the cut begins. The
-first eight bytes (little-endian) of the SHA-256 of `<seed> <id>`, modulo the number of
-noises, are the noise's row in its manifest. The next eight, modulo the number of places
-where the cut can begin, are its place. So the choice depends on no generator of numpy's,
-which may change.
+choice of a cut (see docs/configs.md), the sum.
 
 Decoded noise stays in memory, since opening a file and seeking in it takes longer than
 adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has

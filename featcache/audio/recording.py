@@ -3,14 +3,12 @@ gives them.
 
 Measured with libsndfile 1.2.2: seeking gives other samples in MP3 and Opus, and once in a
 thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A decoder
-of FLAC that met damage cannot be used again. The length of an MP3 without a header frame is
-a guess.
+of FLAC that met damage cannot be used again.
 
 dr_flac, from the package miniaudio, decodes FLAC in two thirds of the time of libsndfile,
 but reports little about damage, so libsndfile decodes again what dr_flac does not decode to
 the last sample. Opening a file with libsndfile takes as long as decoding a tenth of a
-second, so headers of FLAC and 16-bit WAV are read here. The samples of such a WAV are its
-integers times 2^-15, as libsndfile gives them."""
+second, so headers of FLAC and 16-bit WAV are read here."""
 
 from __future__ import annotations
 

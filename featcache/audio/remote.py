@@ -3,9 +3,8 @@
 One request fetches an audio file, so that all its bytes are of one moment. Several requests
 at once fetch a container of audio; their answers must be of one file.
 
-obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials
-in the environment. Its own retries are turned off: they leave out what breaks off in the
-middle. Its messages are not passed on: they quote redirected addresses, with signatures."""
+obstore's own retries are turned off: they leave out what breaks off in the middle. Its
+messages are not passed on: they quote redirected addresses, with signatures."""
 
 from __future__ import annotations
 

@@ -46,12 +46,8 @@ class WaveformBuilder:
     A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
     resamples it to num_samples * rate / source_rate samples, rounded to the nearest number
     (half a sample up or down, always the same way), with the same bits in any thread, and
-    in blocks of any size.
-
-    At another speed, a number of at most six digits, the recording is resampled as if its
-    rate were source_rate * speed Hz: it lasts 1 / speed as long, and pitch and formants
-    change with it, as with sox's `speed` (Ko et al., Audio augmentation for speech
-    recognition, Interspeech 2015).
+    in blocks of any size. At another speed, a number of at most six digits, the source
+    rate is source_rate * speed Hz (see docs/configs.md).
 
     Args:
         channel: The utterance's, from 0; None for the policy's.

@@ -1,8 +1,5 @@
-"""k-means over the frames of a version, for the centroids of the extractor `units`.
-
-A sample of the frames is drawn and clustered in memory, as float32. On features of speech,
-Lloyd's algorithm ends sooner than mini-batches, and at a lower inertia (figures in
-docs/extractors.md)."""
+"""k-means over a sample of the frames of a version, for the centroids of the extractor
+`units`. docs/extractors.md describes it, and has figures."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
 """Mean and variance of each dimension of a version's features, over all frames and over
 groups of utterances; and their file.
 
-An utterance is cut into pieces of 256 frames, counted from its beginning. For each piece,
-the sums of x - c and of (x - c)² are computed in float64, and added without any rounding
-(`ExactSums`). So the same utterances give the same bits, in any shards and order, with any
-number of threads.
+Utterances are cut into pieces of 256 frames. For each piece, the sums of x - c and of (x -
+c)² are computed in float64, and added without any rounding (`ExactSums`). So the same
+utterances give the same bits, in any shards and order, with any number of threads.
 
 The shift c is close to the mean, and preserves the digits of the variance when the mean is
 far from zero (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample
-variance", The American Statistician 37). It is the mean of the beginnings of a few
-utterances, chosen in the order of their ids' hashes."""
+variance", The American Statistician 37)."""
 
 from __future__ import annotations
 
@@ -149,12 +147,8 @@ class Stats:
     def _fault(self) -> str | None:
         """Return the fault of the arrays, if any."""
         groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
-        shapes = {
-            "mean": self.mean.shape,
-            "variance": self.mean.shape,
-            "group_mean": groups,
-            "group_variance": groups,
-        }
+        shapes = {"mean": self.mean.shape, "variance": self.mean.shape}
+        shapes |= {"group_mean": groups, "group_variance": groups}
         for name, shape in shapes.items():
             array = getattr(self, name)
             if array.dtype != np.float64 or array.shape != shape or not np.isfinite(array).all():
@@ -284,10 +278,8 @@ def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
     finite = np.isfinite(squares).all(axis=1)
     if not finite.all():
         utterance = cache.ids[int(pieces.positions[finite.argmin()])]
-        raise StoreError(
-            f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache verify` "
-            "lists all"
-        )
+        where = f"{utterance}: holds NaN or infinity in {cache.version.path}"
+        raise StoreError(f"{where}: `featcache verify` lists all")
     return sums, squares
 
 

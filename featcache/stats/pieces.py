@@ -136,8 +136,8 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
         columns = listing(map(repr, manifest.columns)) or "none but id"
         raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {columns}")
     names = sorted(set(column))
-    number_of = {name: number for number, name in enumerate(names)}
-    groups = np.fromiter((number_of[name] for name in column), np.int64, len(column))
+    numbers = {name: number for number, name in enumerate(names)}
+    groups = np.fromiter(map(numbers.__getitem__, column), np.int64, len(column))
     return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
 
 
@@ -149,13 +149,13 @@ def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[Sha
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, bounds[1:]), strict=True):
-        position = positions[rows]
-        lengths = index.num_frames[position]
+        lengths = index.num_frames[positions[rows]]
         pieces = -(-lengths // PIECE_FRAMES)
-        item = np.repeat(np.arange(len(rows)), pieces)
-        begin = (np.arange(len(item)) - (pieces.cumsum() - pieces)[item]) * PIECE_FRAMES
-        counts = np.minimum(lengths[item] - begin, PIECE_FRAMES)
-        columns = first[rows][item] + begin, counts, position[item], groups[rows][item]
+        item = np.repeat(rows, pieces)
+        begin = np.arange(len(item)) - np.repeat(pieces.cumsum() - pieces, pieces)
+        begin *= PIECE_FRAMES
+        counts = np.minimum(np.repeat(lengths, pieces) - begin, PIECE_FRAMES)
+        columns = first[item] + begin, counts, positions[item], groups[item]
         cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // max_frames)) + 1
         for part in zip(*(np.split(column, cuts) for column in columns), strict=True):
             yield ShardPieces(cache, number, *part)
