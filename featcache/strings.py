@@ -164,10 +164,9 @@ class Strings(Sequence[str]):
 class GrowingStrings:
     """Strings to which more are added, in buffers that grow in place."""
 
-    def __init__(self, strings: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self._blob = bytearray()
         self._offsets = array("q", [0])
-        self.extend(strings)
 
     def extend(self, strings: Sequence[str]) -> None:
         """Add strings at the end."""

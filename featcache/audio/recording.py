@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from featcache.audio.blocks import Samples, Segment
-from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
 from featcache.audio.ffmpeg import BEGINNING, FFmpegDecoder, format_of
 from featcache.audio.formats import (
     FFMPEG,
@@ -116,8 +116,6 @@ class Recording:
         with suppress(OSError):  # a bad sector, maybe outside of the segments
             if self.stamp.size <= _SMALL_BYTES:
                 return int(xxhash.xxh3_64_intdigest(self._bytes_at(0, self.stamp.size)))
-            if self._is_copy:  # no other recording asks for its hash
-                return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
         return UNKNOWN_HASH
 
