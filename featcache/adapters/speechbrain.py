@@ -149,9 +149,8 @@ class _Reader:
         self.keys = [provides or "feats"]
         if not isinstance(self.dataset.cache, Cache):
             if provides is not None:
-                raise ArgumentError(
-                    f"provides is {provides!r}, but the dataset's versions have names: leave it out"
-                )
+                what = f"provides is {provides!r}, but the dataset's versions have names"
+                raise ArgumentError(f"{what}: leave it out")
             self.keys = self.dataset.names
         first = self.dataset.versions[0]
         rows = np.arange(len(self.dataset))

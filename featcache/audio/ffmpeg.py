@@ -91,9 +91,8 @@ class FFmpegDecoder:
         if int(av.__version__.split(".")[0]) < 19:  # later releases take tags that are not UTF-8
             options["metadata_errors"] = "ignore"
         try:
-            self._container: Any = av.open(
-                f"/proc/self/fd/{descriptor}", format=format_name, **options
-            )
+            path = f"/proc/self/fd/{descriptor}"
+            self._container: Any = av.open(path, format=format_name, **options)
         except (av.FFmpegError, ValueError) as error:
             message = f"cannot be read as audio: {_words(error)}"
             if format_name == "mov":

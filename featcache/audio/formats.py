@@ -302,10 +302,8 @@ def _mp3_shortfall(fd: int, size: int) -> str | None:
         return None
     after = os.pread(fd, 3, end)
     if after == b"ID3" or (after[0] == 0xFF and after[1] >= 0xE0):
-        return (
-            f"its header ends it after {end:,} of {size:,} bytes; another MP3 follows, "
-            "which cannot be read"
-        )
+        where = f"after {end:,} of {size:,} bytes"
+        return f"its header ends it {where}; another MP3 follows, which cannot be read"
     return None
 
 

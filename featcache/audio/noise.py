@@ -97,9 +97,8 @@ class NoisePolicy(Section):
             return value
         content = noise_content(read_noise(manifest))
         if value not in (None, content):
-            raise ValueError(
-                f"{manifest}: the noise has changed: it is {content[:12]} now, and was {value[:12]}"
-            )
+            what = f"it is {content[:12]} now, and was {value[:12]}"
+            raise ValueError(f"{manifest}: the noise has changed: {what}")
         return content
 
 
@@ -125,12 +124,10 @@ class Noise:
         try:
             self._clips = read_noise(policy.manifest)
             self._content = noise_content(self._clips)
+            if self._content != policy.content:
+                raise ValueError(f"{policy.manifest}: has changed since the config was read")
         except ValueError as error:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
-        if self._content != policy.content:
-            raise ConfigError(
-                f"augment.noise.manifest: {policy.manifest}: has changed since the config was read"
-            )
         itemsize = np.dtype(np.float32).itemsize
         totals = accumulate(clip.num_samples * itemsize for clip in self._clips)
         pairs = zip(self._clips, totals, strict=True)
@@ -153,9 +150,8 @@ class Noise:
         """Return the noise of a copy before it is scaled, float32 `[num_samples]` at the
         config's rate. If a noise is long enough, the cut lies anywhere within it; a shorter
         noise begins anywhere, and is repeated. The array may be shared: do not change it."""
-        draw, place, *_ = struct.unpack(
-            "<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
-        )
+        digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
+        draw, place = struct.unpack_from("<2Q", digest)
         clip = self._clips[draw % len(self._clips)]
         needed = -(-num_samples * clip.sample_rate // self._audio.sample_rate)
         if needed <= clip.num_samples:
@@ -172,9 +168,8 @@ class Noise:
             mono = self._mono(clip, first, stop)
             return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
         except AudioError as error:
-            raise ConfigError(
-                f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out"
-            ) from error
+            what = f"augment.noise.manifest: {clip.path}: {error}"
+            raise ConfigError(f"{what}: repair it, or leave it out") from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> Samples:
         """Return samples of a noise, mono, at the file's rate."""
@@ -226,10 +221,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
 
     path = manifest.resolve(row.path)
     if not isinstance(path, Path):
-        return (
-            f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this "
-            "machine, as a file"
-        )
+        what = "is at a URL or in a container: copy the noise to this machine, as a file"
+        return f"{row.id}: {row.path}: {what}"
     try:
         with closing(Recording(path)) as recording:
             header = recording.header

@@ -337,9 +337,8 @@ def _start_ffmpeg(
 ) -> tuple[FFmpegDecoder, Header]:
     """Open FFmpeg for a file that libsndfile has refused."""
     if is_shorten(descriptor):
-        raise AudioError(
-            Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
-        ) from None
+        what = "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
+        raise AudioError(Reason.NOT_AUDIO, what) from None
     format_name = format_of(os.pread(descriptor, BEGINNING, 0))
     lack = cut_in_header(descriptor, size)
     try:

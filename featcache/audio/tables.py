@@ -105,9 +105,8 @@ class ParquetIndex:
         num_bytes = 0
         values: list[Any] = []
         with self._checked():
-            file = self._arrow.parquet.ParquetFile(
-                f"/proc/self/fd/{descriptor}", metadata=self._metadata
-            )
+            path = f"/proc/self/fd/{descriptor}"
+            file = self._arrow.parquet.ParquetFile(path, metadata=self._metadata)
             options = {"row_groups": [group], "columns": [leaf], "use_threads": False}
             for batch in file.iter_batches(_ROWS_AT_ONCE, **options):
                 rows = batch.column(0)

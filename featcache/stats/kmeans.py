@@ -69,14 +69,11 @@ def fit_version(
     frames than `k`, NaN or infinity; DamagedError if a shard is damaged."""
     path, info, spec = version.path, version.info, version.info.spec
     if np.dtype(spec.dtype).kind != "f":
-        raise ConfigError(
-            f"{path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32"
-        )
+        what = f"holds {spec.dtype}, {spec.units}"
+        raise ConfigError(f"{path}: {what}; k-means takes float16 or float32")
     if len(spec.item_shape) != 1:
-        shape = spec.main.shape_text()
-        raise ConfigError(
-            f"{path}: holds {shape}, not [frames, D]: extract one layer, or a weighted sum"
-        )
+        what = f"holds {spec.main.shape_text()}, not [frames, D]"
+        raise ConfigError(f"{path}: {what}: extract one layer, or a weighted sum")
     index = open_index(version)
     available = int(index.num_frames.sum())
     if frames is None:

@@ -106,9 +106,8 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
     """Select the utterances of a manifest, or all of a cache; in groups by a column of the
     manifest, or in a single group. Raises as `moments` does."""
     if isinstance(cache, Corpus) and (manifest is not None or by is not None):
-        raise ArgumentError(
-            "statistics of a corpus are of all its utterances: for a manifest, name a part"
-        )
+        what = "statistics of a corpus are of all its utterances"
+        raise ArgumentError(f"{what}: for a manifest, name one of its parts")
     if manifest is not None:
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
