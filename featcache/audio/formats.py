@@ -51,7 +51,6 @@ _FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
 _MOST_BLOCKS = 128  # one of each type that a FLAC may have
 _SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
 _HEAD_BYTES = 512  # FFmpeg writes tags before the samples of a WAV
-_WAV = struct.Struct("<4xI8sIHHIIHH")  # the beginning of most, with the format
 
 
 class View(io.FileIO):
@@ -261,18 +260,21 @@ def plain_header(fd: int, size: int) -> Header | None:
 
 
 def _wav_header(head: bytes, size: int) -> Header | None:
-    end, *form, channels, rate, _, frame_bytes, bits = _WAV.unpack_from(head)
-    is_16_bit = (*form, bits) == (b"WAVEfmt ", 16, 1, 16) and frame_bytes == 2 * channels
-    if not (is_16_bit and 0 < channels <= 8 and rate and end + 8 == size):
-        return None
-    offset, name, length = 36, b"", 0
+    end, kind = struct.unpack_from("<I4s", head, 4)
+    offset, name, length, form = 12, b"", 0, b""
     while name != b"data":
         offset += length + length % 2
-        if offset + 8 > len(head) or name == b"fmt ":
+        if offset + 8 > len(head):
             return None
         name, length = struct.unpack_from("<4sI", head, offset)
         offset += 8
-    if offset + length != size or length % frame_bytes or not length:
+        if name == b"fmt " and length == 16:
+            form = head[offset : offset + 16]
+    if kind != b"WAVE" or not form or not offset + length == size == end + 8:
+        return None
+    coding, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", form)
+    is_16_bit = coding == 1 and bits == 16 and frame_bytes == 2 * channels
+    if not (is_16_bit and 0 < channels <= 8 and rate and length) or length % frame_bytes:
         return None
     return Header(rate, length // frame_bytes, channels, samples_at=offset)
 
