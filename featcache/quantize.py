@@ -5,10 +5,8 @@ For the values x of one dimension in one item, all in float32:
     offset = min(x)      scale = (max(x) - min(x)) / 255      level = round((x - offset) / scale)
 
 `offset + scale * level` is off by at most half a scale, apart from rounding in float32.
-Rounding is to even. A constant dimension has scale 0, and is exact.
-
-Every step is a comparison or one operation of IEEE 754, so all devices give the same
-bytes and values.
+Rounding is to even. A constant dimension has scale 0, and is exact. Every step is a
+comparison or one operation of IEEE 754, so all devices give the same bytes and values.
 """
 
 from __future__ import annotations
@@ -31,29 +29,26 @@ LEVELS = 256
 
 
 def is_quantized(made: str, stored: str) -> bool:
-    """Tell whether features of the dtype `made` are quantised when they are stored as
-    `stored`; codes never are."""
+    """Tell whether features of the dtype `made` are quantised when stored as `stored`."""
     return stored == "uint8" and np.dtype(made).kind == "f"
 
 
 def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
-    """Return the spec of a version that stores an extractor's features as `dtype`; raise
+    """Return the spec of a version that stores an extractor's features as `dtype`. Raises
     ExtractorError if a side array has the name that quantisation needs."""
     if any(side.name == QUANTIZATION for side in spec.side):
-        raise ExtractorError(
-            f"side array {QUANTIZATION}: the name is reserved for quantised features"
-        )
+        what = f"side array {QUANTIZATION}: the name is reserved for quantised features"
+        raise ExtractorError(what)
     if not is_quantized(spec.dtype, dtype):
         return replace(spec, dtype=dtype)
-    parameters = Track(
-        QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features"
-    )
+    units = "scale, offset: offset + scale * features"
+    parameters = Track(QUANTIZATION, (2, *spec.item_shape), "float32", units)
     return replace(spec, dtype="float32", side=(*spec.side, parameters))
 
 
 def quantize(features: Tensor, num_frames: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Quantise items on their device, each by itself: float `[frames, *item_shape]`, one
-    after the other, each of so many frames, at least 1.
+    """Quantise items on their device: float `[frames, *item_shape]`, one after the other,
+    each of so many frames, at least 1.
 
     Returns the levels, uint8 `[frames, *item_shape]`; the parameters, float32 `[items, 2,
     *item_shape]`: scale, offset. If an item holds NaN or infinity, or its range exceeds
@@ -116,17 +111,16 @@ def dequantize(
 
 def _check_batch(levels: object, parameters: object, dtype: object, lengths: object) -> None:
     if not isinstance(levels, torch.Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
-        raise ArgumentError(
-            f"levels is {_described(levels)}: give uint8 [batch, frames, ...], from batch(raw=True)"
-        )
+        raise _fault("levels", levels, "uint8 [batch, frames, ...], from batch(raw=True)")
     batch, _, *item_shape = levels.shape
+    where = f"on {levels.device}"
     expected = torch.float32, (batch, 2, *item_shape), levels.device
     if (
         not isinstance(parameters, torch.Tensor)
         or (parameters.dtype, parameters.shape, parameters.device) != expected
     ):
-        fitting = f"float32 {[batch, 2, *item_shape]} on {levels.device}, from quantization"
-        raise ArgumentError(f"parameters is {_described(parameters)}: give {fitting}")
+        fitting = f"float32 {[batch, 2, *item_shape]} {where}, from quantization"
+        raise _fault("parameters", parameters, fitting)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ArgumentError(f"dtype is {dtype}: give a float dtype, such as torch.float16")
     if lengths is not None and not (
@@ -134,9 +128,11 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
         and (lengths.shape, lengths.device) == ((batch,), levels.device)
         and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
     ):
-        raise ArgumentError(
-            f"lengths is {_described(lengths)}: give integers [{batch}] on {levels.device}"
-        )
+        raise _fault("lengths", lengths, f"integers [{batch}] {where}")
+
+
+def _fault(name: str, value: object, fitting: str) -> ArgumentError:
+    return ArgumentError(f"{name} is {_described(value)}: give {fitting}")
 
 
 def _described(value: object) -> str:

@@ -1,9 +1,8 @@
 """Many strings in two flat arrays, and the 64-bit hash that finds one among them.
 
-A Python list of 10^7 ids takes over a gigabyte, the garbage collector walks through it,
-and every forked worker gets a copy of it page by page, since counting references writes
-to it. Here the strings are one blob of UTF-8 bytes and one array of offsets: half the
-memory, shared by all processes, and memory-mapped from disk."""
+A Python list of 10^7 ids takes over a gigabyte, and every forked worker gets a copy of it
+page by page. Here the strings are one blob of UTF-8 bytes and one array of offsets: half
+the memory, shared by all processes, and memory-mapped from disk."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
-        """Pack an iterable of strings; it is consumed once, and never held as a list."""
+        """Pack strings, which are consumed once, and never held as a list."""
         rest, packed = iter(strings), GrowingStrings()
         while block := list(islice(rest, _BLOCK)):
             packed.extend(block)
@@ -52,8 +51,7 @@ class Strings(Sequence[str]):
         if not parts:
             return cls.of([])
         lengths = np.concatenate([part.byte_lengths() for part in parts])
-        blobs = [part.blob[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts]
-        return cls(np.concatenate(blobs), _offsets_of(lengths))
+        return cls(np.concatenate([part.utf8() for part in parts]), _offsets_of(lengths))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -69,14 +67,11 @@ class Strings(Sequence[str]):
             index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(f"no string at {index}: there are {len(self)}")
-        return (
-            self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])]
-            .tobytes()
-            .decode(errors="replace")
-        )
+        start, end = self.offsets[index : index + 2].tolist()
+        return self.blob[start:end].tobytes().decode(errors="replace")
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), _BLOCK):  # to copy no more than a block at a time
+        for first in range(0, len(self), _BLOCK):  # copies one block at a time
             ends = self.offsets[first : first + _BLOCK + 1].tolist()
             data = self.blob[ends[0] : ends[-1]].tobytes()
             for start, stop in pairwise(ends):
@@ -119,11 +114,11 @@ class Strings(Sequence[str]):
         return equal
 
     def byte_lengths(self) -> NDArray[np.int64]:
-        """The length of each string in bytes, int64 `[n]`."""
+        """Return the length of each string in bytes, int64 `[n]`."""
         return np.diff(self.offsets).astype(np.int64, copy=False)
 
     def take(self, positions: NDArray[Any]) -> Strings:
-        """The strings at `positions` `[m]`, in that order."""
+        """Return the strings at `positions` `[m]`, in that order."""
         starts = self.offsets[positions].astype(np.int64, copy=False)
         lengths = self.offsets[positions + 1].astype(np.int64, copy=False) - starts
         offsets = _offsets_of(lengths)
@@ -137,30 +132,24 @@ class Strings(Sequence[str]):
         return Strings(blob, offsets)
 
     def texts(self, positions: NDArray[Any]) -> list[str]:
-        """The strings at `positions` `[m]`, as a list; faster than `take` for a batch."""
+        """Return the strings at `positions` `[m]`; faster than `take` for a batch."""
         starts, ends = self.offsets[positions].tolist(), self.offsets[positions + 1].tolist()
-        data = self.blob.data
-        return [
-            str(data[start:end], "utf-8", "replace")
-            for start, end in zip(starts, ends, strict=True)
-        ]
+        data, spans = self.blob.data, zip(starts, ends, strict=True)
+        return [str(data[start:end], "utf-8", "replace") for start, end in spans]
 
     def hashes(self) -> NDArray[np.uint64]:
-        """The strings' hashes, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo,
+        """Hash the strings, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo,
         draft-eastlake-fnv, section 2)."""
         result = np.empty(len(self), np.uint64)
-        # whose arrays stay in the processor's cache
-        for first in range(0, len(self), _BLOCK):
+        for first in range(0, len(self), _BLOCK):  # which stays in the processor's cache
             offsets = self.offsets[first : first + _BLOCK + 1].astype(np.int64, copy=False)
             lengths = np.diff(offsets)
             longest_first = np.argsort(-lengths, kind="stable")
             at, hashes = offsets[:-1][longest_first], np.full(len(lengths), _FNV_OFFSET)
-            # Step j hashes byte j of every string that has one: the first `count` of
-            # them, longest first.
-            counts = len(at) - np.searchsorted(
-                lengths[longest_first][::-1], np.arange(lengths.max()), "right"
-            )
-            for count in counts.tolist():
+            # step j hashes byte j of every string that has one: the first `count` of them
+            shortest_first = lengths[longest_first][::-1]
+            shorter = np.searchsorted(shortest_first, np.arange(lengths.max()), "right")
+            for count in (len(at) - shorter).tolist():
                 hashes[:count] ^= self.blob[at[:count]]
                 hashes[:count] *= _FNV_PRIME
                 at[:count] += 1
@@ -168,21 +157,19 @@ class Strings(Sequence[str]):
         return result
 
     def utf8(self) -> NDArray[np.uint8]:
-        """The bytes of all strings, one after the other, uint8 `[bytes]`."""
+        """Return the bytes of all strings, one after the other, uint8 `[bytes]`."""
         return self.blob[int(self.offsets[0]) : int(self.offsets[-1])]
 
 
 class GrowingStrings:
-    """Strings that more are added to, in buffers that grow in place: no memory is left in
-    pieces."""
+    """Strings to which more are added, in buffers that grow in place."""
 
-    def __init__(self, strings: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self._blob = bytearray()
         self._offsets = array("q", [0])
-        self.extend(strings)
 
     def extend(self, strings: Sequence[str]) -> None:
-        """Add some at the end."""
+        """Add strings at the end."""
         text = "".join(strings)
         parts = strings if text.isascii() else map(str.encode, strings)
         lengths = np.fromiter(map(len, parts), np.int64, len(strings))
@@ -190,13 +177,12 @@ class GrowingStrings:
         self._blob += text.encode()
 
     def strings(self) -> Strings:
-        """All of them; none can be added any more."""
+        """Return all strings. No string can be added afterwards."""
         return Strings(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.int64))
 
 
 def hash_of(string: str) -> int:
-    """The 64-bit FNV-1a hash of one string, as `Strings.hashes` computes it; a hundred
-    times faster for one string."""
+    """Hash one string as `Strings.hashes` does, a hundred times faster."""
     value = int(_FNV_OFFSET)
     # a lone surrogate has a hash too, though no Strings hold one
     for byte in string.encode(errors="surrogatepass"):
@@ -208,20 +194,18 @@ def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[n
     """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in
     `values` `[n]`."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    rows = little.view(np.uint8).reshape(len(values), little.itemsize)
     extended = hashes.copy()
     for first in range(0, len(values), _BLOCK):
         some = extended[first : first + _BLOCK]
-        for column in (
-            little[first : first + _BLOCK].view(np.uint8).reshape(len(some), little.itemsize).T
-        ):
+        for column in rows[first : first + _BLOCK].T:
             some ^= column
             some *= _FNV_PRIME
     return extended
 
 
 def are_distinct(hashes: NDArray[np.uint64]) -> bool:
-    """Tell whether no hash occurs twice. Sorting takes a tenth of the time of
-    `np.unique`."""
+    """Tell whether no hash occurs twice, in a tenth of the time of `np.unique`."""
     ordered = np.sort(hashes)
     return not bool((ordered[1:] == ordered[:-1]).any())
 
@@ -233,7 +217,7 @@ def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def other_spellings(text: str) -> dict[str, list[str]]:
-    """The ways in which an id or a path may be written elsewhere, by how they differ."""
+    """List the ways in which an id or a path may be written elsewhere, by how they differ."""
     return {
         "is another Unicode form": [normalize("NFC", text), normalize("NFD", text)],
         "has other blanks": [text.strip(), f" {text}", f"{text} "],

@@ -10,11 +10,11 @@ __all__ = ["huggingface", "lhotse", "speechbrain", "to_hf"]
 
 def __getattr__(name: str) -> Any:
     """Import an adapter, and its toolkit, when it is first used."""
-    if name == "to_hf":
-        return importlib.import_module("featcache.adapters.huggingface").to_hf
     if name not in __all__:
-        raise AttributeError(f"module 'featcache.adapters' has no attribute {name!r}")
-    return importlib.import_module(f"featcache.adapters.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "to_hf":
+        return importlib.import_module(f"{__name__}.huggingface").to_hf
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -31,15 +31,16 @@ def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
 
 
 def whole_dataset(source: Cache | FeatureDataset, instead: str) -> FeatureDataset:
-    """Return the dataset for an adapter whose manifests name utterances, which are later
-    read whole from the cache. Raises ArgumentError for a dataset that reads only parts of
-    them (`instead` is the remedy), or whose ids lead to other utterances of a corpus."""
+    """Return the dataset for an adapter that reads whole utterances later, by their ids.
+    Raises ArgumentError for a dataset that reads only parts of them (`instead` is the
+    remedy), or whose ids lead to other utterances of a corpus."""
     dataset = dataset_of(source)
+    remedy = f"pass a dataset without it, and {instead}"
     first = dataset.versions[0]
     if not np.array_equal(dataset.lengths, first.values_of(first.cache.lengths)):
-        raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
+        raise ArgumentError(f"the dataset has a crop=: {remedy}")
     if any(version.codebooks is not None for version in dataset.versions):
-        raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
+        raise ArgumentError(f"the dataset has codebooks=: {remedy}")
     for version in dataset.versions:
         if isinstance(version.cache, Corpus):
             require_same(version, dataset, version.cache.find(dataset.ids))
@@ -61,8 +62,7 @@ def require_same(
 
 
 def folder_of(cache: Cache) -> str:
-    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it and
-    toolkits' manifests name it."""
+    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it."""
     if cache.version.tag:
         return f"{cache.version.path}@{cache.version.tag}"
     return str(cache.version.path)
@@ -76,7 +76,7 @@ def remember(cache: Cache) -> str:
 
 
 def cache_of(folder: str | Path) -> Cache:
-    """Return the cache that was last remembered for a `folder_of`, or open one and keep it."""
+    """Return the cache that was last remembered for a `folder_of`, or open and keep it."""
     folder = str(folder)
     if folder not in _open_caches:
         _open_caches[folder] = open(folder)
@@ -84,6 +84,6 @@ def cache_of(folder: str | Path) -> Cache:
 
 
 def missing_toolkit(error: ImportError, adapter: str) -> MissingDependencyError:
-    """Make the error for a toolkit, or a package that it needs, which cannot be imported."""
+    """Make the error for a toolkit that cannot be imported, or a package that it needs."""
     package = (error.name or adapter).partition(".")[0]
     return MissingDependencyError(package, f"featcache.adapters.{adapter}", extra=None)

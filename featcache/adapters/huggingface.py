@@ -1,7 +1,7 @@
 """Hugging Face datasets: a column of features that is read from a cache on access, or a copy.
 
 Before you load a saved dataset with such a column, import this module, which defines the
-column's type: `import featcache.adapters.huggingface`."""
+column's type."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ class CachedFeatures:
     """The type of a column that stores ids, and whose values are the utterances' features,
     `[frames, *item_shape]`.
 
-    As with `datasets.Audio`, a value is read when it is accessed. A value is a numpy array
-    of the stored dtype that belongs to the caller; formats convert it like any array. The
-    id alone decides: if an utterance is extracted again, from another file, a saved
-    dataset reads its new features."""
+    As with `datasets.Audio`, a value is read when it is accessed. It is a numpy array of
+    the stored dtype that belongs to the caller. The id alone decides: if an utterance is
+    extracted again, from another file, a saved dataset reads its new features."""
 
     path: str
     """The version's folder."""
@@ -55,21 +54,20 @@ class CachedFeatures:
         return self.pa_type
 
     def encode_example(self, value: str) -> str:
-        """Return the value, an id. Raises ArgumentError for anything else."""
+        """Return an id. Raises ArgumentError for anything else."""
         if not isinstance(value, str):
             raise _no_id(type(value).__name__)
         return value
 
     def cast_storage(self, storage: Any) -> Any:
-        """Return the stored array of an array of ids. Raises ArgumentError for features,
-        which `map` would write because its function accessed them."""
+        """Return the stored array of ids. Raises ArgumentError for features, which `map`
+        would write because its function accessed them."""
         if storage.type not in (pa.string(), pa.large_string(), pa.null()):
             raise _no_id(str(storage.type))
         return storage.cast(self.pa_type)
 
     def decode_example(self, value: str, token_per_repo_id: Any = None) -> NDArray[Any]:
-        """Return the features of an utterance. Raises MissingItemError if the cache does
-        not have it, and DamagedError for damage."""
+        """Return the features of an utterance. Raises MissingItemError or DamagedError."""
         features = cache_of(self.path)[value]
         if features.flags.writeable:
             return features
@@ -101,22 +99,20 @@ def to_hf(
         ArgumentError: A column has the name of a version; or the dataset crops its
             utterances, or reads only some codebooks, and `copy` is not set.
     """
-    if copy:
-        dataset = dataset_of(given)
-    else:
-        dataset = whole_dataset(given, "take parts of what you read, or copy=True")
+    dataset = dataset_of(given)
+    if not copy:
+        whole_dataset(dataset, "take parts of what you read, or copy=True")
     for name in dataset.columns:
         if name in dataset.names:
-            raise ArgumentError(
-                f"the column {name!r} would hide the version of that name: rename one of them"
-            )
-    caches = {version.name: version.cache for version in dataset.versions}
-    folders = {name: remember(cache) for name, cache in caches.items()}
+            what = f"the column {name!r} would hide the version of that name"
+            raise ArgumentError(f"{what}: rename one of them")
+    folders = {version.name: remember(version.cache) for version in dataset.versions}
     columns = {name: _arrow(column) for name, column in dataset.columns.items()}
     schema = pa.schema([(name, column.type) for name, column in columns.items()])
     types = {"id": datasets.Value("string")}
-    for name, cache in caches.items():
-        types[name] = _array_type(cache) if copy else CachedFeatures(folders[name])
+    for version in dataset.versions:
+        name = version.name
+        types[name] = _array_type(version.cache) if copy else CachedFeatures(folders[name])
     features = datasets.Features(types | datasets.Features.from_arrow_schema(schema))
     fingerprint = _fingerprint(dataset, folders, copy)
     if copy:
@@ -127,16 +123,14 @@ def to_hf(
             cache_dir=cache_dir,
             fingerprint=fingerprint,
         )
-    ids = _arrow(flat(dataset.ids))
-    arrays = [ids] + [ids for _ in folders] + list(columns.values())
-    table = pa.Table.from_arrays(arrays, schema=features.arrow_schema)
-    return datasets.Dataset(
-        table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint
-    )
+    ids = [_arrow(flat(dataset.ids))] * (1 + len(folders))
+    table = pa.Table.from_arrays([*ids, *columns.values()], schema=features.arrow_schema)
+    info = datasets.DatasetInfo(features=features)
+    return datasets.Dataset(table, info=info, fingerprint=fingerprint)
 
 
 def _arrow(column: TypedColumn) -> Any:
-    """Return a column as an Arrow array; as text, if its values have no type in common."""
+    """Return a column as an Arrow array."""
     if isinstance(column, np.ndarray):
         return pa.array(column)
     if isinstance(column, Strings):
@@ -174,9 +168,8 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
     """Hash the dataset's columns, and its versions' folders and shards."""
     digest = hashlib.sha256(repr((copy, folders)).encode())
     for version in dataset.versions:
-        digest.update(
-            repr((version.cache.version.info.fingerprint, version.cache.index.shards)).encode()
-        )
+        cache = version.cache
+        digest.update(repr((cache.version.info.fingerprint, cache.index.shards)).encode())
     if copy:
         for part in dataset.frame_ranges(np.arange(len(dataset)), dataset.epoch):
             digest.update(repr(part.version.codebooks).encode())

@@ -1,7 +1,7 @@
 """Lhotse: cuts whose requested frames, of features and other arrays, are read from a cache.
 
 Manifests of cuts name the reader `featcache`. Import this module before you read their
-features: `import featcache.adapters.lhotse`."""
+features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Reader(FeaturesReader):  # type: ignore[misc]
     utterance is extracted again, from another file, saved cuts read its new features.
 
     Args:
-        storage_path: The version's folder, and `@` and a tag if it is of one.
+        storage_path: The version's folder, and `@` and a tag if it has one.
     """
 
     name = "featcache"
@@ -52,12 +52,10 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         or to the end.
 
         Returns a new array `[frames, *item_shape]`: float32 if floats are stored, and
-        otherwise the stored dtype. Raises MissingItemError if there is no such utterance,
-        DamagedError if its shard is damaged."""
+        otherwise the stored dtype. Raises MissingItemError or DamagedError."""
         position = self._cache.position(key)
-        first, end, _ = slice(left_offset_frames, right_offset_frames).indices(
-            int(self._cache.lengths[position])
-        )
+        num_frames = int(self._cache.lengths[position])
+        first, end, _ = slice(left_offset_frames, right_offset_frames).indices(num_frames)
         spans = Spans(np.array([position]), np.array([first]), np.array([max(0, end - first)]))
         frames = self._cache.gather(spans)[0]
         if frames.is_floating_point():
@@ -70,13 +68,11 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
 
     A cut is a `MonoCut` with the utterance's id, its features and one supervision:
 
-    * It is as long as its frames last, so that Lhotse computes the right number of
-      frames. The audio may be longer, by less than a window, or shorter, by less than a
-      frame.
+    * It is as long as its frames last. The audio may be longer, by less than a window, or
+      shorter, by less than a frame.
     * Its `start` and `channel` are those of the manifest, or 0. Its recording is named by
       the manifest's `recording_id`, its `path`, or the utterance's id; no recording is
-      attached. At another speed, they are those of the recording at that speed, as in
-      Lhotse.
+      attached. At another speed, they are those of the recording at that speed.
     * Its supervision has the manifest's `text`, `speaker`, `language` and `gender`, and
       in `custom` all other columns.
 
@@ -90,8 +86,7 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
         ArgumentError: The dataset crops its utterances, or reads only some codebooks: use
             `cut.truncate`, or slices.
         StoreError: A frame of the first version is not one row of numbers, or the number
-            of samples from one frame to the next is not whole; Lhotse has no such
-            features.
+            of samples from one frame to the next is not whole.
     """
     dataset = whole_dataset(given, "truncate cuts, or slice what they load")
     lazy_cuts = _Cuts(dataset)
@@ -117,10 +112,8 @@ class _Cuts:
         hop = float(spec.sample_rate / spec.axis.exact_rate)
         self._hop = round(hop)  # samples from one frame to the next
         if abs(hop - self._hop) > 1e-6 * hop:
-            raise StoreError(
-                f"{path}: has {hop:g} samples from one frame to the next, but Lhotse needs "
-                "a whole number"
-            )
+            what = f"has {hop:g} samples from one frame to the next"
+            raise StoreError(f"{path}: {what}, but Lhotse needs a whole number")
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -132,15 +125,14 @@ class _Cuts:
         lengths = {
             name: version.values_of(version.cache.lengths) for name, version in self._others.items()
         }
-        for id_, num_frames, speed, columns, array_lengths in zip(
+        return map(
+            self._cut,
             dataset.ids,
             np.ascontiguousarray(dataset.lengths).data,
             speeds,
             records_of(dataset.columns, num_rows),
             records_of(lengths, num_rows),
-            strict=True,
-        ):
-            yield self._cut(id_, num_frames, speed, columns, array_lengths)
+        )
 
     def _cut(
         self,
@@ -152,10 +144,9 @@ class _Cuts:
     ) -> MonoCut:
         cache, spec = self._cache, self._cache.spec
         duration = num_frames * self._hop / spec.sample_rate
-        # None and NaN are no values
-        columns = {
-            name: value for name, value in columns.items() if value is not None and value == value
-        }
+        for name, value in [*columns.items()]:
+            if value is None or value != value:  # NaN
+                del columns[name]
         start = columns.pop("start", 0.0) / speed
         channel = max(0, columns.pop("channel", 0))
         columns.pop("duration", None)
@@ -202,13 +193,10 @@ class _Cuts:
 
 
 def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
-    """Return the utterance in another version as an array of the cut."""
     array = Array(shape=[num_frames, *cache.spec.item_shape], **_storage(cache, id_))
-    return TemporalArray(
-        array=array, temporal_dim=0, frame_shift=cache.spec.axis.seconds(1), start=start
-    )
+    frame_shift = cache.spec.axis.seconds(1)
+    return TemporalArray(array=array, temporal_dim=0, frame_shift=frame_shift, start=start)
 
 
 def _storage(cache: Cache, id_: str) -> dict[str, str]:
-    """Return where Lhotse finds an utterance's array."""
     return {"storage_type": Reader.name, "storage_path": folder_of(cache), "storage_key": id_}

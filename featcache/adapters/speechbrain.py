@@ -30,15 +30,14 @@ def item(
 ) -> DynamicItem:
     """Make a dynamic item that reads features: `dataset.add_dynamic_item(item(cache))`.
 
-    The id alone decides: the other columns of SpeechBrain's table, such as an utterance's
-    file, are not compared.
+    The id alone decides: other columns of SpeechBrain's table are not compared.
 
     Args:
         given: A cache; or a dataset, which may crop, and whose columns are not used.
         takes: The key of the utterances' ids.
         provides: The key of the features, `feats` by default: a tensor `[frames,
             *item_shape]` of the stored dtype. A dataset with several versions provides
-            the features of each under its name.
+            the features of each version under its name.
 
     Raises:
         ArgumentError: `provides` is given, and there are several versions.
@@ -52,10 +51,9 @@ def to_dynamic_item_dataset(
 ) -> DynamicItemDataset:
     """Make a `DynamicItemDataset` of the same utterances, in the same order.
 
-    It has the dataset's columns, the number of frames of each utterance as `num_frames`,
-    and the features as a dynamic item. All of them are among its output keys; leave out
-    the features if `Collate` is to gather them. SpeechBrain sorts and filters by `start`
-    and `duration`. Empty cells become 0, and the seconds that the features last.
+    Its output keys are the dataset's columns, the number of frames as `num_frames`, and the
+    features as a dynamic item; leave out the features if `Collate` is to gather them. Empty
+    cells of `start` and `duration` become 0, and the seconds that the features last.
 
     Args:
         given: A cache or a dataset.
@@ -63,17 +61,15 @@ def to_dynamic_item_dataset(
 
     Raises:
         ArgumentError: A column has the name of something else that the dataset provides;
-            or as `item` raises it.
+            or as for `item`.
     """
     dataset = dataset_of(given)
     features = item(dataset, provides=provides)
     added = {"num_frames", *features.provides}
     hidden = [repr(name) for name in dataset.columns if name in added]
     if hidden:
-        raise ArgumentError(
-            f"the columns {listing(hidden)} would hide what the dataset itself provides: "
-            "rename them"
-        )
+        what = f"the columns {listing(hidden)} would hide what the dataset itself provides"
+        raise ArgumentError(f"{what}: rename them")
     axis = dataset.versions[0].cache.spec.axis
     defaults = {"start": 0.0, "duration": axis.seconds(dataset.lengths)}
     columns = dict(dataset.columns)
@@ -90,8 +86,7 @@ class Collate:
 
     The batch is the `PaddedBatch` that examples with features would give, with the
     features last. The dataset's output keys must include the ids, and must not include
-    the features: otherwise each utterance would also be read on its own. As with `item`,
-    the id alone decides.
+    the features. As with `item`, the id alone decides.
 
     Args:
         given: A cache; or a dataset, which may crop, and whose padding value is used.
@@ -124,9 +119,8 @@ class Collate:
         """Collate examples into a batch."""
         keys = self._reader.keys
         if self._takes not in examples[0]:
-            raise ArgumentError(
-                f"examples have no {self._takes!r}: include it in set_output_keys, to find features"
-            )
+            what = f"examples have no {self._takes!r}"
+            raise ArgumentError(f"{what}: include it in set_output_keys, to find features")
         read = [repr(key) for key in keys if key in examples[0]]
         if read:
             raise ArgumentError(
@@ -143,9 +137,8 @@ class Collate:
                     return gathered[key]
             return self._pad_others(tensors, **options)
 
-        return PaddedBatch(
-            [{**example, **places} for example in examples], padding_func=pad, **self._options
-        )
+        examples = [example | places for example in examples]
+        return PaddedBatch(examples, padding_func=pad, **self._options)
 
 
 class _Reader:
@@ -156,24 +149,22 @@ class _Reader:
         self.keys = [provides or "feats"]
         if not isinstance(self.dataset.cache, Cache):
             if provides is not None:
-                raise ArgumentError(
-                    f"provides is {provides!r}, but the dataset's versions have names: leave it out"
-                )
+                what = f"provides is {provides!r}, but the dataset's versions have names"
+                raise ArgumentError(f"{what}: leave it out")
             self.keys = self.dataset.names
         first = self.dataset.versions[0]
         rows = np.arange(len(self.dataset))
         self._cache = first.cache
+        positions = first.positions_of(rows)
         if isinstance(self._cache, Corpus):
             positions = self._cache.find(self.dataset.ids)
-        else:
-            positions = first.positions_of(rows)
         # the dataset's row of each position to which its ids lead
         self._rows = np.full(len(self._cache), -1)
         self._rows[positions] = rows
         require_same(first, self.dataset, first.positions_of(self._rows[positions]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Share the open files: filtering a DynamicItemDataset copies its items."""
+        """Share the open files: filtering a dataset copies its items."""
         return self
 
     def read(self, id_: str) -> Any:
@@ -194,7 +185,6 @@ class _Reader:
         return gathered
 
     def _ranges(self, positions: NDArray[np.int64]) -> list[FrameRanges]:
-        """Return the frames of the utterances at these positions in the cache."""
         rows = self._rows[positions]
         outside = positions[rows < 0].tolist()
         if outside:

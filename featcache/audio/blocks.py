@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from featcache.spec import all_finite
 
+Samples = NDArray[np.float32]
+"""Samples, `[num_samples]` or `[num_samples, channels]`."""
+
 _GROWTH = 1.25
 
 
 class Joined:
-    """Joins blocks of float32 samples into one array. A single block is not copied.
-
-    `expected` is the approximate number of samples, or 0."""
+    """Joins blocks into one array, of about `expected` samples, or 0. A single block is not
+    copied."""
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
@@ -24,8 +26,8 @@ class Joined:
         self._filled = 0
         self._is_own = False  # if not, it is the caller's block
 
-    def add(self, block: NDArray[np.float32]) -> None:
-        """Append a block, `[num_samples, ...]`, which must not change afterwards."""
+    def add(self, block: Samples) -> None:
+        """Append a block, which must not change afterwards."""
         filled = self._filled + len(block)
         if not self._filled:
             self._array = block
@@ -34,7 +36,7 @@ class Joined:
             self._array[self._filled : filled] = block
         self._filled = filled
 
-    def finish(self) -> NDArray[np.float32]:
+    def finish(self) -> Samples:
         """Return all samples, contiguous."""
         if self._is_own:
             self._resize(self._filled)
@@ -53,28 +55,23 @@ class Joined:
         self._is_own = True
 
     def _resize(self, num_samples: int) -> None:
-        # in place: the system moves pages, and no second array is in memory
+        # in place: the system moves pages
         self._array.resize((num_samples, *self._array.shape[1:]), refcheck=False)
 
 
 class Collector(Protocol):
     """Takes the samples of a segment while it is decoded."""
 
-    def add(self, samples: NDArray[np.float32], /) -> None:
-        """Take a block, `[num_samples, channels]`, which must not change afterwards."""
+    def add(self, samples: Samples, /) -> None:
+        """Take a block, which must not change afterwards."""
 
     def finish(self) -> Any:
         """Return the result."""
 
 
 class Segment:
-    """Counts and checks the samples of a segment before its collector gets them.
-
-    Args:
-        is_float: True if samples can be NaN or infinite.
-        most_samples: The limit of `is_full`.
-        wait: Called between blocks; it may raise to give up.
-    """
+    """Counts and checks the samples of a segment before its collector gets them. `wait` is
+    called between blocks, and may raise to give up."""
 
     def __init__(
         self,
@@ -93,10 +90,10 @@ class Segment:
 
     @property
     def is_full(self) -> bool:
-        """True if it has more samples than are wanted."""
+        """True if it has more than `most_samples`."""
         return self.num_samples > self._most_samples
 
-    def add(self, samples: NDArray[np.float32]) -> None:
+    def add(self, samples: Samples) -> None:
         """Take a block, `[num_samples, channels]`."""
         if self.num_samples:
             self._wait(0.0)

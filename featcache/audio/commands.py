@@ -1,9 +1,6 @@
 """Audio that a command prints, as in Kaldi's `wav.scp`: `sph2pipe -f wav a.sph |`.
 
-A command runs only if the user has allowed commands, and a manifest names it
-(`featcache.trust`). It runs in a shell only if it has characters for a shell. Its output
-stays in a file without a name until it is decoded. It leads its own process group, so that
-it can be ended with all its children."""
+A command leads its own process group, so that it can be ended with all its children."""
 
 from __future__ import annotations
 
@@ -36,9 +33,8 @@ def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
     """Run a command, and keep its output. Raises AudioError if it is not allowed, does not
     run, fails, prints nothing, or does not end within an hour; or the disk is full."""
     if command not in allowed_commands():
-        raise AudioError(
-            Reason.FILE_UNREADABLE, "a command needs --allow-commands, and a manifest that names it"
-        )
+        what = "a command needs --allow-commands, and a manifest that names it"
+        raise AudioError(Reason.FILE_UNREADABLE, what)
     printed = kept_on_disk(())
     try:
         with kept_on_disk(()) as errors:
@@ -79,10 +75,9 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
             arguments, stdin=DEVNULL, stdout=printed, stderr=errors, start_new_session=True
         )
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise AudioError(
-            Reason.FILE_UNREADABLE, f"the command does not run: {arguments[0]}: {what}"
-        ) from error
+        why = getattr(error, "strerror", None) or str(error)
+        what = f"the command does not run: {arguments[0]}: {why}"
+        raise AudioError(Reason.FILE_UNREADABLE, what) from error
     _running.add(process.pid)
     started = time.monotonic()
     try:
@@ -91,9 +86,8 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
         while process.poll() is None:
             seconds = time.monotonic() - started
             if seconds > _MOST_SECONDS:
-                raise AudioError(
-                    Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s"
-                )
+                what = f"the command has not ended after {_MOST_SECONDS:,} s"
+                raise AudioError(Reason.FILE_UNREADABLE, what)
             if seconds > _FINISHED_SECONDS:
                 wait(0.0)
             with suppress(TimeoutExpired):
@@ -108,6 +102,5 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
         tail = os.pread(errors.fileno(), 4 * _SHOWN, start).decode(errors="replace")
         lines = tail.strip().splitlines()
         last_line = f": {lines[-1][:_SHOWN]}" if lines else ""
-        raise AudioError(
-            Reason.FILE_UNREADABLE, f"the command ends with {ending(process.returncode)}{last_line}"
-        )
+        what = f"the command ends with {ending(process.returncode)}{last_line}"
+        raise AudioError(Reason.FILE_UNREADABLE, what)

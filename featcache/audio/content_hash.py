@@ -1,8 +1,7 @@
 """The state of an audio file and the hash of its bytes tell whether it has changed.
 
 XXH3-64 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) does not protect against
-an attacker. It notices files that were replaced by mistake, at the speed of memory. xxhash
-lets other threads run while it hashes a piece."""
+an attacker. It notices files that were replaced by mistake, at the speed of memory."""
 
 from __future__ import annotations
 
@@ -25,14 +24,9 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def hash_of_bytes(data: bytes) -> int:
-    """Return XXH3-64 of bytes."""
-    return int(xxhash.xxh3_64_intdigest(data))
-
-
 def hash_of_content(descriptor: int, wait: Callable[[float], object] = lambda _: None) -> int:
-    """Return XXH3-64 of all bytes of an open file; its position stays. While a large file is
-    read, `wait` is called now and then, and may raise to give up."""
+    """Return XXH3-64 of all bytes of an open file; its position stays. `wait` is called now
+    and then while a large file is read, and may raise to give up."""
     hashed = xxhash.xxh3_64()
     offset = 0
     while piece := os.pread(descriptor, _PIECE_BYTES, offset):
@@ -44,8 +38,7 @@ def hash_of_content(descriptor: int, wait: Callable[[float], object] = lambda _:
 
 
 class ContentHashes:
-    """A cache of files' hashes. A file is hashed once even if several threads ask for it.
-    `wait` is passed to `hash_of_content`."""
+    """A cache of files' hashes. A file is hashed once even if several threads ask for it."""
 
     def __init__(self, wait: Callable[[float], object] = lambda _: None) -> None:
         self._wait = wait

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from featcache.audio.blocks import Collector, Joined, Segment
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
@@ -26,31 +25,26 @@ from featcache.manifest.utterances import nearest_sample
 _SAMPLES_PER_BYTE = 64  # speech is never compressed so far
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
-    """The state of an audio file when it was decoded. If its size or time differs later, it
-    has changed."""
+class FileIdentity(NamedTuple):
+    """The state of an audio file when it was decoded: another size or time is a change."""
 
     size: int
-    """The size, in bytes."""
+    """In bytes."""
     mtime_ns: int
     """The time of the last change, in nanoseconds since the epoch."""
     sample_rate: int
-    """The sample rate, in Hz."""
+    """In Hz."""
     content_hash: int = UNKNOWN_HASH
     """XXH3-64 of the file's bytes, if they were hashed."""
     decoder: int = 0
     """`formats.FFMPEG`, or 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A segment of a file: by default, all of it."""
+class Cut(NamedTuple):
+    """A segment of a file, in seconds: by default, all of it."""
 
     start: float | None = None
-    """The start in the file, in seconds; None for its beginning."""
     duration: float | None = None
-    """The length, in seconds; None for the rest of the file."""
 
 
 def decode(
@@ -61,40 +55,31 @@ def decode(
     reserve: Callable[[float], None] | None = None,
     hashes: ContentHashes | None = None,
     fetched: Callable[[CopiedSource], Fetched] = copy_of,
-    collect: Callable[[int, int, int], Collector] = lambda _number, _rate, expected: Joined(
-        expected
-    ),
+    collect: Callable[[int, int, int], Collector] = lambda _, __, expected: Joined(expected),
     wait: Wait = lambda _: None,
 ) -> Iterator[tuple[Any, FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or
     closed.
 
     A segment is, bit for bit, a part of the decoded file: as many samples as are nearest to
-    its duration, from the one nearest to its start on (`nearest_sample`). In WAV, FLAC and
-    similar files, each segment is reached by seeking. Other files (MP3, Ogg) are decoded
-    once, up to the last sample that is needed; segments in another order than the file's
-    then wait in memory for their turn.
-
-    In a truncated or damaged file, the segments before the damage are good and the others
-    fail.
+    its duration, from the one nearest to its start on. Files are seeked if they can be
+    (`Header.can_seek`), else decoded once, up to the last sample that is needed. In a
+    damaged file, the segments before the damage are good and the others fail.
 
     Args:
         segments: The segments, in any order. They may overlap.
-        max_seconds: Longer segments fail: before they are decoded, if the header tells
-            their length.
+        max_seconds: Longer segments fail, before they are decoded if possible.
         reserve: Called before anything is decoded, with the seconds of the longest
-            segment, so that the caller can wait for room: 0 if the header does not tell.
-        hashes: Hashes the file before it is decoded, so that the decoder finds it in
-            memory; None for no hash.
+            segment, or 0 if the header does not tell; it may wait for room.
+        hashes: Hashes the file before it is decoded; None for no hash.
         fetched: Gives a copy of audio that is not a file of this machine.
-        collect: Starts the collector of a segment, by the number of the segment, the
-            file's rate, and the approximate number of samples, 0 if that is not known. By
-            default, samples are joined.
+        collect: Starts a segment's collector, by the segment's number, the file's rate, and
+            the approximate number of samples, or 0. By default, samples are joined.
         wait: Called now and then while a segment is decoded; it may raise to give up.
 
-    Yields for each segment, in the order given, the collector's result and the identity of
-    the file; or an AudioError. By default, the result is float32 `[num_samples, channels]`
-    at the file's rate. A fault of the whole file is yielded for each segment.
+    Yields for each segment, in the order given, the collector's result (by default, float32
+    `[num_samples, channels]` at the file's rate) and the identity of the file; or an
+    AudioError. A fault of the whole file is yielded for each segment.
     """
     try:
         recording = Recording(location, fetched)
@@ -106,49 +91,41 @@ def decode(
         rate = header.sample_rate
         count = header.num_samples
         spans = [span_of(recording, count, segment, max_seconds) for segment in segments]
-        good = [number for number, span in enumerate(spans) if not isinstance(span, AudioError)]
-        good_spans = [span for span in spans if not isinstance(span, AudioError)]
+        good = {n: span for n, span in enumerate(spans) if not isinstance(span, AudioError)}
         if reserve is not None:
-            lengths = (stop - first for first, stop in good_spans if stop != UNKNOWN)
+            lengths = (stop - first for first, stop in good.values() if stop != UNKNOWN)
             reserve(max(lengths, default=0) / rate)
         content_hash = UNKNOWN_HASH
         if hashes is not None and good:
             content_hash = recording.content_hash(hashes)
         identity = FileIdentity(*recording.stamp, rate, content_hash, header.decoder)
 
-        def begin(place: int) -> Segment:
-            first, stop = good_spans[place]
+        def begin(number: int) -> Segment:
+            first, stop = good[number]
             # a header may promise any number
             believable = _SAMPLES_PER_BYTE * recording.stamp.size
-            is_known = header.num_samples != UNKNOWN and stop - first <= believable
-            expected = stop - first if is_known else 0
-            collector = collect(good[place], rate, expected)
+            is_known = count != UNKNOWN and stop - first <= believable
+            collector = collect(number, rate, stop - first if is_known else 0)
             most_samples = math.inf if max_seconds is None else max_seconds * rate
             return Segment(collector, header.is_float, most_samples, wait)
 
-        def cut_from(place: int) -> Iterator[Segment]:
-            return recording.cut(good_spans[place:], lambda number: begin(place + number))
-
-        cuts = cut_from(0)
-        done = 0
-        for segment, span in zip(segments, spans, strict=True):
+        cuts = recording.cut(good, begin)
+        for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
                 yield span
                 continue
-            done += 1
             try:
                 decoded = next(cuts)
                 fault = _fault(recording, decoded, span, segment, max_seconds)
-                result: tuple[Any, FileIdentity] | AudioError
-                result = fault or (decoded.collector.finish(), identity)
+                result: Any = fault or (decoded.collector.finish(), identity)
                 del decoded
             except MemoryError:
                 seconds = (span[1] - span[0]) / rate
                 length = "" if span[1] == UNKNOWN else f": {seconds:,.0f} s at {rate} Hz"
                 what = f"decoding it takes more memory than there is{length}"
                 result = AudioError(Reason.OUT_OF_MEMORY, what)
-                recording.start_over()
-                cuts = cut_from(done)
+                recording.restart()
+                cuts = recording.cut({n: good[n] for n in good if n > number}, begin)
             yield result
             del result  # not held while the next ones are decoded
 
@@ -162,9 +139,8 @@ def probe(location: AudioSource | str) -> Header | None:
 
 
 def probe_seconds(location: AudioSource | str) -> float | None:
-    """Return the length of a file in seconds, by its header; None if the header cannot be
-    read or does not say it. Of MP3 and Ogg at a URL, the length is unknown. No command is
-    run."""
+    """Return the length of a file in seconds, by its header; None if it does not say it, as
+    for MP3 and Ogg at a URL, or cannot be read. No command is run."""
     if isinstance(location, Command):
         return None
     header = probe(location)
@@ -178,8 +154,7 @@ def probe_seconds(location: AudioSource | str) -> float | None:
 def span_of(
     recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None
 ) -> Span | AudioError:
-    """Find a segment in a recording of `num_samples` samples, or say what is wrong with
-    it."""
+    """Find a segment in a recording of `num_samples` samples, or say what is wrong."""
     header = recording.header
     rate, shortfall = header.sample_rate, header.shortfall
     first = nearest_sample(segment.start or 0.0, rate)
@@ -189,23 +164,19 @@ def span_of(
     if header.begins and (segment.start or segment.duration is not None):
         return AudioError(
             Reason.SEGMENT_OUTSIDE,
-            f"its timestamps begin at {header.begins:.3f} s, from where some players count, and "
-            "others from 0: `ffmpeg -i FILE -c copy NEW` makes them begin at 0",
+            f"its timestamps begin at {header.begins:.3f} s, from where some players count: "
+            "`ffmpeg -i FILE -c copy NEW` makes them begin at 0",
         )
     if shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, shortfall)
     if num_samples == 0:
-        return AudioError(
-            Reason.EMPTY,
-            f"its {recording.stamp.size:,} bytes hold no samples, according to its header",
-        )
+        what = f"its {recording.stamp.size:,} bytes hold no samples, according to its header"
+        return AudioError(Reason.EMPTY, what)
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
-        return AudioError(
-            Reason.SEGMENT_OUTSIDE,
-            f"the segment goes from {first / rate:.3f} s to {end}, but the file holds "
-            f"{num_samples / rate:.3f} s",
-        )
+        what = f"the segment goes from {first / rate:.3f} s to {end}"
+        held = f"the file holds {num_samples / rate:.3f} s"
+        return AudioError(Reason.SEGMENT_OUTSIDE, f"{what}, but {held}")
     if stop <= first:
         return AudioError(Reason.EMPTY, f"{segment.duration} s hold no samples at {rate} Hz")
     stop = min(stop, num_samples)
@@ -217,7 +188,6 @@ def span_of(
 def _fault(
     recording: Recording, decoded: Segment, span: Span, segment: Cut, max_seconds: float | None
 ) -> AudioError | None:
-    """Say what is wrong with the samples of a span; None if nothing is."""
     first, stop = span
     rate, num_samples = recording.header.sample_rate, recording.header.num_samples
     if recording.has_changed():
@@ -226,11 +196,9 @@ def _fault(
         if recording.damage:
             return recording.damage
         if num_samples != UNKNOWN:
-            return AudioError(
-                Reason.TRUNCATED,
-                f"its header promises {num_samples / rate:.3f} s, and it holds "
-                f"{recording.position / rate:.3f} s",
-            )
+            held = recording.position / rate
+            what = f"its header promises {num_samples / rate:.3f} s, and it holds {held:.3f} s"
+            return AudioError(Reason.TRUNCATED, what)
         # now that the length is known
         refitted = span_of(recording, recording.position, segment, max_seconds)
         if isinstance(refitted, AudioError):

@@ -1,16 +1,9 @@
-"""Sound that libsndfile does not know, decoded by FFmpeg.
+"""Sound that libsndfile does not know, decoded by FFmpeg, which PyAV brings in its wheels.
 
-FFmpeg decodes M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video, and WAV, AIFF and
-CAF with codecs that libsndfile lacks. PyAV brings FFmpeg in its wheels; torchcodec needs an
-FFmpeg of the system, is up to 1.7 times as fast, and gives other samples of AAC in
-Matroska, WMA, Speex and ADPCM. The file's first bytes decide its format, since FFmpeg would
-also guess playlists, which name other files. Files are decoded from their beginning on,
-since seeking gives other samples.
-
-The samples do not depend on FFmpeg's release. libopus decodes Opus: FFmpeg's own decoder
-differs by a quarter of the signal in the modes for speech. Sound in MP4 and CAF ends where
-the edit list or the packet table says, and not with the last packet. Where packets have
-timestamps, samples lie where players play them, and between them there is silence.
+The file's first bytes decide its format, since FFmpeg would also guess playlists, which name
+other files. Files are decoded from their beginning on, since seeking gives other samples.
+The samples do not depend on FFmpeg's release (see docs/manifest.md). Its own decoder of Opus
+differs from libopus by a quarter of the signal in the modes for speech.
 """
 
 from __future__ import annotations
@@ -25,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.blocks import Samples
 from featcache.errors import AudioError, Reason, install_hint
 
 _FORMATS = {
@@ -33,9 +27,8 @@ _FORMATS = {
     "amr": re.compile(rb"#!AMR(?:-WB)?\n"),
     "asf": re.compile(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),  # WMA
     "aac": re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"),  # ADTS
-    # by its bsid; above 10, it is E-AC-3
     "ac3": re.compile(rb"\x0b\x77.{3}[\x00-\x57]", re.S),
-    "eac3": re.compile(rb"\x0b\x77.{3}[\x58-\x87]", re.S),
+    "eac3": re.compile(rb"\x0b\x77.{3}[\x58-\x87]", re.S),  # by its bsid
     "avi": re.compile(rb"RIFF.{4}AVI ", re.S),
     # only of FLAC, which libsndfile knows by its older mark
     "ogg": re.compile(rb"OggS\0\x02.{20}\x01.\x7fFLAC", re.S),
@@ -83,14 +76,12 @@ class FFmpegDecoder:
         try:
             import av
         except ImportError as error:  # with a reason that is tried again in the next run
-            raise AudioError(
-                Reason.FILE_UNREADABLE, f"decoding needs PyAV: {install_hint('formats')}"
-            ) from error
+            what = f"decoding needs PyAV: {install_hint('formats')}"
+            raise AudioError(Reason.FILE_UNREADABLE, what) from error
         self._av = av
         self._descriptor = descriptor
         self._format = format_name
-        self.samplerate = 0
-        self.channels = 0
+        self.samplerate = self.channels = 0
         self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does
         self._position = 0  # of the sample that comes next
         self._origin = 0.0  # when the first sample is played, in seconds by the file's clock
@@ -100,9 +91,8 @@ class FFmpegDecoder:
         if int(av.__version__.split(".")[0]) < 19:  # later releases take tags that are not UTF-8
             options["metadata_errors"] = "ignore"
         try:
-            self._container: Any = av.open(
-                f"/proc/self/fd/{descriptor}", format=format_name, **options
-            )
+            path = f"/proc/self/fd/{descriptor}"
+            self._container: Any = av.open(path, format=format_name, **options)
         except (av.FFmpegError, ValueError) as error:
             message = f"cannot be read as audio: {_words(error)}"
             if format_name == "mov":
@@ -119,9 +109,8 @@ class FFmpegDecoder:
         """Close the file."""
         self._container.close()
 
-    def read(self, *, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read(self, *, out: Samples) -> Samples:
         """Decode the next samples into the start of `out`, `[num_samples, channels]`.
-
         Returns the part that was filled: nothing at the end of the file. Raises AudioError
         if the next samples are damaged or missing."""
         if not len(self._block):
@@ -131,16 +120,15 @@ class FFmpegDecoder:
         self._block = self._block[count:]
         return out[:count]
 
-    def _decoded(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the samples that are played, `[num_samples, channels]`, in blocks that are
-        not empty."""
+    def _decoded(self) -> Iterator[Samples]:
+        """Yield the samples that are played, `[num_samples, channels]`, in blocks."""
         if not self._container.streams.audio:
             raise AudioError(Reason.NOT_AUDIO, "there is no sound track in it")
         stream = self._container.streams.audio[0]
         priming = num_samples = 0
         if self._format == "caf":
             priming, num_samples = _caf_edges(self._descriptor)
-        held: list[NDArray[np.float32]] = []  # the last blocks, which may have to be cut
+        held: list[Samples] = []  # the last blocks, which may have to be cut
         try:
             for block in self._played(stream, priming):
                 held.append(block)
@@ -161,7 +149,7 @@ class FFmpegDecoder:
             what = f"its header promises {promised:.3f} s, and it holds {reached:.3f} s"
             raise AudioError(Reason.TRUNCATED, what)
 
-    def _played(self, stream: Any, priming: int) -> Iterator[NDArray[np.float32]]:
+    def _played(self, stream: Any, priming: int) -> Iterator[Samples]:
         """Yield the decoded samples without the first `priming`, and silence in gaps."""
         context = stream.codec_context
         if context is None:
@@ -206,7 +194,7 @@ class FFmpegDecoder:
 
     def _libopus(self, context: Any) -> tuple[Any, int]:
         """Return the reference decoder, which does not skip samples, and how many to skip
-        first by Opus' own header: Matroska's was often wrong for sound of 16 kHz."""
+        first by Opus' own header: Matroska's was often wrong at 16 kHz."""
         try:
             opus = self._av.CodecContext.create("libopus", "r")
         except ValueError as error:
@@ -219,7 +207,7 @@ class FFmpegDecoder:
         return opus, int.from_bytes(head[10:12], "little")
 
     def _missing_before(self, frame: Any, late: int, num_samples: int, stream: Any) -> int:
-        """Count the samples of silence before a frame that plays `num_samples` after
+        """Count the samples of silence before a frame that plays `num_samples`, after
         skipping `late`."""
         if frame.pts is None or self._format not in _TIMED:
             return 0
@@ -249,7 +237,7 @@ class FFmpegDecoder:
         ]
 
     def _surplus(self, promised: float, num_held: int) -> int:
-        """Count the samples to cut off, of the last `num_held`: an encoder's padding."""
+        """Count the samples to cut off the last `num_held`: an encoder's padding."""
         if self._format not in ("mov", "caf"):
             return 0
         surplus = 0

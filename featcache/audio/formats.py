@@ -6,13 +6,12 @@ cutting files (libsndfile 1.2.2):
     WAV, W64, RF64, AIFF, AU   the header promises more bytes of samples than the file has
     NIST SPHERE                the header counts the samples
     Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
-    FLAC                       decoding fails, or gives fewer samples than the header counts
-    MP3                        decoding gives fewer samples than the header frame of LAME
-                               and FFmpeg ("Xing", "Info") counts; without that frame,
+    FLAC                       decoding gives fewer samples than the header counts
+    MP3                        the same, with a header frame ("Xing", "Info"); without it,
                                decoding fails, unless the cut lies between frames
 
-Other formats are believed. If a header was written before the length was known, its sizes
-mean nothing, and all bytes of the file count: see `is_guess`.
+Other formats are believed. The sizes in a header that was written before the length was
+known mean nothing: see `is_guess`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ UNKNOWN = 2**63 - 1
 """The number of samples if the header does not say it. libsndfile uses the same number."""
 
 OLD_FFMPEG, FFMPEG = 1, 2
-"""Marks of items that FFmpeg decoded: with values that depend on its release, and without."""
+"""Marks of items that FFmpeg decoded, with values that depend on its release, and without."""
 
 _NEAR, _LONG_HEADER = 64, 64 << 10  # bytes that headers have
 _ROUND = 10_000_000, 1 << 24
@@ -38,8 +37,7 @@ _CHUNKS = {
     b"riff": (16, 8, 40, 8),  # W64
     b"caff": (4, 8, 8, 1),
 }
-"""By kind of file: bytes of a chunk's name and of its size, offset of the first chunk, and
-alignment of chunks."""
+"""Bytes of a chunk's name and of its size, offset of the first chunk, alignment of chunks."""
 _SOUNDS = {b"data": 0, b"SSND": 8, b"BODY": 0}  # bytes between such a chunk and its samples
 _MOST_CHUNKS = 4096
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
@@ -58,24 +56,22 @@ _HEAD_BYTES = 512  # FFmpeg writes tags before the samples of a WAV
 class View(io.FileIO):
     """A file as libsndfile shall see it: with other bytes in some places, and an end.
 
-    If it `is_endless`, it claims to be far longer than it is. libmpg123 guesses the length
-    of an MP3 without a header frame from the bitrate of its first frame and the size of
-    the file, and libsndfile stops there: it lost 40 % of a file at a variable bitrate. With
-    a longer file, the guess is longer, too, and all of it is read."""
+    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its
+    first frame and the size of the file, and libsndfile stops there: it lost 40 % of a file
+    at a variable bitrate. With a far larger `claimed_size`, all of it is read."""
 
     def __init__(
-        self, descriptor: int, patches: dict[int, bytes], end: int, is_endless: bool = False
+        self, descriptor: int, patches: dict[int, bytes], end: int, claimed_size: int
     ) -> None:
         super().__init__(descriptor, closefd=False)
         self._patches = patches
         self._end = end
-        self._claimed_end = 64 * end if is_endless else end
+        self._claimed_size = claimed_size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to `offset`. libsndfile goes to the end to learn the size, and gets the
-        claimed size."""
+        """Go to `offset`. libsndfile goes to the end to learn the size."""
         if whence == os.SEEK_END:
-            return super().seek(offset + self._end if offset else self._claimed_end)
+            return super().seek(offset + self._end if offset else self._claimed_size)
         return super().seek(offset, whence)
 
     def readinto(self, buffer: Any, /) -> int:
@@ -96,7 +92,7 @@ class Sound(NamedTuple):
 
     at: int
     length: int
-    """The length of the samples, in bytes."""
+    """In bytes."""
     file_end: int
     """Where the file ends; 0 if headers of this kind do not say it."""
     size_at: int
@@ -121,9 +117,9 @@ class Sound(NamedTuple):
 
 
 def is_guess(size: int) -> bool:
-    """Tell whether nobody counted a size. A program that writes to a pipe cannot go back to
-    fill it in. It leaves the largest number of the field, or one near it; or a large round
-    number, and the bytes of a header more."""
+    """Tell whether nobody counted a size. A program that writes to a pipe leaves the largest
+    number of the field, or one near it; or a large round number, and the bytes of a header
+    more."""
     is_largest = 0x7F000000 <= size <= 1 << 32 or size >= (1 << 63) - _LONG_HEADER
     is_round = any(min(size % unit, -size % unit) <= _NEAR for unit in _ROUND)
     return is_largest or (is_round and size > _ROUND[0] // 2)
@@ -143,9 +139,9 @@ def find_sound(fd: int, size: int) -> Sound | None:
     header_bytes = name_bytes + size_bytes
     # in W64, sizes count the header of the chunk
     counted = header_bytes if kind == b"riff" else 0
-    file_end = int.from_bytes(head[name_bytes:header_bytes], order) + header_bytes - counted
-    if kind == b"caff":
-        file_end = 0
+    file_end = 0
+    if kind != b"caff":
+        file_end = int.from_bytes(head[name_bytes:header_bytes], order) + header_bytes - counted
     long_sizes = 0  # where those of RF64 stand
     for _ in range(_MOST_CHUNKS):
         chunk = os.pread(fd, header_bytes, offset) if offset < size else b""
@@ -160,45 +156,36 @@ def find_sound(fd: int, size: int) -> Sound | None:
         if name in _SOUNDS:
             if long_sizes and length == 0xFFFFFFFF:
                 size_at, size_bytes = long_sizes + 8, 8
-                file_end, length = struct.unpack(
-                    "<QQ", os.pread(fd, 16, long_sizes).ljust(16, b"\0")
-                )
+                sizes = os.pread(fd, 16, long_sizes).ljust(16, b"\0")
+                file_end, length = struct.unpack("<QQ", sizes)
                 file_end += header_bytes
             before = 4 if kind == b"caff" else _SOUNDS[name]
             first, length = offset + before, length - before
-            return Sound(first, length, file_end, size_at, size_bytes, order, counted + before)
+            counted += before
+            return Sound(first, length, file_end, size_at, size_bytes, order, counted)
         offset += max(0, length) + -length % alignment
     return None
 
 
 def shortfall(file: Any, fd: int, size: int) -> str | None:
-    """Compare a soundfile.SoundFile that was just opened with what its header promises.
-
-    Returns what is missing; None if it seems to be complete. The position of `fd`, the same
-    file of `size` bytes, does not change."""
-    match file.format:
-        case "FLAC":
+    """Return what a soundfile.SoundFile that was just opened lacks of what its header
+    promises; None if it seems to be complete. The position of `fd`, the same file of `size`
+    bytes, does not change."""
+    if file.format == "MP3":
+        return _mp3_shortfall(fd, size)
+    if file.format == "OGG":
+        return ogg_shortfall(fd, size)
+    if file.format == "NIST":
+        count = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
+        if count is None or int(count[1]) <= file.frames:
             return None
-        case "MP3":
-            return _mp3_shortfall(fd, size)
-        case "OGG":
-            return ogg_shortfall(fd, size)
-        case "NIST":
-            return _nist_shortfall(fd, file.frames)
-        case _:
-            return _sound_shortfall(find_sound(fd, size), size, file.frames)
-
-
-def _nist_shortfall(fd: int, num_samples: int) -> str | None:
-    count = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
-    if count is None or int(count[1]) <= num_samples:
-        return None
-    return f"its header promises {int(count[1]):,} samples, and it holds {num_samples:,}"
+        return f"its header promises {int(count[1]):,} samples, and it holds {file.frames:,}"
+    return _sound_shortfall(find_sound(fd, size), size, file.frames)
 
 
 def gsm_samples(log: str, num_samples: int) -> int:
-    """Count the samples in a WAV of GSM 6.10 by libsndfile's log. libsndfile itself counts
-    `num_samples`: it makes a block of noise of the byte that pads an odd number of blocks."""
+    """Count the samples in a WAV of GSM 6.10 by libsndfile's log. libsndfile's own number
+    includes noise that it makes of the byte that pads an odd number of blocks."""
     sizes = re.search(r"^ *data *: (\d+)(?: \(should be (\d+)\))?", log, re.M)
     if sizes is None:
         return num_samples
@@ -235,8 +222,7 @@ class Header(NamedTuple):
     sample_rate: int
     """In Hz."""
     num_samples: int
-    """The number of samples, no more than the file has room for, if that can be told;
-    `UNKNOWN` if not said."""
+    """No more than the file has room for, if that can be told; `UNKNOWN` if not said."""
     num_channels: int
     shortfall: str | None = None
     """The part that is missing; None if the file seems to be complete."""
@@ -250,16 +236,18 @@ class Header(NamedTuple):
     begins: float = 0.0
     """See `ffmpeg.FFmpegDecoder.begins`."""
     samples_at: int | None = None
-    """The first byte of the samples of a WAV that needs no decoder; None of other files."""
+    """The first byte of the samples of a 16-bit WAV; None of other files."""
 
 
 def plain_header(fd: int, size: int) -> Header | None:
     """Read the header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers
     that ends with its samples; None for files that libsndfile should look at."""
     head = os.pread(fd, _HEAD_BYTES, 0)
+    if len(head) < 42:
+        return None
     if head.startswith(b"RIFF"):
         return _wav_header(head, size)
-    if len(head) < 42 or not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
+    if not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
         return None
     packed = int.from_bytes(head[18:26])
     rate = packed >> 44
@@ -272,26 +260,23 @@ def plain_header(fd: int, size: int) -> Header | None:
 
 
 def _wav_header(head: bytes, size: int) -> Header | None:
-    if head[8:12] != b"WAVE" or int.from_bytes(head[4:8], "little") + 8 != size:
-        return None
-    offset, form = 12, None
-    while offset + 8 <= len(head):
+    end, kind = struct.unpack_from("<I4s", head, 4)
+    offset, name, length, form = 12, b"", 0, b""
+    while name != b"data":
+        offset += length + length % 2
+        if offset + 8 > len(head):
+            return None
         name, length = struct.unpack_from("<4sI", head, offset)
         offset += 8
-        if name == b"data":
-            if form is None or offset + length != size:
-                return None
-            kind, channels, rate, _, frame_bytes, bits = form
-            is_16_bit = kind == 1 and bits == 16 and frame_bytes == 2 * channels
-            if not (is_16_bit and 0 < channels <= 8 and rate and length):
-                return None
-            if length % frame_bytes:
-                return None
-            return Header(rate, length // frame_bytes, channels, samples_at=offset)
-        if name == b"fmt " and length == 16 and offset + length <= len(head):
-            form = struct.unpack_from("<HHIIHH", head, offset)
-        offset += length + length % 2
-    return None
+        if name == b"fmt " and length == 16:
+            form = head[offset : offset + 16]
+    if kind != b"WAVE" or not form or not offset + length == size == end + 8:
+        return None
+    coding, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", form)
+    is_16_bit = coding == 1 and bits == 16 and frame_bytes == 2 * channels
+    if not (is_16_bit and 0 < channels <= 8 and rate and length) or length % frame_bytes:
+        return None
+    return Header(rate, length // frame_bytes, channels, samples_at=offset)
 
 
 def is_shorten(fd: int) -> bool:
@@ -300,9 +285,9 @@ def is_shorten(fd: int) -> bool:
 
 
 def mp3_end(fd: int) -> int | None:
-    """Return where an MP3 ends by its header frame, in bytes from the start of the file;
-    None without such a frame (http://gabriel.mp3-tech.org/mp3infotag.html;
-    https://id3.org/id3v2.3.0 for the tag before the frame)."""
+    """Return where an MP3 ends by its header frame; None without such a frame
+    (http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag
+    before it)."""
     head = os.pread(fd, 10, 0)
     start = 0
     if head.startswith(b"ID3") and len(head) == 10:
@@ -319,10 +304,8 @@ def _mp3_shortfall(fd: int, size: int) -> str | None:
         return None
     after = os.pread(fd, 3, end)
     if after == b"ID3" or (after[0] == 0xFF and after[1] >= 0xE0):
-        return (
-            f"its header ends it after {end:,} of {size:,} bytes; another MP3 follows, "
-            "which cannot be read"
-        )
+        where = f"after {end:,} of {size:,} bytes"
+        return f"its header ends it {where}; another MP3 follows, which cannot be read"
     return None
 
 
@@ -348,10 +331,9 @@ def vorbis_patches(fd: int, size: int) -> dict[int, bytes]:
     """Move an Ogg Vorbis that begins before 0 to where libsndfile reads all of it.
 
     FFmpeg writes such files when it copies from the middle of another: the position of the
-    first page is below its number of samples. libsndfile then counts too few samples and
-    plays the first ones, or too many. It takes the difference of two positions, so those of
-    the first and the last page of sound are moved far up. In a complete file that begins at
-    0, this changes no sample."""
+    first page is below its number of samples, and libsndfile counts too few or too many. It
+    takes the difference of two positions, so those of the first and the last page of sound
+    are moved far up. In a complete file that begins at 0, this changes no sample."""
     if os.pread(fd, 7, 28) != b"\x01vorbis" or ogg_shortfall(fd, size):
         return {}
     first, packets = 0, 0

@@ -21,8 +21,8 @@ _lock = threading.Lock()  # guards all caches: a process may fork only while it 
 
 
 class Kept(Generic[_Result]):
-    """The results that were used last, for at most so many `seconds`. Their weights, by
-    default 1, add up to at most `limit`, but the last result is always kept."""
+    """The results that were used last, for so many `seconds`. Their weights add up to at
+    most `limit`, but the last result is always kept."""
 
     def __init__(
         self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf
@@ -31,14 +31,13 @@ class Kept(Generic[_Result]):
         self._weigh = weigh
         self._seconds = seconds
         self._results: OrderedDict[Hashable, Future[_Result]] = OrderedDict()
-        # weights, and ends by `time.monotonic`
-        self._made: dict[Hashable, tuple[int, float]] = {}
+        self._made: dict[Hashable, tuple[int, float]] = {}  # weights, ends by `time.monotonic`
         self._total = 0
         _all_kept.add(self)
 
     def get(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
-        """Return the result for a key, made by `make` unless it is kept. An AudioError of
-        `make` is kept for a minute, other exceptions are not."""
+        """Return the result for a key, made unless it is kept. An AudioError of `make` is
+        kept for a minute, other exceptions are not."""
         with _lock:
             if key in self._made and time.monotonic() > self._made[key][1]:
                 self._drop(key)

@@ -1,17 +1,10 @@
 """Copies of audio, and audio inside containers: tars, tables of Parquet and Arrow,
 Kaldi's archives.
 
-Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). Threads
-decode a copy of a member without a name: in memory, or if the member is large, on the disk
-of `TMPDIR`.
-
-Containers at URLs and compressed tars are copied as a whole to the disk of `TMPDIR`, once
-for all threads of a process. Manifests mostly have the members of a container next to each
-other, so the copies that were used last are kept. A server is asked once a minute whether a
-container has changed.
-
-A member's size and its container's mtime tell whether the member has changed; at a URL, its
-container's size and ETag do."""
+Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). A copy of
+a member has no name: it is in memory, or if it is large, on the disk of `TMPDIR`. So are
+containers at URLs and compressed tars; those that were used last are kept. docs/manifest.md
+says how changes are noticed."""
 
 from __future__ import annotations
 
@@ -32,8 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from featcache.audio.commands import run_command
 from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
@@ -47,6 +38,8 @@ from featcache.audio.remote import (
     fetch_beginning,
     fetch_to_disk,
     kept_on_disk,
+    negative_hash,
+    os_errors_as,
     stamp_of,
 )
 from featcache.audio.tables import ArrowIndex, ParquetIndex, pyarrow
@@ -65,31 +58,24 @@ from featcache.strings import other_spellings
 _INDEX_BYTES = 512 << 20  # of memory, for 20 million members of tars
 _MOST_LARGE = 2  # copies of large members that are kept, for other segments of them
 _PIECE = 4 << 20
-
 _ENTRY_HEADER = 5 + 1 + 8
-# a program that writes a WAV to a pipe leaves the largest size, or one near it
-_UNFINISHED = 0x7F000000
+_UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that writes to a pipe
 
 _KINDS: dict[str, Any] = {".arrow": ArrowIndex, ".parquet": ParquetIndex}
-"""The index of a container, by its suffix. Others are tars, or Kaldi's archives, whose
-entries have their length."""
+"""The index of a container, by its suffix; else of a tar."""
 
 _INDEXES: Kept[Any] = Kept(_INDEX_BYTES, lambda index: int(index.num_bytes))
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
 
 _UNPACKED_PIECE = 64 << 10  # bytes; of a .tar.zst, up to so much before a cut is lost
-
-_COPIES_BYTES, _MOST_COPIES = 16 << 30, 128
-"""Copies that are kept, unless a single one takes more; each is an open file."""
-
+_COPIES_BYTES, _MOST_COPIES = 16 << 30, 128  # kept; each is an open file
 _LARGEST_AHEAD = _COPIES_BYTES // 4  # so that containers in use keep their places
 _LEFT_FREE = 1 << 30  # bytes of a disk that copies leave for others
+_ASKED_SECONDS = 60.0  # until a server is asked about a container again
 
 _MOST_TIMES, _ALWAYS_ALLOWED = 100, 1 << 30
 """A tar may unpack to so many times its size, or to so many bytes: audio is never
 compressed so far."""
-
-_ASKED_SECONDS = 60.0  # until a server is asked about a container again
 
 _COPIES: Kept[Fetched] = Kept(
     _COPIES_BYTES, lambda copy: max(copy.stamp.size, _COPIES_BYTES // _MOST_COPIES)
@@ -110,11 +96,10 @@ def copy_of(source: CopiedSource, wait: Wait = time.sleep) -> Fetched:
         if not isinstance(member, ByteRange):
             return Fetched(stamp, member)
         pieces = _pieces(container, member)
-        if member.size > IN_MEMORY:
-            return _LARGE.get(
-                (source, *state), lambda: Fetched(stamp, file=kept_on_disk(pieces, member.size))
-            )
-        return Fetched(stamp, b"".join(pieces))
+        if member.size <= IN_MEMORY:
+            return Fetched(stamp, b"".join(pieces))
+        key = source, *state
+        return _LARGE.get(key, lambda: Fetched(stamp, file=kept_on_disk(pieces, member.size)))
 
 
 def beginning_of(source: CopiedSource) -> Fetched:
@@ -126,14 +111,12 @@ def beginning_of(source: CopiedSource) -> Fetched:
 
 def stamp_now(source: Url | Member) -> tuple[int | None, int]:
     """Return the size in bytes and the mtime (see `FileStamp`) of a file at a URL, or of a
-    member. Raises AudioError if it does not exist, or cannot be read.
-
-    A container at a URL is not fetched, and the size is None. For a row of Parquet, its row
-    group is read."""
+    member. Raises AudioError if it does not exist, or cannot be read. A container at a URL
+    is not fetched, and the size is None."""
     if isinstance(source, Url):
         return stamp_of(source)
     if isinstance(source.container, Url):
-        return None, _mtime(_asked(source.container))
+        return None, negative_hash(b"%d %d" % _asked(source.container))
     with _opened(source.container) as (container, state, mtime_ns):
         return _find(source, container, state).size, mtime_ns
 
@@ -154,17 +137,16 @@ def fetch_ahead(container: Url, wait: Wait) -> None:
 
 
 def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStamp]:
-    """Open an audio file or a container of this machine; its stamp is from before. Raises
-    AudioError if it does not exist, is empty, or cannot be read."""
+    """Open an audio file or a container of this machine. Returns its stamp from before.
+    Raises AudioError if it does not exist, is empty, or cannot be read."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")
         if status.st_size == 0:
-            raise AudioError(
-                Reason.EMPTY if what == "file" else Reason.TRUNCATED, f"the {what} holds 0 bytes"
-            )
+            reason = Reason.EMPTY if what == "file" else Reason.TRUNCATED
+            raise AudioError(reason, f"the {what} holds 0 bytes")
         return io.FileIO(path), FileStamp(status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError) as error:
         similar = ""
@@ -174,9 +156,8 @@ def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStam
                     similar = f"; there is {other!a}, which {difference}"
         raise AudioError(Reason.FILE_MISSING, f"there is no such {what}{similar}") from error
     except OSError as error:
-        raise AudioError(
-            Reason.FILE_UNREADABLE, f"the {what} cannot be read: {error.strerror}"
-        ) from error
+        what = f"the {what} cannot be read: {error.strerror}"
+        raise AudioError(Reason.FILE_UNREADABLE, what) from error
     except ValueError as error:  # a zero byte, say
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
@@ -197,36 +178,29 @@ def _find(member: Member, container: io.FileIO, state: tuple[Hashable, ...]) -> 
 def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
     """Find the audio of the entry at an offset of an archive of Kaldi's.
 
-    Kaldi's `wav-copy` writes a WAV file. `kaldiio`, with which ESPnet dumps audio, writes
-    `AUDIO`, the number of bytes of the length, the length (little-endian), and a file,
-    mostly FLAC. See `read_kaldi` and `_read_length_header` in
-    https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py."""
+    Kaldi's `wav-copy` writes a WAV. `kaldiio` writes `AUDIO`, the number of bytes of the
+    length, the length (little-endian), and a file, mostly FLAC: see `_read_length_header`
+    in https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py."""
     header = os.pread(descriptor, _ENTRY_HEADER, offset) if offset < archive_size else b""
     if header[:4] == b"RIFF":
         size = 8 + int.from_bytes(header[4:8], "little")
         if not 8 < size < _UNFINISHED:
-            raise AudioError(
-                Reason.NOT_AUDIO,
-                "the WAV in the archive does not say its size: wav-copy corrects it",
-            )
+            what = "the WAV in the archive does not say its size: wav-copy corrects it"
+            raise AudioError(Reason.NOT_AUDIO, what)
     elif header[:5] == b"AUDIO" and len(header) == _ENTRY_HEADER and header[5] <= 8:
         width = header[5]
         size = int.from_bytes(header[6 : 6 + width], "little")
         offset += 6 + width
     elif not header:
-        raise AudioError(
-            Reason.TRUNCATED,
-            f"the archive was cut short after {archive_size:,} bytes, before the entry",
-        )
+        what = f"the archive was cut short after {archive_size:,} bytes, before the entry"
+        raise AudioError(Reason.TRUNCATED, what)
     else:
-        raise AudioError(
-            Reason.NOT_AUDIO, f"at byte {offset:,} of the archive is no audio: features, perhaps"
-        )
+        what = f"at byte {offset:,} of the archive is no audio: features, perhaps"
+        raise AudioError(Reason.NOT_AUDIO, what)
     return range_within(archive_size, "archive", offset, size)
 
 
 def _pieces(container: io.FileIO, member: ByteRange) -> Iterator[bytes]:
-    """Read the bytes of a member."""
     descriptor, done = container.fileno(), 0
     before = state_of(os.fstat(descriptor))
     while done < member.size:
@@ -244,30 +218,24 @@ def _opened(
     container: Path | Url, wait: Wait = time.sleep
 ) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
     """Open a container, or its copy if it is compressed or at a URL. Yields the file, its
-    state, and the mtime of members. Raises AudioError if it does not exist or cannot be
-    copied; within the block, if it cannot be read."""
+    state, and the mtime of members. Raises AudioError, within the block too."""
     state: tuple[Hashable, ...]
-    try:
-        with ExitStack() as stack:
-            if isinstance(container, Url):
-                stamp = _asked(container, wait)
-                state, mtime_ns = (container, *stamp), _mtime(stamp)
-                open_packed = partial(_open_fetched, container, stamp, wait)
-            else:
-                packed = stack.enter_context(open_file(container, "container")[0])
-                status = os.fstat(packed.fileno())
-                state, mtime_ns = state_of(status), status.st_mtime_ns
-                open_packed = partial(stack.enter_context, packed)
-            if is_compressed(container):
-                unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
-                file = _COPIES.get((*state, "unpacked"), unpack).open()
-            else:
-                file = open_packed()
-            yield stack.enter_context(file), state, mtime_ns
-    except OSError as error:
-        raise AudioError(
-            Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}"
-        ) from error
+    with os_errors_as("the container cannot be read"), ExitStack() as stack:
+        if isinstance(container, Url):
+            stamp = _asked(container, wait)
+            state, mtime_ns = (container, *stamp), negative_hash(b"%d %d" % stamp)
+            open_packed = partial(_open_fetched, container, stamp, wait)
+        else:
+            packed = stack.enter_context(open_file(container, "container")[0])
+            status = os.fstat(packed.fileno())
+            state, mtime_ns = state_of(status), status.st_mtime_ns
+            open_packed = partial(stack.enter_context, packed)
+        if is_compressed(container):
+            unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
+            file = _COPIES.get((*state, "unpacked"), unpack).open()
+        else:
+            file = open_packed()
+        yield stack.enter_context(file), state, mtime_ns
 
 
 def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
@@ -280,10 +248,6 @@ def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
             raise type(fault)(fault.reason, f"the container: {fault}") from None
 
     return _STAMPS.get(container, ask)
-
-
-def _mtime(stamp: FileStamp) -> int:
-    return -(xxhash.xxh3_64_intdigest(b"%d %d" % stamp) >> 1) - 1
 
 
 def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
@@ -300,9 +264,8 @@ def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
 
 def _zstd(file: io.FileIO) -> Any:
     arrow = pyarrow()
-    return arrow.CompressedInputStream(
-        arrow.PythonFile(io.FileIO(file.fileno(), closefd=False), "r"), "zstd"
-    )
+    packed = arrow.PythonFile(io.FileIO(file.fileno(), closefd=False), "r")
+    return arrow.CompressedInputStream(packed, "zstd")
 
 
 _UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
@@ -312,8 +275,7 @@ _UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
     ".xz": (rb"\xfd7zXZ\0", lzma.LZMAFile),
     ".zst": (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _zstd),
 }
-"""By the suffix of a compressed tar: an expression for its beginning, and a reader that
-unpacks it."""
+"""By the suffix of a compressed tar: a pattern of its beginning, and a reader."""
 
 
 def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> Fetched:
@@ -334,7 +296,7 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> 
 
 def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
     """Read a stream to its end, or to where it was cut short. Raises AudioError if it has
-    more than `limit` bytes, the disk has no room for them, or it is damaged. Nothing of a
+    more than `limit` bytes, the disk has no room for them, or it is damaged: nothing of a
     damaged stream is used, since checksums stand at the end."""
     size = 0
     try:
@@ -342,10 +304,8 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
             wait(0.0)
             size += len(piece)
             if size > limit:
-                raise AudioError(
-                    Reason.FILE_UNREADABLE,
-                    f"the tar unpacks to over {limit:,} bytes: unpack it yourself",
-                )
+                what = f"the tar unpacks to over {limit:,} bytes: unpack it yourself"
+                raise AudioError(Reason.FILE_UNREADABLE, what)
             _make_room(len(piece), "")
             yield piece
     except EOFError:
@@ -354,25 +314,21 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno:
             raise
         if "Truncated compressed stream" not in str(error):  # Arrow's EOFError
-            raise AudioError(
-                Reason.TRUNCATED, f"the container cannot be unpacked: {error}"
-            ) from None
+            what = f"the container cannot be unpacked: {error}"
+            raise AudioError(Reason.TRUNCATED, what) from None
 
 
 def _make_room(count: int, why: str) -> None:
-    """Make room for so many bytes on the disk of `TMPDIR`, if need be by forgetting the
-    copies that are kept. Raises AudioError if others would have no room left."""
+    """Make room for so many bytes on the disk of `TMPDIR`, if need be by forgetting kept
+    copies. Raises AudioError if others would have no room left."""
     if not _has_room(count):
         _COPIES.forget()
     if not _has_room(count):
-        raise AudioError(
-            Reason.FILE_UNREADABLE,
-            f"the container cannot be copied to {tempfile.gettempdir()}: {why}"
-            f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk "
-            "with more room",
-        )
+        what = f"the container cannot be copied to {tempfile.gettempdir()}: {why}"
+        left = f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there"
+        remedy = "set TMPDIR to a disk with more room"
+        raise AudioError(Reason.FILE_UNREADABLE, f"{what}{left}: {remedy}")
 
 
 def _has_room(count: int) -> bool:
-    """Tell whether the disk of `TMPDIR` has room for so many bytes."""
     return shutil.disk_usage(tempfile.gettempdir()).free >= _LEFT_FREE + count

@@ -1,16 +1,9 @@
 """Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the
-choice of a cut, the sum.
-
-The seed and the copy's id decide which noise a copy gets, and where the cut begins. The
-first eight bytes (little-endian) of the SHA-256 of `<seed> <id>`, modulo the number of
-noises, are the noise's row in its manifest. The next eight, modulo the number of places
-where the cut can begin, are its place. So the choice depends neither on the order of
-utterances, nor on numpy's generators, which may change.
+choice of a cut (see docs/configs.md), the sum.
 
 Decoded noise stays in memory, since opening a file and seeking in it takes longer than
 adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has
-other values than a resampled cut. Noises that have no room are decoded cut by cut: all
-places are equally likely, so replacing one noise by another would gain nothing."""
+other values than a resampled cut. Noises that have no room are decoded cut by cut."""
 
 from __future__ import annotations
 
@@ -28,9 +21,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from featcache.audio.blocks import Joined, Samples
 from featcache.audio.content_hash import state_of
 from featcache.audio.formats import UNKNOWN
 from featcache.audio.kept import Kept
@@ -46,10 +39,9 @@ from featcache.storage.base import in_parallel
 
 _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
-_BLOCK = 1 << 20  # samples that are decoded at once
 _MOST_FILES = 1 << 20
 
-_DECODED: Kept[NDArray[np.float32]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
+_DECODED: Kept[Samples] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
 """Whole noises, mono, by the content of their manifest."""
 
 _FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
@@ -59,15 +51,13 @@ _FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
 def distinct(values: tuple[float, ...]) -> tuple[float, ...]:
     """Check numbers that become suffixes of ids, and sort them: their order in a config
     does not matter."""
-    faults = []
-    if not values:
-        faults.append("expected one number at least")
-    for value in values:
-        if float(f"{value:g}") != value:
-            faults.append(f"{value!r} has more than six digits")
+    long = [value for value in values if float(f"{value:g}") != value]
+    faults = [f"{value!r} has more than six digits" for value in long]
     for value, count in sorted(Counter(values).items()):
         if count > 1:
             faults.append(f"{value:g} is there {count} times")
+    if not values:
+        faults.append("expected one number at least")
     if faults:
         raise ValueError(listing(faults))
     return tuple(sorted(value + 0.0 for value in values))
@@ -107,9 +97,8 @@ class NoisePolicy(Section):
             return value
         content = noise_content(read_noise(manifest))
         if value not in (None, content):
-            raise ValueError(
-                f"{manifest}: the noise has changed: it is {content[:12]} now, and was {value[:12]}"
-            )
+            what = f"it is {content[:12]} now, and was {value[:12]}"
+            raise ValueError(f"{manifest}: the noise has changed: {what}")
         return content
 
 
@@ -125,10 +114,9 @@ class NoiseClip:
 
 
 class Noise:
-    """The noise of a config. Several threads may call its methods.
-
-    Noises become waveforms by `audio`, as utterances do. Raises ConfigError if the noise
-    has changed since the config was read."""
+    """The noise of a config, made into waveforms by `audio`, as utterances are. Several
+    threads may call its methods. Raises ConfigError if the noise has changed since the
+    config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio
@@ -136,24 +124,21 @@ class Noise:
         try:
             self._clips = read_noise(policy.manifest)
             self._content = noise_content(self._clips)
+            if self._content != policy.content:
+                raise ValueError(f"{policy.manifest}: has changed since the config was read")
         except ValueError as error:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
-        if self._content != policy.content:
-            raise ConfigError(
-                f"augment.noise.manifest: {policy.manifest}: has changed since the config was read"
-            )
         itemsize = np.dtype(np.float32).itemsize
         totals = accumulate(clip.num_samples * itemsize for clip in self._clips)
         pairs = zip(self._clips, totals, strict=True)
         self._kept = {clip for clip, num_bytes in pairs if num_bytes <= _KEPT_BYTES}
 
-    def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
+    def add_to(self, waveform: Samples, id_: str, snr: float) -> Samples:
         """Add noise to a copy, float32 `[num_samples]` at the config's rate, scaled so that
         the ratio of the mean powers of both is `snr` dB.
 
-        The sum is a new array, and is not clipped. If the clip or its cut of noise is
-        silent, the clip itself is returned. Raises ConfigError if the noise cannot be
-        decoded."""
+        The sum is not clipped. If the clip or its cut of noise is silent, the clip itself is
+        returned. Raises ConfigError if the noise cannot be decoded."""
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
         if not speech_power or not noise_power:
@@ -161,15 +146,12 @@ class Noise:
         gain = math.sqrt(speech_power / noise_power) * 10 ** (-snr / 20)
         return (waveform.astype(np.float64) + gain * noise).astype(np.float32)
 
-    def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
+    def cut(self, num_samples: int, id_: str) -> Samples:
         """Return the noise of a copy before it is scaled, float32 `[num_samples]` at the
-        config's rate. If a noise is long enough, the cut lies anywhere within it. A
-        shorter noise begins anywhere, and is repeated.
-
-        It must not be changed: others may share its memory."""
-        draw, place, *_ = struct.unpack(
-            "<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
-        )
+        config's rate. If a noise is long enough, the cut lies anywhere within it; a shorter
+        noise begins anywhere, and is repeated. The array may be shared: do not change it."""
+        digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
+        draw, place = struct.unpack_from("<2Q", digest)
         clip = self._clips[draw % len(self._clips)]
         needed = -(-num_samples * clip.sample_rate // self._audio.sample_rate)
         if needed <= clip.num_samples:
@@ -180,17 +162,16 @@ class Noise:
             return np.zeros(num_samples, np.float32)
         return np.resize(np.roll(whole, -(place % len(whole))), num_samples)
 
-    def _waveform(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
+    def _waveform(self, clip: NoiseClip, first: int, stop: int) -> Samples:
         """Return samples of a noise, resampled to the config's rate."""
         try:
             mono = self._mono(clip, first, stop)
             return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
         except AudioError as error:
-            raise ConfigError(
-                f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out"
-            ) from error
+            what = f"augment.noise.manifest: {clip.path}: {error}"
+            raise ConfigError(f"{what}: repair it, or leave it out") from error
 
-    def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
+    def _mono(self, clip: NoiseClip, first: int, stop: int) -> Samples:
         """Return samples of a noise, mono, at the file's rate."""
         channel = self._audio.channel if clip.channel is None else clip.channel
         if clip in self._kept:
@@ -202,8 +183,8 @@ class Noise:
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """List a manifest's noises, in its order, by their files' headers. Raises a ValueError
-    of one line with all faults."""
+    """List a manifest's noises by their files' headers. Raises a ValueError of one line
+    with all faults."""
     # a config may be a stranger's: a pipe would wait, and a device never end
     if not Path(manifest).is_file():
         raise ValueError(f"{manifest}: cannot be read: not a file")
@@ -223,8 +204,7 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
     ValueError if a file cannot be read.
 
     The fingerprint of a config includes this hash; ids and the files' locations do not
-    matter. A process reads a file again only if it changes: MUSAN's noise, 0.7 GB, takes
-    about a second."""
+    matter. A process reads a file again only if it changes."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
         hashes = dict(zip(paths, in_parallel(_file_hash, paths, _THREADS), strict=True))
@@ -241,10 +221,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
 
     path = manifest.resolve(row.path)
     if not isinstance(path, Path):
-        return (
-            f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this "
-            "machine, as a file"
-        )
+        what = "is at a URL or in a container: copy the noise to this machine, as a file"
+        return f"{row.id}: {row.path}: {what}"
     try:
         with closing(Recording(path)) as recording:
             header = recording.header
@@ -268,27 +246,24 @@ def _file_hash(path: Path) -> str:
         return _FILE_HASHES.get(state, lambda: hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
-    """Decode samples of a noise, mono, at the file's rate, a block at a time."""
+def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> Samples:
+    """Decode samples of a noise, mono, at the file's rate."""
     from featcache.audio.decode import Cut, decode
 
+    class Mono(Joined):
+        def add(self, block: Samples) -> None:
+            super().add(to_mono(block, channel))
+
     rate = clip.sample_rate
-    blocks = []
-    for begin in range(first, stop, _BLOCK):
-        num_samples = min(_BLOCK, stop - begin)
-        blocks.append(Cut((clip.first + begin) / rate, num_samples / rate))
-    samples = np.empty(stop - first, np.float32)
-    filled = 0
-    for result in decode(clip.path, blocks):
-        if isinstance(result, AudioError):
-            raise result
-        mono = to_mono(result[0], channel)
-        samples[filled : filled + len(mono)] = mono
-        filled += len(mono)
-    return samples[:filled]
+    cut = Cut((clip.first + first) / rate, (stop - first) / rate)
+    (result,) = decode(clip.path, [cut], collect=lambda _, __, expected: Mono(expected))
+    if isinstance(result, AudioError):
+        raise result
+    samples: Samples = result[0]
+    return samples
 
 
-def _power(waveform: NDArray[np.float32]) -> float:
+def _power(waveform: Samples) -> float:
     """Return the mean square, in float64, summed in one order for any number of threads."""
     if not len(waveform):
         return 0.0

@@ -1,30 +1,28 @@
 """An open audio file, and its samples by position, bit for bit as decoding all of it
 gives them.
 
-Measured with libsndfile 1.2.2 and soundfile 0.14: seeking gives other samples in MP3 and
-Opus, and once in a thousand times in Vorbis; it is exact in FLAC, and where samples have a
-fixed size. A decoder of FLAC that met damage cannot be used again. The length of an MP3
-without a header frame is a guess.
+Measured with libsndfile 1.2.2: seeking gives other samples in MP3 and Opus, and once in a
+thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A decoder
+of FLAC that met damage cannot be used again.
 
-dr_flac, from the package miniaudio, decodes complete FLAC files in two thirds of the time
-of libsndfile, which copies decoded samples one at a time. dr_flac reports little about
-damage, so libsndfile decodes again what dr_flac does not decode to the last sample.
-Opening a file with libsndfile takes as long as decoding a tenth of a second, so it is not
-done before: the first 42 bytes of a FLAC say enough. The samples of a 16-bit WAV are its
-integers times 2^-15, as libsndfile gives them."""
+dr_flac, from the package miniaudio, decodes FLAC in two thirds of the time of libsndfile,
+but reports little about damage, so libsndfile decodes again what dr_flac does not decode to
+the last sample. Opening a file with libsndfile takes as long as decoding a tenth of a
+second, so headers of FLAC and 16-bit WAV are read here."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import xxhash
 
-from featcache.audio.blocks import Segment
-from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
+from featcache.audio.blocks import Samples, Segment
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
 from featcache.audio.ffmpeg import BEGINNING, FFmpegDecoder, format_of
 from featcache.audio.formats import (
     FFMPEG,
@@ -56,13 +54,11 @@ END_TOLERANCE_SECONDS = 0.1
 """A segment that ends at most this much after the end of its file is cut off there:
 manifests round durations, and encoders of MP3 add or drop a little. A later end fails."""
 
-_SEEKABLE = frozenset(
-    {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
-)
+_SEEKABLE = ["PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
 _BLOCK = 65536  # samples that are read at once of a file that cannot be seeked
 _BLOCK_VALUES = 1 << 20  # of all channels, in a block
 _MORE = 4096  # samples that are asked for after the last one of a FLAC
-_FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
+_FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC that is read into memory whole
 _SMALL_BYTES = 1 << 20  # of a file that is read once, and hashed and decoded in memory
 _MOST_HASHED = 64 << 30  # bytes: hashing more takes minutes, and it is mostly holes
 _LEVEL = np.float32(2**-15)  # the step of 16-bit samples
@@ -70,6 +66,8 @@ _SYSTEM_ERROR = 2  # libsndfile's code for an error of the operating system
 
 Span = tuple[int, int]
 """The first sample, and the one after the last."""
+
+_Spans = dict[int, Span]
 
 
 class Recording:
@@ -85,17 +83,11 @@ class Recording:
         self._is_copy = isinstance(location, CopiedSource)
         if isinstance(location, CopiedSource):
             copy = fetched(location)
-            try:
-                self._file, self.stamp = copy.open(), copy.stamp
-            except OSError as error:
-                raise AudioError(
-                    Reason.OUT_OF_MEMORY, f"it does not fit into memory: {error.strerror}"
-                ) from error
+            self._file, self.stamp = copy.open(), copy.stamp
         else:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
-        # None of a FLAC or 16-bit WAV until it is needed
-        self._decoder: _Decoder | FFmpegDecoder | None = None
+        self._decoder: Any = None  # of a FLAC or 16-bit WAV, None until it is needed
         self.position = 0
         """The position of the next sample to decode."""
         self.damage: AudioError | None = None
@@ -117,21 +109,18 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """Hash the file's bytes, those decoded unless it `has_changed`; `UNKNOWN_HASH` if
-        they cannot all be read, or are too many."""
+        """Hash the file's bytes, those decoded unless it `has_changed`. Returns
+        `UNKNOWN_HASH` if they cannot all be read, or are too many."""
         if self.stamp.size > _MOST_HASHED:
             return UNKNOWN_HASH
         with suppress(OSError):  # a bad sector, maybe outside of the segments
             if self.stamp.size <= _SMALL_BYTES:
-                return hash_of_bytes(self._bytes_at(0, self.stamp.size))
-            if self._is_copy:  # no other recording asks for its hash
-                return hash_of_content(self._file.fileno())
+                return int(xxhash.xxh3_64_intdigest(self._bytes_at(0, self.stamp.size)))
             return hashes.of(self._file.fileno())
         return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Tell whether the file's size or time has changed since it was opened. A copy does
-        not change."""
+        """Tell whether the file has changed since it was opened. A copy does not change."""
         status = os.fstat(self._file.fileno())
         return not self._is_copy and (status.st_size, status.st_mtime_ns) != self.stamp
 
@@ -143,22 +132,19 @@ class Recording:
             raise self.damage
         return min(self.position, self.header.num_samples)
 
-    def cut(self, spans: Sequence[Span], begin: Callable[[int], Segment]) -> Iterator[Segment]:
-        """Decode the samples of each span, and yield their segments in the order of `spans`.
-        A segment has fewer samples than its span if the recording ends before, or is
-        damaged.
+    def cut(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        """Decode the samples of each span, by its number, and yield their segments in the
+        order of `spans`. A segment has fewer samples than its span if the recording ends
+        before, or is damaged.
 
-        `begin` starts the segment of a span, by the span's number. Only a block is held
-        here. A file that cannot be seeked is decoded once, in its own order; segments that
-        are due later wait."""
+        `begin` starts the segment of a number. A file that cannot be seeked is decoded
+        once, in its own order; segments that are due later wait."""
         if self.header.can_seek:
             return self._cut_seeking(spans, begin)
         return self._cut_forwards(spans, begin)
 
-    def _cut_seeking(
-        self, spans: Sequence[Span], begin: Callable[[int], Segment]
-    ) -> Iterator[Segment]:
-        for number, span in enumerate(spans):
+    def _cut_seeking(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        for number, span in spans.items():
             segment = begin(number)
             if not self._add_plain(span, segment):
                 if segment.num_samples:  # some of them may be damaged
@@ -169,9 +155,8 @@ class Recording:
     def _add_decoded(self, span: Span, segment: Segment) -> None:
         first, stop = span
         if self._decoder is None or self.damage:
-            self._restart()
+            self.restart()
         if first != self.position and not self.damage:
-            assert isinstance(self._decoder, _Decoder)
             self.position = first
             try:
                 self._decoder.seek(first)
@@ -183,13 +168,11 @@ class Recording:
                 break
             segment.add(block)
 
-    def _cut_forwards(
-        self, spans: Sequence[Span], begin: Callable[[int], Segment]
-    ) -> Iterator[Segment]:
-        coming = sorted(range(len(spans)), key=spans.__getitem__, reverse=True)
+    def _cut_forwards(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
+        coming = sorted(spans, key=spans.__getitem__, reverse=True)
         segments: dict[int, Segment] = {}
         unfinished: set[int] = set()
-        for due in range(len(spans)):
+        for due in spans:
             while due not in segments or due in unfinished:
                 while coming and spans[coming[-1]][0] <= self.position:
                     number = coming.pop()
@@ -198,7 +181,7 @@ class Recording:
                 # up to where a segment begins or ends
                 bounds = [spans[number][1] for number in unfinished]
                 bounds += [spans[number][0] for number in coming[-1:]]
-                wanted = min(_block_of(self.header.num_channels), min(bounds) - self.position)
+                wanted = min(self._block, min(bounds) - self.position)
                 block = self._read(wanted)
                 if len(block):
                     for number in unfinished:
@@ -210,12 +193,8 @@ class Recording:
                 unfinished -= {number for number in unfinished if spans[number][1] <= self.position}
             yield segments.pop(due)
 
-    def start_over(self) -> None:
-        """Forget a `cut` that was given up."""
-        if self._decoder is not None:
-            self._restart()
-
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Start a new decoder, after damage or a `cut` that was given up."""
         try:
             if self._decoder is not None:
                 self._decoder.close()
@@ -237,19 +216,17 @@ class Recording:
         False if it does not give all of them."""
         if not self._is_plain:
             return False
-        header = self.header
         with suppress(OSError):  # libsndfile meets it too, and says where
-            if header.samples_at is not None:
-                return self._add_levels(header.samples_at, span, segment)
-            if span == (0, header.num_samples):
-                return _decode_flac(self._bytes_at(0, self.stamp.size), header, segment)
+            if self.header.samples_at is not None:
+                return self._add_levels(self.header.samples_at, span, segment)
+            if span == (0, self.header.num_samples):
+                return self._add_flac(segment)
         return False
 
     def _add_levels(self, samples_at: int, span: Span, segment: Segment) -> bool:
         """Add the 16-bit samples of a WAV. Returns False if some are missing."""
-        channels = self.header.num_channels
-        width = 2 * channels
-        for first in range(*span, _block_of(channels)):
+        width = 2 * self.header.num_channels
+        for first in range(*span, self._block):
             samples = self._room_for(span[1] - first)
             data = self._bytes_at(samples_at + width * first, width * len(samples))
             if len(data) < width * len(samples):
@@ -258,7 +235,32 @@ class Recording:
             segment.add(samples)
         return True
 
-    def _read(self, num_samples: int) -> NDArray[np.float32]:
+    def _add_flac(self, segment: Segment) -> bool:
+        """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave
+        fewer samples than its header counts. There may be more: FFmpeg's concat demuxer
+        copies the frames of several files, and the header of the first."""
+        header, lib, ffi = self.header, miniaudio.lib, miniaudio.ffi
+        data = self._bytes_at(0, self.stamp.size)
+        decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
+        if not decoder:
+            return False
+        try:
+            promised = decoder.channels, decoder.totalPCMFrameCount
+            if promised != (header.num_channels, header.num_samples):
+                return False
+            count = wanted = 0
+            while count == wanted and not segment.is_full:
+                missing = header.num_samples - segment.num_samples
+                samples = self._room_for(missing if missing > 0 else _MORE)
+                wanted, room = len(samples), ffi.from_buffer("float[]", samples)
+                count = int(lib.ma_dr_flac_read_pcm_frames_f32(decoder, wanted, room))
+                if count:
+                    segment.add(samples[:count])
+            return segment.num_samples >= header.num_samples
+        finally:
+            lib.ma_dr_flac_close(decoder)
+
+    def _read(self, num_samples: int) -> Samples:
         """Decode the next samples, at most a block: `[num_samples, channels]`. They are
         fewer if the recording ends before, or is damaged."""
         samples = self._room_for(num_samples)
@@ -266,7 +268,6 @@ class Recording:
         at_once = len(samples) if self.header.can_seek else _BLOCK
         filled = 0
         while filled < len(samples) and not self.damage:
-            assert self._decoder is not None
             try:
                 count = len(self._decoder.read(out=samples[filled : filled + at_once]))
             except (soundfile.LibsndfileError, AudioError) as error:
@@ -278,35 +279,34 @@ class Recording:
             self.position += count
         return samples[:filled]
 
-    def _room_for(self, num_samples: int) -> NDArray[np.float32]:
+    def _room_for(self, num_samples: int) -> Samples:
         """Allocate `[num_samples, channels]`, at most a block."""
-        channels = self.header.num_channels
-        return np.empty((min(num_samples, _block_of(channels)), channels), np.float32)
+        return np.empty((min(num_samples, self._block), self.header.num_channels), np.float32)
 
-
-def _block_of(num_channels: int) -> int:
-    """Count the samples in a block."""
-    return max(1, _BLOCK_VALUES // num_channels)
+    @property
+    def _block(self) -> int:
+        """The most samples in a block."""
+        return max(1, _BLOCK_VALUES // self.header.num_channels)
 
 
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
     """A SoundFile that seeks only when it is told to.
 
-    After each read, soundfile seeks to where the decoder already is, unless the file cannot
-    seek. In an MP3 this changes the next samples, and it takes time in any file."""
+    After each read, soundfile seeks to where the decoder already is, which takes time, and
+    in an MP3 changes the next samples."""
 
     def seekable(self) -> bool:
         return False
 
 
-def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
+def _start(file: io.FileIO) -> tuple[Any, Header]:
     """Open a decoder at the start of a file, and read its header."""
     file.seek(0)
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
     sound = find_sound(descriptor, size)
     patches = sound.patches(size) if sound else vorbis_patches(descriptor, size)
     try:
-        seen = View(descriptor, patches, size) if patches else descriptor
+        seen = View(descriptor, patches, size, size) if patches else descriptor
         decoder = _Decoder(seen, closefd=False)
     except soundfile.LibsndfileError as refusal:
         return _start_ffmpeg(descriptor, size, refusal)
@@ -321,16 +321,15 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
         decoder.close()
         file.seek(0)
         end = min(size, sound.at + sound.length) if sound and sound.length > 0 else size
-        decoder = _Decoder(View(descriptor, patches, end, is_endless=True))
+        decoder = _Decoder(View(descriptor, patches, end, claimed_size=64 * end))
         num_samples = UNKNOWN
     if decoder.subtype == "GSM610":
         num_samples = gsm_samples(decoder.extra_info, num_samples)
     lack = shortfall(decoder, descriptor, size)
     can_seek = num_samples != UNKNOWN and decoder.subtype in _SEEKABLE
     is_float = decoder.subtype in ("FLOAT", "DOUBLE")
-    return decoder, Header(
-        decoder.samplerate, num_samples, decoder.channels, lack, can_seek, is_float
-    )
+    form = decoder.samplerate, num_samples, decoder.channels
+    return decoder, Header(*form, lack, can_seek, is_float)
 
 
 def _start_ffmpeg(
@@ -338,9 +337,8 @@ def _start_ffmpeg(
 ) -> tuple[FFmpegDecoder, Header]:
     """Open FFmpeg for a file that libsndfile has refused."""
     if is_shorten(descriptor):
-        raise AudioError(
-            Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
-        ) from None
+        what = "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
+        raise AudioError(Reason.NOT_AUDIO, what) from None
     format_name = format_of(os.pread(descriptor, BEGINNING, 0))
     lack = cut_in_header(descriptor, size)
     try:
@@ -351,46 +349,8 @@ def _start_ffmpeg(
         if lack:
             raise AudioError(Reason.TRUNCATED, lack) from None
         raise
-    header = Header(
-        decoder.samplerate,
-        UNKNOWN,
-        decoder.channels,
-        lack,
-        can_seek=False,
-        is_float=True,
-        decoder=FFMPEG,
-        begins=decoder.begins,
-    )
-    return decoder, header
-
-
-def _decode_flac(data: bytes, header: Header, segment: Segment) -> bool:
-    """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave fewer
-    samples than its header counts.
-
-    The file may hold more samples: FFmpeg's concat demuxer copies the frames of several
-    files, and the header of the first."""
-    lib, ffi = miniaudio.lib, miniaudio.ffi
-    decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
-    if not decoder:
-        return False
-    try:
-        promised = decoder.channels, decoder.totalPCMFrameCount
-        if promised != (header.num_channels, header.num_samples):
-            return False
-        while not segment.is_full:
-            missing = header.num_samples - segment.num_samples
-            wanted = min(missing, _block_of(header.num_channels)) if missing > 0 else _MORE
-            samples = np.empty((wanted, header.num_channels), np.float32)
-            room = ffi.from_buffer("float[]", samples)
-            count = int(lib.ma_dr_flac_read_pcm_frames_f32(decoder, wanted, room))
-            if count:
-                segment.add(samples[:count])
-            if count < wanted:
-                break
-        return segment.num_samples >= header.num_samples
-    finally:
-        lib.ma_dr_flac_close(decoder)
+    form = decoder.samplerate, UNKNOWN, decoder.channels
+    return decoder, Header(*form, lack, False, True, FFMPEG, decoder.begins)
 
 
 _FAULTS = (OSError, soundfile.LibsndfileError, AudioError)
@@ -406,8 +366,7 @@ def _fault(error: Exception, seconds: float | None = None) -> AudioError:
     if error.code == _SYSTEM_ERROR:
         return AudioError(Reason.FILE_UNREADABLE, "the file cannot be read: an error of the system")
     words: str = error.error_string.removeprefix("Error : ").rstrip(".")
-    # libsndfile's words for an MP3 that it cannot open
-    if words.startswith("File does not exist"):
+    if words.startswith("File does not exist"):  # of an MP3
         words = "format not recognised"
     words = words[:1].lower() + words[1:]
     if seconds is None:

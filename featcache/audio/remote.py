@@ -1,13 +1,10 @@
 """Files at URLs: fetched whole, with retries, from object stores and web servers.
 
-One request fetches an audio file, so that all its bytes are of one moment, to a copy
-without a name: in memory, or if it is large, on the disk of `TMPDIR`. Several requests at
-once fetch a container of audio; their answers must be of one file. The size and the ETag
-tell whether a file has changed, see `FileStamp`.
+One request fetches an audio file, so that all its bytes are of one moment. Several requests
+at once fetch a container of audio; their answers must be of one file.
 
-obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials
-in the environment. Its own retries are turned off: they leave out what breaks off in the
-middle. Its messages are not passed on: they quote redirected addresses, with signatures."""
+obstore's own retries are turned off: they leave out what breaks off in the middle. Its
+messages are not passed on: they quote redirected addresses, with signatures."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -54,12 +51,13 @@ _RANGE = 8 << 20  # bytes of a container that a request asks for
 _RANGES_AT_ONCE = 8  # a connection to an object store gives 50 to 100 MB a second
 
 _HEAD_REFUSED = (403, 405, 501)  # of servers that may answer GET
+_NO_PATH = "not a valid path in a store"
 
 URLS_AT_ONCE, FILES_AT_ONCE = 64, 16  # questions at a time, at URLs and on this machine
 
 Wait = Callable[[float], object]
-"""A function that waits for some seconds before another try. It is also called with 0 now
-and then while something takes long, and may raise to give up."""
+"""A function that waits for some seconds before another try. It is also called with 0 while
+something takes long, and may raise to give up."""
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -71,12 +69,12 @@ class FileStamp(NamedTuple):
     size: int
     """The size, in bytes."""
     mtime_ns: int
-    """The time of the last change, in nanoseconds since the epoch. For a file at a URL with
-    an ETag, a number below 0 that follows from the ETag."""
+    """The time of the last change, in nanoseconds since the epoch; of a file at a URL with
+    an ETag, `negative_hash` of the ETag."""
 
 
 class Fetched:
-    """A fetched file, or its beginning: the fetched bytes, or a `file` without a name."""
+    """A fetched file, or its beginning: the bytes, or a `file` without a name."""
 
     def __init__(self, stamp: FileStamp, data: Any = None, file: io.FileIO | None = None) -> None:
         self.stamp = stamp
@@ -87,18 +85,19 @@ class Fetched:
 
     def open(self) -> io.FileIO:
         """Open it as a file with its own position. Bytes not fetched are zeros. Raises
-        OSError if memory is short."""
+        AudioError if it does not fit into memory."""
         if self._file is not None:
             return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
-        file = io.FileIO(os.memfd_create("featcache-audio"), "r+")
-        try:
-            _write(file, self._data)
-            file.truncate(self.stamp.size)
-            file.seek(0)
-            return file
-        except BaseException:
-            file.close()
-            raise
+        with os_errors_as("it does not fit into memory", Reason.OUT_OF_MEMORY):
+            file = io.FileIO(os.memfd_create("featcache-audio"), "r+")
+            try:
+                _write(file, self._data)
+                file.truncate(self.stamp.size)
+                file.seek(0)
+                return file
+            except BaseException:
+                file.close()
+                raise
 
 
 def require(url: Url) -> None:
@@ -107,7 +106,7 @@ def require(url: Url) -> None:
     try:
         _address(url)
     except AudioError as error:
-        if error.reason != Reason.FILE_MISSING:  # that is a fault of one row
+        if error.reason != Reason.FILE_MISSING:  # a fault of one row
             raise ManifestError(f"{url}: {error}") from error
 
 
@@ -132,8 +131,7 @@ def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
 
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetched:
     """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried
-    again as in `fetch`. Raises AudioError also if its stamp has changed, or the disk is
-    full."""
+    again. Raises AudioError also if its stamp has changed, or the disk is full."""
 
     def checked(result: GetResult) -> GetResult:
         if _stamp(result.meta) != stamp:
@@ -176,7 +174,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetche
 
 
 def fetch_beginning(url: Url) -> Fetched:
-    """Fetch the bytes of the file's header. Raises AudioError also if the server gives only
+    """Fetch the bytes of a file's header. Raises AudioError also if the server gives only
     whole files."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
@@ -242,13 +240,17 @@ def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
         raise
 
 
+def _disk_may_fail() -> AbstractContextManager[None]:
+    return os_errors_as(f"a copy cannot be kept in {tempfile.tempdir or 'TMPDIR'}")
+
+
 @contextmanager
-def _disk_may_fail() -> Iterator[None]:
+def os_errors_as(what: str, reason: Reason = Reason.FILE_UNREADABLE) -> Iterator[None]:
+    """Raise an AudioError instead of an OSError; its message begins with `what`."""
     try:
         yield
     except OSError as error:
-        message = f"a copy cannot be kept in {tempfile.tempdir or 'TMPDIR'}: {error.strerror}"
-        raise AudioError(Reason.FILE_UNREADABLE, message) from error
+        raise AudioError(reason, f"{what}: {error.strerror}") from error
 
 
 def _write(file: io.FileIO, data: Any) -> int:
@@ -279,33 +281,35 @@ def _try(
 
 def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     """Say what is wrong, and whether it may pass."""
-    # which obstore takes for one of them
-    if isinstance(error, FileNotFoundError) and status_of(error) != 405:
+    if isinstance(error, FileNotFoundError) and status_of(error) != 405:  # which obstore confuses
         return AudioError(Reason.FILE_MISSING, "there is no such file"), False
     if isinstance(error, ValueError):
-        return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False
+        return AudioError(Reason.FILE_MISSING, _NO_PATH), False
     words = "the connection breaks off"
     if not isinstance(error, _BrokenOffError):
         words = in_words(url, error)
     faults = library().exceptions
-    final = (
-        PanickedError,
-        faults.PermissionDeniedError,
-        faults.UnauthenticatedError,
-        faults.NotSupportedError,
-    )
+    refusals = faults.PermissionDeniedError, faults.UnauthenticatedError, faults.NotSupportedError
     code = status_of(error)
-    is_refused = 400 <= code < 500 and code not in (408, 425, 429)
-    may_pass = not (is_refused or isinstance(error, final) or has_no_credentials(error))
-    return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
+    is_final = (
+        isinstance(error, (PanickedError, *refusals))
+        or (400 <= code < 500 and code not in (408, 425, 429))
+        or has_no_credentials(error)
+    )
+    return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), not is_final
 
 
 def _stamp(meta: ObjectMeta) -> FileStamp:
     etag = meta["e_tag"]
     if etag:
-        return FileStamp(meta["size"], -(xxhash.xxh3_64_intdigest(etag.encode()) >> 1) - 1)
+        return FileStamp(meta["size"], negative_hash(etag.encode()))
     # HTTP tells seconds
     return FileStamp(meta["size"], round(meta["last_modified"].timestamp()) * 10**9)
+
+
+def negative_hash(data: bytes) -> int:
+    """Return a number below 0 that follows from bytes, and so is no time."""
+    return -(xxhash.xxh3_64_intdigest(data) >> 1) - 1
 
 
 def _address(url: Url) -> tuple[ObjectStore, str]:
@@ -317,7 +321,7 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
     try:
         if not scheme.startswith("http"):
             if not key or key.startswith("/"):  # which a store would leave out
-                raise AudioError(Reason.FILE_MISSING, "not a valid path in a store")
+                raise AudioError(Reason.FILE_MISSING, _NO_PATH)
             return client(f"{scheme}://{host}", retries=False), key
         # not a path that a store knows
         if "?" in key or "#" in key or "//" in f"/{key}" or "/." in f"/{key}":

@@ -7,10 +7,9 @@ from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from featcache.audio.blocks import Joined
+from featcache.audio.blocks import Joined, Samples
 from featcache.errors import AudioError, MissingDependencyError, Reason
 from featcache.sections import Section
 
@@ -45,14 +44,10 @@ class WaveformBuilder:
     """Makes blocks of samples into a waveform at the config's rate.
 
     A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
-    resamples it to num_samples * rate / source_rate samples, rounded to the nearest
-    number (half a sample up or down, always the same way), and gives the same bits in any
-    thread, and in blocks of any size.
-
-    Another speed, a number of at most six digits, takes no further step: the recording is
-    resampled as if its rate were source_rate * speed Hz. So it lasts 1 / speed as long,
-    and pitch and formants change with it, as with sox's `speed` (Ko et al., Audio
-    augmentation for speech recognition, Interspeech 2015).
+    resamples it to num_samples * rate / source_rate samples, rounded to the nearest number
+    (half a sample up or down, always the same way), with the same bits in any thread, and
+    in blocks of any size. At another speed, a number of at most six digits, the source
+    rate is source_rate * speed Hz (see docs/configs.md).
 
     Args:
         channel: The utterance's, from 0; None for the policy's.
@@ -71,11 +66,8 @@ class WaveformBuilder:
         num_samples: int = 0,
     ) -> None:
         if source_rate < policy.min_source_rate:
-            raise AudioError(
-                Reason.RATE_REFUSED,
-                f"its header says {source_rate} Hz: audio.min_source_rate is "
-                f"{policy.min_source_rate}",
-            )
+            least = f"audio.min_source_rate is {policy.min_source_rate}"
+            raise AudioError(Reason.RATE_REFUSED, f"its header says {source_rate} Hz: {least}")
         if source_rate != policy.sample_rate and policy.resample == "forbid":
             wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
             raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
@@ -85,13 +77,13 @@ class WaveformBuilder:
             rates = (Fraction(f"{speed:g}") * source_rate / policy.sample_rate).as_integer_ratio()
         self._rates = rates
         self._quality = policy.resample.removeprefix("soxr_").upper()
-        self._first_block: NDArray[np.float32] | None = None  # to be resampled
+        self._first_block: Samples | None = None  # to be resampled
         self._stream: Any = None
         self._made = Joined(num_samples * rates[1] // rates[0] + 1)
 
-    def add(self, samples: NDArray[np.float32]) -> None:
-        """Append a block, C-contiguous float32 `[num_samples, channels]`, which must not
-        change afterwards. Raises AudioError (NO_SUCH_CHANNEL)."""
+    def add(self, samples: Samples) -> None:
+        """Append a block, C-contiguous `[num_samples, channels]`, which must not change
+        afterwards. Raises AudioError (NO_SUCH_CHANNEL)."""
         mono = to_mono(samples, self._channel)
         if self._rates[0] == self._rates[1]:
             self._made.add(mono)
@@ -101,16 +93,15 @@ class WaveformBuilder:
             self._first_block = mono
         else:
             self._stream = _soxr().ResampleStream(*self._rates, 1, "float32", self._quality)
-            self._made.add(self._stream.resample_chunk(self._first_block))
+            for block in (self._first_block, mono):
+                self._made.add(self._stream.resample_chunk(block))
             self._first_block = None
-            self._made.add(self._stream.resample_chunk(mono))
 
-    def finish(self) -> NDArray[np.float32]:
-        """Return the waveform, float32 `[num_samples]`, contiguous, maybe in the memory of
-        a block."""
+    def finish(self) -> Samples:
+        """Return the waveform, float32 `[num_samples]`, contiguous, maybe a block itself."""
         if self._first_block is not None:
             rates = self._rates
-            whole: NDArray[np.float32] = _soxr().resample(self._first_block, *rates, self._quality)
+            whole: Samples = _soxr().resample(self._first_block, *rates, self._quality)
             return whole
         if self._stream is not None:
             self._made.add(self._stream.resample_chunk(np.empty(0, np.float32), last=True))
@@ -118,13 +109,13 @@ class WaveformBuilder:
 
 
 def to_waveform(
-    samples: NDArray[np.float32],
+    samples: Samples,
     source_rate: int,
     policy: AudioPolicy,
     channel: int | None = None,
     *,
     speed: float = 1,
-) -> NDArray[np.float32]:
+) -> Samples:
     """Make all samples of a clip into a waveform, as a `WaveformBuilder` does."""
     builder = WaveformBuilder(source_rate, policy, channel, speed=speed)
     builder.add(samples)
@@ -139,9 +130,9 @@ def _soxr() -> Any:
     return soxr
 
 
-def why_silent(loudest: float, waveform: NDArray[np.float32]) -> str:
-    """Say why a waveform is as good as silent; empty if it is not. `loudest` is the peak of
-    all channels from which it was made."""
+def why_silent(loudest: float, waveform: Samples) -> str:
+    """Say why a waveform is as good as silent, if it is. `loudest` is the peak of all
+    channels from which it was made."""
     if peak_of(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * loudest):
         return ""
     if loudest < _SILENT:
@@ -151,7 +142,7 @@ def why_silent(loudest: float, waveform: NDArray[np.float32]) -> str:
     return ""
 
 
-def peak_of(samples: NDArray[np.float32]) -> float:
+def peak_of(samples: Samples) -> float:
     """Return the highest absolute value; 0 without samples."""
     return float(max(samples.max(initial=0.0), -samples.min(initial=0.0)))
 
@@ -169,8 +160,8 @@ def error_if_too_long(
     )
 
 
-def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float32]:
-    """Mix channels, `[num_samples, channels]`, or take a channel. Returns contiguous float32
+def to_mono(samples: Samples, channel: Channel) -> Samples:
+    """Mix channels, `[num_samples, channels]`, or take one. Returns contiguous
     `[num_samples]`. Raises AudioError (NO_SUCH_CHANNEL)."""
     num_channels = samples.shape[1]
     if channel == "mix" and num_channels > 1:
@@ -181,8 +172,6 @@ def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float3
         return mixed
     index = channel if isinstance(channel, int) else 0
     if not 0 <= index < num_channels:
-        raise AudioError(
-            Reason.NO_SUCH_CHANNEL,
-            f"no channel {index}: the file has {num_channels}, counted from 0",
-        )
+        what = f"no channel {index}: the file has {num_channels}, counted from 0"
+        raise AudioError(Reason.NO_SUCH_CHANNEL, what)
     return np.ascontiguousarray(samples[:, index])

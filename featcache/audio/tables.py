@@ -1,7 +1,7 @@
 """Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row.
 
 The values of an Arrow file have places in it, like the members of a tar. A Parquet file
-compresses row groups, so the row groups that were read last are kept in memory."""
+compresses row groups, so those that were read last are kept in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featcache.audio.tar import ByteRange
 from featcache.errors import AudioError, Reason, first_line
 from featcache.manifest.formats import tables as manifests
 
-_KEPT_BYTES = 512 << 20  # row groups that are kept in memory, unless a single one takes more
+_KEPT_BYTES = 512 << 20  # of row groups in memory, unless a single one takes more
 _LARGEST_GROUP = 1 << 30  # the most bytes of audio in a row group
 _ROWS_AT_ONCE = 16  # rows that are unpacked before their bytes are counted
 
@@ -31,8 +31,7 @@ pyarrow = partial(manifests.pyarrow, "audio in Parquet, Arrow or .tar.zst")
 
 
 class ArrowIndex:
-    """The places of values in a file of either of Arrow's formats. Raises AudioError for
-    other files."""
+    """The places of values in an Arrow file or stream. Raises AudioError for others."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
@@ -50,22 +49,19 @@ class ArrowIndex:
                     places[name].append(_places(batch.column(name), whole))
         except (arrow.ArrowException, OSError, ValueError) as error:
             if not places:
-                raise AudioError(
-                    Reason.NOT_AUDIO, f"the container is no Arrow file: {first_line(error)}"
-                ) from None
+                what = f"the container is no Arrow file: {first_line(error)}"
+                raise AudioError(Reason.NOT_AUDIO, what) from None
             self._fault = f"was cut short, or is damaged: {first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
         self.num_bytes = sum(places.nbytes for places in self._columns.values())
 
     def find(self, name: str) -> ByteRange:
-        """Find the bytes of a column's row. Raises AudioError if the column or row does not
-        exist, or is empty."""
+        """Find the bytes of a column's row. Raises AudioError if there are none."""
         column, row = _column_and_row(name, self._columns)
         places = self._columns[column].T
         if row >= len(places) and self._fault:
-            raise AudioError(
-                Reason.TRUNCATED, f"the table {self._fault}; it has {len(places):,} rows left"
-            )
+            what = f"the table {self._fault}; it has {len(places):,} rows left"
+            raise AudioError(Reason.TRUNCATED, what)
         _check_row(row, len(places))
         offset, size = places[row].tolist()
         _check_size(size)
@@ -74,7 +70,7 @@ class ArrowIndex:
 
 class ParquetIndex:
     """The row groups of a Parquet file, which need not stay open. Raises AudioError for
-    other files."""
+    others."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._arrow = pyarrow()
@@ -82,27 +78,23 @@ class ParquetIndex:
             file = self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}")
         self._metadata = file.metadata
         self._fields = _fields_with_bytes(file.schema_arrow)
-        counts = [
-            self._metadata.row_group(number).num_rows
-            for number in range(self._metadata.num_row_groups)
-        ]
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        counts = [group.num_rows for group in groups]
         if min(counts, default=0) < 0:
-            raise AudioError(
-                Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows"
-            )
+            what = "the table is damaged: a row group has fewer than no rows"
+            raise AudioError(Reason.TRUNCATED, what)
         self._starts = [0, *accumulate(counts)]
         # approximately: its parts are objects
         self.num_bytes = 10 * int(self._metadata.serialized_size)
 
     def find(self, name: str, descriptor: int) -> Any:
-        """Read the bytes of a column's row, as a buffer. Raises AudioError if the column or
-        row does not exist, is empty, or cannot be read."""
+        """Read the bytes of a column's row, as a buffer. Raises AudioError if there are
+        none, or they cannot be read."""
         column, row = _column_and_row(name, self._fields)
         _check_row(row, self._starts[-1])
         group = bisect_right(self._starts, row) - 1
-        values = _ROW_GROUPS.get(
-            (self, column, group), lambda: self._unpacked(descriptor, column, group)
-        )
+        key = self, column, group
+        values = _ROW_GROUPS.get(key, lambda: self._unpacked(descriptor, column, group))
         value = values[row - self._starts[group]]
         _check_size(0 if value is None else value.size)
         return value
@@ -113,28 +105,22 @@ class ParquetIndex:
         num_bytes = 0
         values: list[Any] = []
         with self._checked():
-            file = self._arrow.parquet.ParquetFile(
-                f"/proc/self/fd/{descriptor}", metadata=self._metadata
-            )
-            for batch in file.iter_batches(
-                _ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False
-            ):
+            path = f"/proc/self/fd/{descriptor}"
+            file = self._arrow.parquet.ParquetFile(path, metadata=self._metadata)
+            options = {"row_groups": [group], "columns": [leaf], "use_threads": False}
+            for batch in file.iter_batches(_ROWS_AT_ONCE, **options):
                 rows = batch.column(0)
                 if leaf != column:
                     rows = rows.field("bytes")
                 values += [value.as_buffer() for value in rows]
                 num_bytes += rows.nbytes
                 if num_bytes > _LARGEST_GROUP:
-                    raise AudioError(
-                        Reason.OUT_OF_MEMORY,
-                        f"its row group holds more than {_LARGEST_GROUP >> 20:,} MiB: write "
-                        "it with smaller ones",
-                    )
+                    most = f"{_LARGEST_GROUP >> 20:,} MiB"
+                    what = f"its row group holds more than {most}: write it with smaller ones"
+                    raise AudioError(Reason.OUT_OF_MEMORY, what)
         if len(values) != self._starts[group + 1] - self._starts[group]:
-            raise AudioError(
-                Reason.TRUNCATED,
-                "the table is damaged: a row group has fewer rows than its footer says",
-            )
+            what = "the table is damaged: a row group has fewer rows than its footer says"
+            raise AudioError(Reason.TRUNCATED, what)
         return values
 
     @contextmanager
@@ -142,9 +128,8 @@ class ParquetIndex:
         try:
             yield
         except (self._arrow.ArrowException, OSError, ValueError) as error:
-            raise AudioError(
-                Reason.TRUNCATED, f"the table is damaged, or no Parquet: {first_line(error)}"
-            ) from None
+            what = f"the table is damaged, or no Parquet: {first_line(error)}"
+            raise AudioError(Reason.TRUNCATED, what) from None
 
 
 _ROW_GROUPS: Kept[Sequence[Any]] = Kept(
@@ -191,14 +176,11 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
 def _column_and_row(name: str, columns: Any) -> tuple[str, int]:
     column, _, row = name.rpartition("/")
     if column not in columns:
-        raise AudioError(
-            Reason.FILE_MISSING,
-            f"no such column of bytes; there are: {', '.join(columns) or 'none'}",
-        )
+        what = f"no such column of bytes; there are: {', '.join(columns) or 'none'}"
+        raise AudioError(Reason.FILE_MISSING, what)
     if not (row.isascii() and row.isdigit()):
-        raise AudioError(
-            Reason.FILE_MISSING, "a path into a table ends in a column and a row, as in audio/123"
-        )
+        what = "a path into a table ends in a column and a row, as in audio/123"
+        raise AudioError(Reason.FILE_MISSING, what)
     return column, int(row)
 
 

@@ -1,6 +1,4 @@
-"""The places of a tar's members, by their headers alone, which tarfile reads.
-
-Headers of any content are read up to a limit, and a name leads only to a place in the tar.
+"""The places of a tar's members, by their headers alone, which tarfile reads up to a limit.
 tarfile keeps a kilobyte of a member, this index 24 bytes."""
 
 from __future__ import annotations
@@ -46,18 +44,14 @@ def range_within(container_size: int, what: str, offset: int, size: int) -> Byte
     the member's end."""
     held = max(0, container_size - offset)
     if held < size:
-        raise AudioError(
-            Reason.TRUNCATED,
-            f"the {what} was cut short: it has {held:,} of the member's {size:,} bytes",
-        )
+        has = f"it has {held:,} of the member's {size:,} bytes"
+        raise AudioError(Reason.TRUNCATED, f"the {what} was cut short: {has}")
     return ByteRange(offset, size)
 
 
 class TarIndex:
-    """The places of a tar's members. Raises AudioError for other files.
-
-    If members have the same name, the last one is used, as by tar. Hard links lead to the
-    member that they name."""
+    """The places of a tar's members: of several with the same name, the last, as by tar.
+    Hard links lead to the member that they name. Raises AudioError for other files."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size
@@ -91,9 +85,8 @@ class TarIndex:
         file, or is cut off."""
         place = self._find(_hash(name))
         if place is None and self._fault:
-            raise AudioError(
-                Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member"
-            )
+            what = f"the tar {self._fault}, and what is left has no such member"
+            raise AudioError(Reason.TRUNCATED, what)
         if place is None:
             raise AudioError(Reason.FILE_MISSING, "the tar has no such member")
         offset, size = self._ranges[:, place].tolist()
@@ -118,16 +111,14 @@ class _CutError(_DamagedError):
 
 
 class _Headers(io.FileIO):
-    """A tar for tarfile, which may read at most `left` bytes, and none behind the end."""
+    """A tar for tarfile, which may read `left` bytes, and none behind the end."""
 
     left = _LONGEST
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read so many bytes."""
         if size is None or not 0 <= size <= self.left:
-            raise _DamagedError(
-                f"has a header of more than {_LONGEST:,} bytes before byte {self.tell():,}"
-            )
+            what = f"has a header of more than {_LONGEST:,} bytes"
+            raise _DamagedError(f"{what} before byte {self.tell():,}")
         self.left -= size
         data = super().read(size)
         if len(data) < size:

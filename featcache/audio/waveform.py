@@ -1,5 +1,5 @@
-"""An utterance's waveform as its config wants it: resampled, at the speed of its copy,
-with the noise of its copy."""
+"""An utterance's waveform as its config wants it: resampled, at its copy's speed, with its
+copy's noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
+from featcache.audio.blocks import Samples
 from featcache.audio.noise import Noise, NoisePolicy, distinct
 from featcache.audio.resample import AudioPolicy, WaveformBuilder
 from featcache.manifest.copies import Copies, copies_of
@@ -38,8 +38,8 @@ class AugmentPolicy(Section):
 
 @dataclass(frozen=True)
 class WaveformMaker:
-    """Makes the waveforms of one config from decoded samples of any length. Equal makers
-    make the same waveforms. Several threads may call its methods."""
+    """Makes the waveforms of one config from decoded samples. Equal makers make the same
+    waveforms. Several threads may call its methods."""
 
     audio: AudioPolicy  # without its `max_seconds`
     augment: AugmentPolicy | None
@@ -72,12 +72,12 @@ class WaveformMaker:
 
     @property
     def seconds_per_second(self) -> float:
-        """The seconds of resampled waveforms, of all speeds, for a second of a recording."""
+        """The seconds of waveforms, of all speeds, for a second of a recording."""
         return float((1 / np.unique(self.copies.speeds)).sum())
 
-    def with_noise(self, waveform: NDArray[np.float32], id_: str) -> NDArray[np.float32]:
-        """Add a copy's noise, if it has any, to its waveform. Raises ConfigError if the noise
-        cannot be decoded, or has changed."""
+    def with_noise(self, waveform: Samples, id_: str) -> Samples:
+        """Add a copy's noise, if it has any. Raises ConfigError if the noise cannot be
+        decoded, or has changed."""
         copy = self.copies.copy_of(id_)
         if copy.snr is None or self._noise is None:
             return waveform

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -222,7 +222,7 @@ def _item_of(
                 Reason.TOO_SHORT,
                 f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame",
             )
-    item = Item(**decoded.utterance.row(), num_samples=len(waveform), **asdict(source))
+    item = Item(**decoded.utterance.row(), num_samples=len(waveform), **source._asdict())
     return item, waveform, why_silent(made.loudest, waveform)
 
 

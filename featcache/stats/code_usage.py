@@ -8,25 +8,24 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.stats.pieces import ShardPieces, select
+from featcache.stats.pieces import Ints, ShardPieces, select
 
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """The number of occurrences of each code of a version."""
+    """The occurrences of each code of a version."""
 
     version: str
     """The name of the version's folder."""
     fingerprint: str
     frames: int
     utterances: int
-    counts: list[NDArray[np.int64]]
-    """The number of occurrences of each code: for each codebook, int64 `[size]`."""
+    counts: list[Ints]
+    """The occurrences of each code: for each codebook, int64 `[size]`."""
 
     @property
     def used(self) -> list[int]:
@@ -41,8 +40,7 @@ class Usage:
 
     @property
     def perplexity(self) -> list[float]:
-        """For each codebook, the number of equally frequent codes that would have its
-        entropy."""
+        """The number of equally frequent codes that would have each codebook's entropy."""
         return [2.0**bits for bits in self.entropy]
 
 
@@ -71,18 +69,15 @@ def usage(
 
     def count(pieces: ShardPieces) -> None:
         frames_before = pieces.counts.cumsum() - pieces.counts
-        rows = np.arange(pieces.counts.sum()) + np.repeat(
-            pieces.starts - pieces.first - frames_before, pieces.counts
-        )
-        codes = pieces.read()[rows]
-        for number, column in enumerate(codes.T):
+        moves = np.repeat(pieces.starts - pieces.first - frames_before, pieces.counts)
+        codes = pieces.read()[np.arange(len(moves)) + moves]
+        for number, (column, size) in enumerate(zip(codes.T, spec.codebook_sizes, strict=True)):
             for code in (column.min(initial=0), column.max(initial=0)):
                 # else counting would need memory for all codes up to it
-                size = len(counts[number])
                 if not 0 <= code < size:
                     what = f"holds code {code} of codebook {number}, which has {size}"
                     raise StoreError(f"{path}: {what}: `featcache verify` says where")
-            of_column = np.bincount(column, minlength=len(counts[number]))
+            of_column = np.bincount(column, minlength=size)
             with adding:
                 counts[number] += of_column
 

@@ -1,8 +1,5 @@
-"""k-means over the frames of a version, for the centroids of the extractor `units`.
-
-A sample of the frames is drawn and clustered in memory, as float32; the other frames are
-never in memory. On features of speech, Lloyd's algorithm ends sooner than mini-batches,
-and at a lower inertia (figures in docs/extractors.md)."""
+"""k-means over a sample of the frames of a version, for the centroids of the extractor
+`units`. docs/extractors.md describes it, and has figures."""
 
 from __future__ import annotations
 
@@ -33,15 +30,11 @@ TOLERANCE = 1e-4
 
 _SEEDING_FRAMES_PER_UNIT = 40
 _BLOCK_FRAMES = 1 << 14
-
-_STRETCH_BYTES = 4 << 20
-"""The size of the stretches by which a shard is read, each from its first drawn frame to
-its last."""
+_STRETCH_BYTES = 4 << 20  # by which a shard is read, from the first drawn frame to the last
 
 _Assigned = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The sum of the frames nearest to each centroid, `[k, D]` (float32 of a block, float64 of
-all blocks); their number, int64 `[k]`; and the squared distance of each frame from its
-centroid, float32 `[N]`."""
+all); their number, int64 `[k]`; each frame's squared distance, float32 `[N]`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Fit:
     """The result of clustering."""
 
     centroids: torch.Tensor
-    """The centroids, float32 `[k, D]` on the CPU."""
+    """Float32 `[k, D]` on the CPU."""
     sizes: NDArray[np.int64]
     """The number of frames of the sample that are nearest to each centroid, int64 `[k]`."""
     inertia: float
@@ -70,32 +63,28 @@ def fit_version(
     sample has at most `frames` frames, by default `FRAMES_PER_UNIT` for each centroid.
 
     On one device and with the same libraries, the same `seed` gives the same centroids, in
-    any order of the utterances, and with any number of threads (one is enough for a GPU;
-    torch's own should be one).
+    any order of the utterances, and with any number of threads.
 
-    Raises ConfigError if the features are no vectors of floats, the sample has fewer
-    frames than `k`, or holds NaN or infinity; DamagedError if a shard is damaged."""
-    spec = version.info.spec
+    Raises ConfigError if the features are no vectors of floats, or the sample has fewer
+    frames than `k`, NaN or infinity; DamagedError if a shard is damaged."""
+    path, info, spec = version.path, version.info, version.info.spec
     if np.dtype(spec.dtype).kind != "f":
-        raise ConfigError(
-            f"{version.path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32"
-        )
+        what = f"holds {spec.dtype}, {spec.units}"
+        raise ConfigError(f"{path}: {what}; k-means takes float16 or float32")
     if len(spec.item_shape) != 1:
-        raise ConfigError(
-            f"{version.path}: holds {spec.main.shape_text()}, not [frames, D]: extract one "
-            "layer, or a weighted sum"
-        )
+        what = f"holds {spec.main.shape_text()}, not [frames, D]"
+        raise ConfigError(f"{path}: {what}: extract one layer, or a weighted sum")
     index = open_index(version)
     available = int(index.num_frames.sum())
     if frames is None:
         frames = FRAMES_PER_UNIT * k
     if min(available, frames) < k:
         few = f"it holds {available:,}" if available < k else f"--frames is {frames:,}"
-        raise ConfigError(f"{version.path}: {k:,} units need at least as many frames; {few}")
+        raise ConfigError(f"{path}: {k:,} units need at least as many frames; {few}")
     generator = np.random.default_rng(seed)
     sample = draw_frames(version, index, min(available, frames), generator)
     if not np.isfinite(sample).all():
-        raise ConfigError(f"{version.path}: holds NaN or infinity: `featcache verify` says where")
+        raise ConfigError(f"{path}: holds NaN or infinity: `featcache verify` says where")
     fit = cluster(torch.from_numpy(sample).to(device or "cpu"), k, generator, threads)
     fitted = {
         "seed": repr(seed),
@@ -105,7 +94,6 @@ def fit_version(
         "spec": json.dumps(spec.document()),
         "featcache": library_versions()["featcache"],
     }
-    info = version.info
     codebook = Codebook(fit.centroids, info.config, info.fingerprint, spec.dtype, fitted)
     return codebook, fit
 
@@ -113,9 +101,8 @@ def fit_version(
 def draw_frames(
     version: Version, index: Index, count: int, generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Draw different frames of the version, each with the same probability: float32
-    `[count, D]`. Frames are numbered in the order of the hashes of their utterances' ids,
-    so the draw does not depend on their shards."""
+    """Draw different frames of the version, float32 `[count, D]`. They are numbered in the
+    order of the hashes of their utterances' ids, so the draw does not depend on shards."""
     utterances = index.by_hash.astype(np.int64)
     ends = np.cumsum(index.num_frames[utterances])
     chosen = np.sort(generator.choice(int(ends[-1]), count, replace=False, shuffle=False))
@@ -140,9 +127,9 @@ def draw_frames(
 
 
 def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, threads: int = 1) -> Fit:
-    """Cluster at least `k` frames, float32 `[N, D]`, by Lloyd's algorithm, from the
-    centroids of k-means++, which `generator` draws. A centroid without frames moves to one
-    of the frames that are farthest from their centroids."""
+    """Cluster at least `k` frames, float32 `[N, D]`, by Lloyd's algorithm from
+    `first_centroids`. A centroid without frames moves to one of the frames that are
+    farthest from their centroids."""
     num_seeding = min(len(frames), _SEEDING_FRAMES_PER_UNIT * k)
     chosen = np.sort(generator.choice(len(frames), num_seeding, replace=False))
     seeding = frames[torch.from_numpy(chosen).to(frames.device)]
@@ -165,17 +152,15 @@ def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, thread
 def _assign(
     frames: torch.Tensor, centroids: torch.Tensor, pool: ThreadPoolExecutor, threads: int
 ) -> _Assigned:
-    """Assign frames to the centroids nearest to them. The blocks' sums are added in their
-    order, so the number of threads changes nothing."""
+    """Assign frames to their nearest centroids. The blocks' sums are added in order, so the
+    number of threads changes nothing."""
     k, nearest = len(centroids), Nearest(centroids, frames.device)
 
     def assign_block(block: torch.Tensor) -> _Assigned:
         codes, distances = nearest(block)
         sizes = codes.bincount(minlength=k)
-        starts = sizes.cumsum(0) - sizes
-        sums = torch.nn.functional.embedding_bag(
-            codes.argsort(stable=True), block, starts, mode="sum"
-        )
+        starts, order = sizes.cumsum(0) - sizes, codes.argsort(stable=True)
+        sums = torch.nn.functional.embedding_bag(order, block, starts, mode="sum")
         return sums, sizes, distances
 
     sums = torch.zeros_like(centroids, dtype=torch.float64)
@@ -183,10 +168,7 @@ def _assign(
     distances = frames.new_empty(len(frames))
     step = threads * _BLOCK_FRAMES  # in memory are the sums of one block for each thread
     for first in range(0, len(frames), step):
-        part = frames[first : first + step]
-        blocks = [
-            part[start : start + _BLOCK_FRAMES] for start in range(0, len(part), _BLOCK_FRAMES)
-        ]
+        blocks = torch.split(frames[first : first + step], _BLOCK_FRAMES)
         of_blocks = []
         for block_sums, block_sizes, block_distances in pool.map(assign_block, blocks):
             sums += block_sums
@@ -197,9 +179,9 @@ def _assign(
 
 
 def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator) -> torch.Tensor:
-    """Draw centroids, float32 `[k, D]`, by greedy k-means++ (Arthur and Vassilvitskii,
-    2007): each is one of the frames `[n, D]`, drawn in proportion to its squared distance
-    from those before. Of a few draws, the one that leaves the least distance is taken."""
+    """Draw centroids from frames `[n, D]` by greedy k-means++ (Arthur and Vassilvitskii,
+    2007), float32 `[k, D]`: each in proportion to its squared distance from those before,
+    and of a few draws the one that leaves the least distance."""
     centred = frames - frames.mean(0)
     squares = centred.square().sum(1)
 

@@ -1,15 +1,13 @@
 """Mean and variance of each dimension of a version's features, over all frames and over
 groups of utterances; and their file.
 
-The cache is read in one pass, in the order of its shards. An utterance is cut into pieces
-of 256 frames, counted from its beginning. For each piece, the sums of x - c and of (x -
+Utterances are cut into pieces of 256 frames. For each piece, the sums of x - c and of (x -
 c)² are computed in float64, and added without any rounding (`ExactSums`). So the same
 utterances give the same bits, in any shards and order, with any number of threads.
 
 The shift c is close to the mean, and preserves the digits of the variance when the mean is
 far from zero (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample
-variance", The American Statistician 37). It is the mean of the beginnings of a few
-utterances, chosen in the order of their ids' hashes."""
+variance", The American Statistician 37)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,27 +29,28 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
+from featcache.stats.pieces import (
+    PIECE_FRAMES,
+    Ints,
+    Selection,
+    ShardPieces,
+    pieces_by_shard,
+    select,
+)
 from featcache.storage.files import write_file
 from featcache.storage.opening import open_store
 
 FORMAT = "featcache stats 1"
 
-_AT_MOST_BYTES = 1 << 30
-
-_STILL = 1e-3
-"""The largest standard deviation of a still dimension, relative to the median."""
-
-_BLOCK_VALUES = 1 << 15
-"""The number of values summed at once: 256 kB as float64 stay in a core's cache."""
-
-_BLOCK_COLUMNS = _BLOCK_VALUES // PIECE_FRAMES
-_SHIFT_UTTERANCES = 16
-
-_PART_BITS = 32
-
 LOWEST = 992
 """The last bit of any value is worth at least 2^-992."""
+
+_AT_MOST_BYTES = 1 << 30
+_STILL = 1e-3  # of the median: the largest standard deviation of a still dimension
+_BLOCK_VALUES = 1 << 15  # that are summed at once: 256 kB stay in a core's cache
+_BLOCK_COLUMNS = _BLOCK_VALUES // PIECE_FRAMES
+_SHIFT_UTTERANCES = 16
+_PART_BITS = 32
 
 Array = NDArray[np.float64]
 
@@ -60,8 +59,7 @@ Array = NDArray[np.float64]
 class Stats:
     """Mean and variance of every dimension of a version's features.
 
-    Variances are those of the frames themselves, not estimates for other frames: sum((x -
-    mean)²) / frames."""
+    Variances are those of the frames themselves: sum((x - mean)²) / frames."""
 
     version: str
     """The name of the version's folder."""
@@ -69,25 +67,25 @@ class Stats:
     units: str
     frames: int
     utterances: int
-    mean: NDArray[np.float64]
+    mean: Array
     """Float64 `[*item_shape]`."""
-    variance: NDArray[np.float64]
+    variance: Array
     """Float64 `[*item_shape]`."""
     by: str | None = None
-    """The column of the manifest whose values are the groups; None if there are no groups."""
+    """The column of the manifest whose values are the groups, if there are any."""
     groups: list[str] = field(default_factory=list)
     """The names of the groups, sorted."""
-    group_frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    group_frames: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Int64 `[groups]`."""
-    group_utterances: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    group_utterances: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Int64 `[groups]`."""
-    group_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    group_mean: Array = field(default_factory=lambda: np.empty(0))
     """Float64 `[groups, *item_shape]`."""
-    group_variance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    group_variance: Array = field(default_factory=lambda: np.empty(0))
     """Float64 `[groups, *item_shape]`."""
 
     @property
-    def std(self) -> NDArray[np.float64]:
+    def std(self) -> Array:
         """Standard deviations, float64 `[*item_shape]`."""
         return np.sqrt(self.variance)
 
@@ -99,7 +97,7 @@ class Stats:
         return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write an `.npz` of the fields by their names. Equal statistics give equal bytes.
+        """Write an `.npz` of the fields by their names; equal statistics give equal bytes.
         Raises ArgumentError if the file exists, without `overwrite`; StoreError if it
         cannot be written."""
         refuse_to_replace(Path(path), overwrite)
@@ -115,13 +113,12 @@ class Stats:
 
     @classmethod
     def load(cls, path: str | Path) -> Stats:
-        """Read the file without unpickling anything. Raises StoreError if it does not exist,
-        or holds no statistics."""
+        """Read the file. Raises StoreError if it does not exist, or holds no statistics."""
         place = Path(path)
         try:
             data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
             with zipfile.ZipFile(data) as members:
-                # Packed data might unpack to any size; `save` packs nothing.
+                # packed data might unpack to any size; `save` packs nothing
                 if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
                     raise ValueError("packed")
             with np.load(data, allow_pickle=False) as file:
@@ -140,9 +137,8 @@ class Stats:
             groups = list(map(str, arrays.pop("groups", np.empty(0)).tolist()))
             stats = cls(**arrays | {"by": arrays["by"] or None, "groups": groups})
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"{path}: damaged: an incomplete file of `featcache stats` ({error})"
-            ) from error
+            what = f"an incomplete file of `featcache stats` ({error})"
+            raise StoreError(f"{path}: damaged: {what}") from error
         fault = stats._fault()
         if fault is not None:
             raise StoreError(f"{path}: damaged: {fault}")
@@ -151,19 +147,13 @@ class Stats:
     def _fault(self) -> str | None:
         """Return the fault of the arrays, if any."""
         groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
-        shapes = {
-            "mean": self.mean.shape,
-            "variance": self.mean.shape,
-            "group_mean": groups,
-            "group_variance": groups,
-        }
+        shapes = {"mean": self.mean.shape, "variance": self.mean.shape}
+        shapes |= {"group_mean": groups, "group_variance": groups}
         for name, shape in shapes.items():
             array = getattr(self, name)
             if array.dtype != np.float64 or array.shape != shape or not np.isfinite(array).all():
-                return (
-                    f"{name} is {array.dtype} {list(array.shape)}, and must be finite "
-                    f"float64 {list(shape)}"
-                )
+                shape_text = f"{array.dtype} {list(array.shape)}"
+                return f"{name} is {shape_text}, and must be finite float64 {list(shape)}"
         return None
 
 
@@ -190,8 +180,7 @@ def moments(
         by: A column of the manifest; each of its values gets statistics too.
         threads: The number of threads to read and compute with; it does not change the
             result.
-        report: A function that is called now and then with the number of frames that have
-            been done since.
+        report: A function that is called with the number of frames done since its last call.
 
     Raises:
         StoreError: The cache holds codes, no utterances, or NaN or infinity.
@@ -203,10 +192,8 @@ def moments(
     """
     spec, path = cache.spec, cache.version.path
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
-        raise StoreError(
-            f"{path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage "
-            "counts them"
-        )
+        what = f"holds codes, {spec.dtype}: they have no mean"
+        raise StoreError(f"{path}: {what}; featcache.stats.usage counts them")
     chosen = select(cache, manifest, by)
     shift = _shift(chosen)
     sums, squares = (ExactSums(len(chosen.names), len(shift)) for _ in range(2))
@@ -246,27 +233,21 @@ def moments(
 
 
 def _shift(chosen: Selection) -> Array:
-    """Return a value close to the mean of every dimension that the features' dtype can
-    hold, float64 `[dims]`. Differences of float16 values are exact in float64, so means of
-    float16 features are exact to the last bit."""
-    # the hash of an utterance's id, the number of its part, its position
-    candidates: list[tuple[int, int, int]] = []
+    """Return a value close to the mean of every dimension, float64 `[dims]`, in the
+    features' dtype: differences of float16 are exact in float64."""
+    candidates: list[tuple[int, int, int]] = []  # hash of an id, number of a part, position
     for number, (part, positions, _) in enumerate(chosen):
-        selected = np.zeros(len(part.index), bool)
+        index = part.index
+        selected = np.zeros(len(index), bool)
         selected[positions] = True
-        first = np.flatnonzero(selected[part.index.by_hash])[:_SHIFT_UTTERANCES]
-        candidates += zip(
-            part.index.id_hash[first].tolist(), repeat(number), part.index.by_hash[first].tolist()
-        )
+        for place in np.flatnonzero(selected[index.by_hash])[:_SHIFT_UTTERANCES].tolist():
+            candidates.append((int(index.id_hash[place]), number, int(index.by_hash[place])))
+    candidates.sort(key=lambda candidate: candidate[:2])
     spec = chosen.parts[0].spec
     total, frames = np.zeros(math.prod(spec.item_shape)), 0
-    for _, number, position in sorted(candidates, key=lambda candidate: candidate[:2])[
-        :_SHIFT_UTTERANCES
-    ]:
-        of_utterance = pieces_by_shard(
-            chosen.parts[number], np.array([position]), np.zeros(1, np.int64)
-        )
-        pieces = next(of_utterance)
+    for _, number, position in candidates[:_SHIFT_UTTERANCES]:
+        part = chosen.parts[number]
+        pieces = next(pieces_by_shard(part, np.array([position]), np.zeros(1, np.int64)))
         total += _piece_sums(pieces, np.zeros(len(total)))[0][0]
         frames += int(pieces.counts[0])
     return (total / frames).astype(spec.dtype).astype(np.float64)
@@ -277,11 +258,12 @@ def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
     StoreError at NaN or infinity."""
     features, cache = pieces.read(), pieces.cache
     sums, squares = np.empty((2, len(pieces.starts), len(shift)))
+    width = min(len(shift), _BLOCK_COLUMNS)
+    blocks = _blocks(pieces, _BLOCK_VALUES // width)
+    most_rows = max(int(pieces.counts[block].sum()) for block in blocks)
     with np.errstate(invalid="ignore"):
-        for first in range(0, len(shift), _BLOCK_COLUMNS):
-            columns = slice(first, first + _BLOCK_COLUMNS)
-            blocks = _blocks(pieces, _BLOCK_VALUES // len(shift[columns]))
-            most_rows = max(int(pieces.counts[block].sum()) for block in blocks)
+        for first in range(0, len(shift), width):
+            columns = slice(first, first + width)
             shifts = np.tile(shift[columns], (most_rows, 1))
             for block in blocks:
                 offsets = pieces.starts[block] - pieces.starts[block.start]
@@ -296,10 +278,8 @@ def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
     finite = np.isfinite(squares).all(axis=1)
     if not finite.all():
         utterance = cache.ids[int(pieces.positions[finite.argmin()])]
-        raise StoreError(
-            f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache "
-            "verify` lists all"
-        )
+        where = f"{utterance}: holds NaN or infinity in {cache.version.path}"
+        raise StoreError(f"{where}: `featcache verify` lists all")
     return sums, squares
 
 
@@ -321,14 +301,10 @@ def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise([0, *cuts.tolist(), len(ends)])]
 
 
-def _finish(
-    sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array
-) -> tuple[Array, Array]:
-    """Compute means and variances of all frames, then those of each group, float64 `[1 +
-    groups, dims]`, rounded once, from exact sums and the groups' numbers of frames.
-
-    With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c + s / n and variance
-    = q / n - (s / n)²; here c, s and q are in units of 2^-LOWEST."""
+def _finish(sums: ExactSums, squares: ExactSums, frames: Ints, shift: Array) -> tuple[Array, Array]:
+    """Compute means and variances of all frames, then of each group, float64 `[1 + groups,
+    dims]`, rounded once. With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c +
+    s / n and variance = q / n - (s / n)²; c, s and q are in units of 2^-LOWEST."""
     of_groups = sums.totals(), squares.totals(), frames.astype(object)[:, None]
     s, q, n = (np.concatenate([rows.sum(axis=0, keepdims=True), rows]) for rows in of_groups)
     centres = np.array([in_units(centre) for centre in shift.tolist()], object)
@@ -342,17 +318,16 @@ class ExactSums:
     depend on the order of additions.
 
     A float64 is cut at fixed powers of two, every 32 bits, into whole numbers; those of
-    each power are added as int64, which is exact. R. M. Neal calls this a small
-    superaccumulator (2015, "Fast exact summation using small and large
-    superaccumulators", arXiv:1505.05571). Parts are at most 2^32, so 2^31 of them can be
-    added before one would overflow, and no carry is ever moved."""
+    each power are added as int64 (R. M. Neal's small superaccumulator, 2015, "Fast exact
+    summation using small and large superaccumulators", arXiv:1505.05571). Parts are at most
+    2^32, so 2^31 of them can be added before one would overflow."""
 
     def __init__(self, groups: int, columns: int) -> None:
         self._shape = groups, columns
-        self._parts = defaultdict[int, NDArray[np.int64]](lambda: np.zeros(self._shape, np.int64))
-        """Part n counts units of 2^(32 n)."""
+        # part n counts units of 2^(32 n)
+        self._parts = defaultdict[int, Ints](lambda: np.zeros(self._shape, np.int64))
 
-    def add(self, groups: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+    def add(self, groups: Ints, values: Array) -> None:
         """Add float64 `[n, columns]`, zeros or of sizes 2^-900 to 2^900, to each row's
         group, int64 `[n]`, n ≤ 2^21."""
         order = np.argsort(groups, kind="stable")

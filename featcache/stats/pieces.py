@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +22,27 @@ from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 
 PIECE_FRAMES = 256
+Ints = NDArray[np.int64]
 
 _VALUES_AT_ONCE = 1 << 20
-
-_AT_ONCE = 32
-"""The number of `ShardPieces` in memory for each thread."""
+_AT_ONCE = 32  # `ShardPieces` in memory for each thread
 
 
 @dataclass(frozen=True)
 class ShardPieces:
-    """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an
-    utterance's beginning."""
+    """Pieces of one shard, in its order: up to 256 frames each, counted from an utterance's
+    beginning. Arrays are int64 `[pieces]`."""
 
     cache: Cache
     shard: int
-    starts: NDArray[np.int64]
-    """The first frame of each piece in the shard's features, int64 `[pieces]`."""
-    counts: NDArray[np.int64]
-    """The number of frames of each piece, int64 `[pieces]`."""
-    positions: NDArray[np.int64]
-    """The positions of the pieces' utterances in the index, int64 `[pieces]`."""
-    groups: NDArray[np.int64]
-    """The numbers of the pieces' groups, int64 `[pieces]`."""
+    starts: Ints
+    """The first frame of each piece in the shard's features."""
+    counts: Ints
+    """The number of frames of each piece."""
+    positions: Ints
+    """The positions of the pieces' utterances in the index."""
+    groups: Ints
+    """The numbers of the pieces' groups."""
 
     @property
     def first(self) -> int:
@@ -64,26 +63,25 @@ class ShardPieces:
 
 @dataclass(frozen=True)
 class Selection:
-    """The utterances of statistics, in groups. Iterating over it gives each part with the
-    utterances' positions in its index and the numbers of their groups, int64
-    `[utterances]`."""
+    """The utterances of statistics, in groups. Iterating gives each part with the positions
+    in its index and the groups' numbers, int64 `[utterances]`."""
 
     parts: list[Cache]
     """One cache, or the parts of a corpus that have utterances."""
-    positions: NDArray[np.int64] | None = None
+    positions: Ints | None = None
     """The positions in the only cache; None for all utterances of all parts."""
-    groups: NDArray[np.int64] | None = None
+    groups: Ints | None = None
     """The numbers of the groups; None for a single group."""
     names: Sequence[str] = ("",)
-    """The groups' names, sorted; without groups, a single empty name."""
+    """The groups' names, sorted."""
 
-    def __iter__(self) -> Iterator[tuple[Cache, NDArray[np.int64], NDArray[np.int64]]]:
+    def __iter__(self) -> Iterator[tuple[Cache, Ints, Ints]]:
         for part in self.parts:
             positions = np.arange(len(part)) if self.positions is None else self.positions
             groups = np.zeros(len(positions), np.int64) if self.groups is None else self.groups
             yield part, positions, groups
 
-    def frames_and_utterances(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def frames_and_utterances(self) -> tuple[Ints, Ints]:
         """Count the frames and utterances of each group, int64 `[groups]`."""
         frames, utterances = np.zeros((2, len(self.names)), np.int64)
         for part, positions, groups in self:
@@ -96,11 +94,7 @@ class Selection:
     ) -> None:
         """Call `work` for all pieces, in threads, until one call raises; `report` is
         called with the frames of each."""
-        pending = (
-            pieces
-            for part, positions, groups in self
-            for pieces in pieces_by_shard(part, positions, groups)
-        )
+        pending = chain.from_iterable(starmap(pieces_by_shard, self))
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(pending, _AT_ONCE * threads)):
                 # an error cancels those that wait
@@ -110,21 +104,14 @@ class Selection:
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
     """Select the utterances of a manifest, or all of a cache; in groups by a column of the
-    manifest, or in a single group.
-
-    Raises ArgumentError if a manifest or `by` is given for a corpus; ManifestError if the
-    manifest cannot be read, has faults, or no such column, or the cache has the features
-    of another row under an id; MissingItemError if the cache lacks utterances; StoreError
-    if it has none."""
+    manifest, or in a single group. Raises as `moments` does."""
     if isinstance(cache, Corpus) and (manifest is not None or by is not None):
-        raise ArgumentError(
-            "statistics of a corpus are of all its utterances: for a manifest, name one of "
-            "its parts"
-        )
+        what = "statistics of a corpus are of all its utterances"
+        raise ArgumentError(f"{what}: for a manifest, name one of its parts")
     if manifest is not None:
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
-        raise ManifestError(f"to group by {by!r} takes a manifest, whose column that is")
+        raise ManifestError(f"to group by {by!r} takes a manifest with that column")
     elif isinstance(cache, Corpus):
         chosen = Selection([part for part in map(cache.part, cache.parts) if len(part)])
     else:
@@ -148,14 +135,12 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
         columns = listing(map(repr, manifest.columns)) or "none but id"
         raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {columns}")
     names = sorted(set(column))
-    number_of = {name: number for number, name in enumerate(names)}
-    groups = np.fromiter((number_of[name] for name in column), np.int64, len(column))
+    numbers = {name: number for number, name in enumerate(names)}
+    groups = np.fromiter(map(numbers.__getitem__, column), np.int64, len(column))
     return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
 
 
-def pieces_by_shard(
-    cache: Cache, positions: NDArray[np.int64], groups: NDArray[np.int64]
-) -> Iterator[ShardPieces]:
+def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[ShardPieces]:
     """Cut the utterances into pieces, shard by shard, in portions of about a million values."""
     index = cache.index
     max_frames = max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES)
@@ -163,13 +148,13 @@ def pieces_by_shard(
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, bounds[1:]), strict=True):
-        position = positions[rows]
-        lengths = index.num_frames[position]
+        lengths = index.num_frames[positions[rows]]
         pieces = -(-lengths // PIECE_FRAMES)
-        item = np.repeat(np.arange(len(rows)), pieces)
-        begin = (np.arange(len(item)) - (pieces.cumsum() - pieces)[item]) * PIECE_FRAMES
-        counts = np.minimum(lengths[item] - begin, PIECE_FRAMES)
-        columns = first[rows][item] + begin, counts, position[item], groups[rows][item]
+        item = np.repeat(rows, pieces)
+        begin = np.arange(len(item)) - np.repeat(pieces.cumsum() - pieces, pieces)
+        begin *= PIECE_FRAMES
+        counts = np.minimum(np.repeat(lengths, pieces) - begin, PIECE_FRAMES)
+        columns = first[item] + begin, counts, positions[item], groups[item]
         cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // max_frames)) + 1
         for part in zip(*(np.split(column, cuts) for column in columns), strict=True):
             yield ShardPieces(cache, number, *part)

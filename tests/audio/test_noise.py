@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from featcache.audio import decode as decode_module
 from featcache.audio import noise as noise_module
+from featcache.audio import recording
 from featcache.audio.decode import Cut, decode
 from featcache.audio.kept import Kept
 from featcache.audio.noise import Noise
@@ -119,12 +120,12 @@ def decoded(monkeypatch):
     after the last."""
     spans = []
 
-    def decode_and_tell(path, cuts, real=decode_module.decode):
+    def decode_and_tell(path, cuts, real=decode_module.decode, **options):
         spans.extend(
             (path.name, round(cut.start * RATE), round((cut.start + cut.duration) * RATE))
             for cut in cuts
         )
-        return real(path, cuts)
+        return real(path, cuts, **options)
 
     monkeypatch.setattr(decode_module, "decode", decode_and_tell)
     return spans
@@ -166,7 +167,7 @@ def test_a_cut_is_what_was_written_whatever_was_asked_for_before(tmp_path, writt
     subtype, noises = written
     with pytest.MonkeyPatch.context() as patched:
         keep(patched, limit)
-        patched.setattr(noise_module, "_BLOCK", 99)
+        patched.setattr(recording, "_BLOCK_VALUES", 99)
         cut_out = write_noises(tmp_path, noises, subtype)
         for _ in range(12):
             number = data.draw(st.integers(0, len(noises) - 1))
@@ -188,7 +189,7 @@ def test_noises_are_decoded_once_and_those_without_room_cut_by_cut(tmp_path, mon
 
 def test_of_many_channels_a_block_at_a_time_is_in_memory(tmp_path, monkeypatch, traced):
     keep(monkeypatch, 0)
-    monkeypatch.setattr(noise_module, "_BLOCK", 1000)
+    monkeypatch.setattr(recording, "_BLOCK_VALUES", 8000)
     cut_out = write_noises(tmp_path, [np.tile(levels(100_000)[:, None], 8)])
     assert traced(lambda: cut_out(0, 0, 100_000)).peak < 1.5 * 4 * 100_000
 
