@@ -92,16 +92,15 @@ def verify(
     from featcache.care.report import Problem, Report
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
-    from featcache.manifest.utterances import CallersUrls
     from featcache.version.selection import split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
-    wanted = None
+    wanted, source_check = None, SourceCheck(sources == "content", root)
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=False)
-    source_check = SourceCheck(sources == "content", root, CallersUrls(wanted))
+        source_check = replace(source_check, urls=wanted.urls)
     check_version = partial(
         check,
         data=data,

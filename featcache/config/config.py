@@ -100,13 +100,13 @@ class Config:
     extractor: str
     """A registered name, or `package.module:Class`."""
     params: extractors.Params
-    """All parameters of the extractor, as its own model."""
+    """All parameters, as the extractor's own model."""
     audio: AudioPolicy
-    """The `audio` section: how an utterance becomes a waveform."""
+    """How an utterance becomes a waveform."""
     dtype: str
     """The stored dtype, by its numpy name."""
     augment: AugmentPolicy | None = None
-    """The `augment` section: the copies of utterances; None for no copies."""
+    """The copies of utterances; None for no copies."""
     pool: str | None = None
     """The vector that is stored of each utterance, `mean` or `mean+std`; None for frames."""
     source: str = field(default="", compare=False)
@@ -175,11 +175,11 @@ def load_config(source: str | Path, set: Values | None = None) -> Config:  # noq
     if packaged is not None:
         return parse_config(packaged, str(source), set=set)
     try:
-        with Path(source).open("rb") as file:  # it may be a pipe, as for bash's <(…)
+        with Path(source).open("rb") as file:  # perhaps a pipe
             data = file.read(_MOST_BYTES + 1)
         text = data.decode()
     except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", error)
         message = f"config {source}: cannot be read: {reason}"
         if not Path(source).suffix:
             message += f"; {packaged_hint(str(source))}"
@@ -218,17 +218,15 @@ def parse_config(
     return config_from(_with_values(loaded, set or {}), source, folder)
 
 
-def _with_values(document: dict[str, Any], values: Values) -> dict[str, Any]:
+def _with_values(document: Any, values: Values) -> dict[str, Any]:
     """Return a config's document with other values of these dotted keys."""
+    changed = dict(document) if isinstance(document, dict) else {}
     for key, value in values.items():
         section, dot, below = key.partition(".")
         if dot:
-            inner = document.get(section)
-            if not isinstance(inner, dict):
-                inner = {}
-            value = _with_values(inner, {below: value})
-        document = {**document, section: value}
-    return document
+            value = _with_values(changed.get(section), {below: value})
+        changed[section] = value
+    return changed
 
 
 def config_from(
@@ -242,21 +240,18 @@ def config_from(
     `source` names the config in messages. Relative paths are relative to `folder`, by
     default the current one. Raises ConfigError, which lists all faults, each with its
     dotted path."""
-    faults: list[str] = []
     document = {
         key: value for key, value in document.items() if value is not None or key not in SECTIONS
     }
-    if not is_recorded:
-        faults += _secrets_of(document)
+    faults = [] if is_recorded else [*_secrets_of(document)]
     file = _validated(ConfigFile, document, folder, faults)
     extractor = params = None
     if isinstance(document.get("extractor"), str):
         try:
             extractor = extractors.find(document["extractor"])
             with blamed_on(extractor):
-                params = _validated(
-                    extractor.Params, document.get("params", {}), folder, faults, ["params"]
-                )
+                values = document.get("params", {})
+                params = _validated(extractor.Params, values, folder, faults, "params")
         except ConfigError as error:
             faults.append(str(error))
     if file is not None and file.augment is not None:
@@ -283,11 +278,7 @@ def config_from(
 
 
 def _validated(
-    model: type[_Model],
-    document: Any,
-    folder: Path | None,
-    faults: list[str],
-    above: Sequence[str] = (),
+    model: type[_Model], document: Any, folder: Path | None, faults: list[str], *above: str
 ) -> _Model | None:
     """Return the model of a document at the path `above`; or None, after adding its faults."""
     try:
@@ -334,8 +325,8 @@ def packaged_configs() -> dict[str, str]:
     folder = package / "configs"
     if not folder.is_dir():  # in a source checkout
         folder = package.parent / "configs"
-    paths = sorted(folder.glob("*.yaml"), key=lambda path: path.stem)
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")}
+    return dict(sorted(texts.items()))
 
 
 def packaged_hint(name: str) -> str:
@@ -354,12 +345,10 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
         yield "augment.speed: to change it is to resample, which audio.resample forbids"
     if augment.noise is not None:
         rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)}
-        others = sorted(rates - {audio.sample_rate})
+        others = listing(f"{rate} Hz" for rate in sorted(rates - {audio.sample_rate}))
         if others:
-            yield (
-                f"augment.noise.manifest: holds noise at {listing(f'{rate} Hz' for rate in others)}"
-                ", and audio.resample forbids resampling"
-            )
+            what = f"holds noise at {others}, and audio.resample forbids resampling"
+            yield f"augment.noise.manifest: {what}"
 
 
 # Faults, in terms of YAML
@@ -412,8 +401,8 @@ def _faults_of(
 
 
 def _parts(location: Sequence[str | int], document: Any) -> list[str]:
-    """Return the part of pydantic's location that is in the document: a location also
-    names the alternatives of unions."""
+    """Return the part of pydantic's location that is in the document, without the
+    alternatives of unions."""
     parts, inner = [], document
     for number, part in enumerate(location):
         if isinstance(inner, dict):
@@ -495,8 +484,8 @@ def find_differences(
     if recorded.get("extractor") != config["extractor"]:
         return Differences(lines, [])
     locations = extractors.find(config["extractor"]).Params.locations
-    keys = {"name", "augment.noise.manifest"}
-    keys |= {f"audio.{key}" for key in SELECTING_KEYS} | {f"params.{key}" for key in locations}
+    keys = ["name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)]
+    keys += [f"params.{key}" for key in locations]
     prefixes = tuple(key + end for key in keys for end in ":.")
     others = [line for line in lines if line.startswith(prefixes)]
     deciding = [line for line in lines if line not in others]
