@@ -29,7 +29,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from enum import StrEnum
+from enum import StrEnum, auto
 from numbers import Real
 from pathlib import Path
 from shlex import quote
@@ -93,25 +93,25 @@ class ArgumentError(FeatcacheError, ValueError):
 
 
 class Reason(StrEnum):
-    """The reason why an utterance is in the failure ledger instead of a shard."""
+    """The reason why an utterance is in the failure ledger: its name in lower case."""
 
-    FILE_MISSING = "file_missing"
-    FILE_UNREADABLE = "file_unreadable"
-    NOT_AUDIO = "not_audio"
-    EMPTY = "empty"
-    TRUNCATED = "truncated"
-    SEGMENT_OUTSIDE = "segment_outside"
-    NO_SUCH_CHANNEL = "no_such_channel"
-    RATE_REFUSED = "rate_refused"
-    TOO_SHORT = "too_short"
-    TOO_LONG = "too_long"
-    NON_FINITE_AUDIO = "non_finite_audio"
-    NON_FINITE_FEATURES = "non_finite_features"
-    EXTRACTOR_REFUSED = "extractor_refused"
-    EXTRACTOR_ERROR = "extractor_error"
-    OUT_OF_MEMORY = "out_of_memory"
-    CRASHED = "crashed"
-    NOT_IN_SOURCE = "not_in_source"
+    FILE_MISSING = auto()
+    FILE_UNREADABLE = auto()
+    NOT_AUDIO = auto()
+    EMPTY = auto()
+    TRUNCATED = auto()
+    SEGMENT_OUTSIDE = auto()
+    NO_SUCH_CHANNEL = auto()
+    RATE_REFUSED = auto()
+    TOO_SHORT = auto()
+    TOO_LONG = auto()
+    NON_FINITE_AUDIO = auto()
+    NON_FINITE_FEATURES = auto()
+    EXTRACTOR_REFUSED = auto()
+    EXTRACTOR_ERROR = auto()
+    OUT_OF_MEMORY = auto()
+    CRASHED = auto()
+    NOT_IN_SOURCE = auto()
 
 
 class AudioError(FeatcacheError):
@@ -357,9 +357,8 @@ def refuse_secrets(name: str, text: str) -> None:
     """Raise an ArgumentError, which does not quote it, for a text with a URL that may give
     its reader access."""
     if fault := secret_in(text):
-        raise ArgumentError(
-            f"{name} {fault}: give the URL without it, and credentials by the environment"
-        )
+        remedy = "give the URL without it, and credentials by the environment"
+        raise ArgumentError(f"{name} {fault}: {remedy}")
 
 
 def refuse_almost_url(name: str, text: str) -> None:
@@ -367,9 +366,8 @@ def refuse_almost_url(name: str, text: str) -> None:
     if match := _ALMOST_URL.match(text):
         meant = f"{match[1].lower()}://{text[match.end() :]}"
         refuse_secrets(name, meant)
-        raise ArgumentError(
-            f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}"
-        )
+        remedy = f"did you mean {meant}? A path of that name is ./{text}"
+        raise ArgumentError(f"{name}: {text} is no URL: {remedy}")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:

@@ -80,7 +80,7 @@ class Copies(tuple[Copy, ...]):
         """Return the number of the copy that each id names, int64 `[n]`, or -1."""
         numbers = np.full(len(ids), -1, np.int64)
         for number in reversed(self._longest_first):  # what is written last counts
-            numbers[_end_in(ids, self.suffixes[number])] = number
+            numbers[_ending(ids, self.suffixes[number])] = number
         return numbers
 
     def ids(self, ids: Strings) -> Strings:
@@ -122,12 +122,10 @@ def expand(manifest: Manifest, copies: Copies) -> Manifest:
     return replace(manifest.take(rows), ids=copies.ids(manifest.ids))
 
 
-def _end_in(ids: Strings, suffix: str) -> NDArray[np.bool_]:
-    wanted = np.frombuffer(suffix.encode(), np.uint8)
-    rows = np.flatnonzero(ids.byte_lengths() >= len(wanted))
+def _ending(ids: Strings, suffix: str) -> NDArray[np.int64]:
+    """Return the rows of ids with an ASCII suffix."""
+    rows = np.flatnonzero(ids.byte_lengths() >= len(suffix))
     ends = ids.offsets[1:].astype(np.int64, copy=False)
-    for back, byte in enumerate(wanted[::-1].tolist(), 1):
+    for back, byte in enumerate(suffix.encode()[::-1], 1):
         rows = rows[ids.blob[ends[rows] - back] == byte]
-    end_in = np.zeros(len(ids), bool)
-    end_in[rows] = True
-    return end_in
+    return rows

@@ -57,20 +57,17 @@ def read_manifest(
     """Read and check a manifest.
 
     Args:
-        source: A file, which gzip may compress, or a folder, in any format of
-            docs/manifest.md, or `-` for standard input.
+        source: A file, which gzip may compress, a folder, or `-` for standard input.
         root: The root of relative paths, a folder or a URL such as `s3://bucket/corpus`.
-            By default the root in the manifest, else the manifest's folder, or the
-            manifest if it is a folder; for standard input the current folder.
+            By default the root in the manifest, else the manifest's folder.
         audio: Whether paths are required. Ids always are, but paths stand for them.
         carry: Whether to keep the columns that an `Utterance` lacks.
         format: A name of `featcache.manifest.formats.FORMATS`; recognised by default.
         values: The values of placeholders such as `data_root` in a table of SpeechBrain.
         allow_commands: Whether a path may be a command that prints audio: text that ends
             in `|`, as in Kaldi's `wav.scp`. Decoding in this process then runs it.
-        allow_queries: Whether URLs may have a query or a fragment (`?id=7`), which are
-            stored and shown, so they must give access to nothing. Always allowed if paths
-            are not required.
+        allow_queries: Whether URLs may have a query or a fragment, which are stored and
+            shown. Always allowed if paths are not required.
 
     Raises:
         ManifestError: It cannot be read, fits several formats, or has faults: the message
@@ -98,7 +95,8 @@ def read_manifest(
             allow_queries=allow_queries,
         ) as opened:
             kind = format_of(opened, format)
-            columns, others, places = gather(FORMATS[kind].read(opened), opened)
+            gathered = gather(FORMATS[kind].read(opened), opened)
+            places = gathered[-1]
             if format is not None and not places:
                 what = f"not one row is as --format {format} has them"
                 opened.faults.raise_first(f"{what}; without it, it is recognised")
@@ -116,7 +114,7 @@ def read_manifest(
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
         remedy = "give the manifest that it was extracted from"
         raise ManifestError(f"{name}: is a cache, not a manifest: {remedy}")
-    return checked_manifest(opened, columns, others, places, kind)
+    return checked_manifest(opened, gathered, kind)
 
 
 def _why_unreadable(name: str, error: Exception) -> str:
@@ -131,15 +129,9 @@ def _why_unreadable(name: str, error: Exception) -> str:
     return f"{name}: cannot be read: {what}"
 
 
-def checked_manifest(
-    source: Source,
-    columns: dict[str, Any],
-    others: dict[str, Values],
-    places: array[int],
-    kind: str,
-) -> Manifest:
+def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
     """Make the manifest of what `gather` returned. Raises ManifestError for faults."""
-    faults = source.faults
+    (columns, others, places), faults = gathered, source.faults
     if not places and not faults.count:
         what = "there are no rows"
         if kind == "folder":
@@ -212,11 +204,13 @@ def _is_cache(folder: Source) -> bool:
     return "parts" in folder.folders or any({"zarr.json", "shards"} <= {*names} for names in inside)
 
 
-def gather(
-    batches: Iterable[Batch], source: Source
-) -> tuple[dict[str, Any], dict[str, Values], array[int]]:
-    """Gather each column of an `Utterance` as `Strings` or an array `[rows]`, the other
-    columns, and the place of each row."""
+Gathered = tuple[dict[str, Any], dict[str, Values], "array[int]"]
+"""The columns of an `Utterance`, as `Strings` or arrays `[rows]`; the other columns; and the
+place of each row."""
+
+
+def gather(batches: Iterable[Batch], source: Source) -> Gathered:
+    """Gather the columns of batches."""
     others: dict[str, GrowingValues] = {}
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places, faults = array("q"), source.faults
@@ -381,7 +375,7 @@ def manifest_of(
         batches = tables.json_batches(_objects(table, source.faults), source)
     else:
         batches = tables.parquet_batches(_by_columns(table), source)
-    return checked_manifest(source, *gather(batches, source), "table")
+    return checked_manifest(source, gather(batches, source), "table")
 
 
 def _by_columns(table: Any) -> tables.Table:

@@ -24,10 +24,12 @@ FORMATS = {
     "folder": Format(folders.read_folder),
     "audiofolder": Format(folders.read_audiofolder, folders.has_metadata),
     "kaldi": Format(kaldi.read_data_folder, kaldi.is_data_folder),
-    "csv": Format(tables.read_csv),
-    "tsv": Format(tables.read_tsv),
-    "jsonl": Format(tables.read_jsonl),
-    "parquet": Format(tables.read_parquet),
+    "csv": Format(partial(tables.read_text, ",")),
+    "tsv": Format(partial(tables.read_text, "\t")),
+    "jsonl": Format(lambda source: tables.json_batches(tables.json_rows(source.text), source)),
+    "parquet": Format(
+        lambda source: tables.parquet_batches(tables.parquet_table(source.stream), source)
+    ),
     "datasets": Format(folders.read_dataset, folders.is_dataset),
     "nemo": Format(toolkits.read_nemo, lambda source: "audio_filepath" in source.first_object),
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),

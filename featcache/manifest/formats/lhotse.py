@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -122,7 +122,7 @@ def read_lhotse(source: Source) -> Iterator[Batch]:
 def _rows_of_file(source: Source) -> Iterator[Batch]:
     file, kind = source.text, kind_of(source.first_object)
     if kind == "cut":
-        return _batches(file, _Cut, partial(_of_cut, _SharTar(source, source.path.name)))
+        return _batches(file, _Cut, partial(_of_cut, _paths_in_tar(source, source.path.name)))
     if kind == "recording":
         return _batches(file, _Recording, _of_recording)
     if kind == "supervision":
@@ -144,7 +144,7 @@ def _cuts_of_folder(source: Source) -> Iterator[Batch]:
     _refuse_holes(source)
     for name in sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names)):
         with source.opened(name) as file:
-            yield from _batches(file, _Cut, partial(_of_cut, _SharTar(source, name)))
+            yield from _batches(file, _Cut, partial(_of_cut, _paths_in_tar(source, name)))
 
 
 def _refuse_holes(source: Source) -> None:
@@ -163,32 +163,25 @@ def _refuse_holes(source: Source) -> None:
             raise ManifestError(f"{missing[0]}: put all there, or give the paths of some cuts")
 
 
-class _SharTar:
-    def __init__(self, source: Source, cuts: str) -> None:
-        self._source = source
-        stem = cuts.removesuffix(".gz").removesuffix(".jsonl")
-        self._name = f"{stem.replace('cuts', 'recording', 1)}.tar"
+def _paths_in_tar(source: Source, cuts: str) -> Callable[[str], str]:
+    """Return a function that gives a cut's path in the tar beside a file of cuts."""
+    stem = cuts.removesuffix(".gz").removesuffix(".jsonl")
+    name = f"{stem.replace('cuts', 'recording', 1)}.tar"
 
-    def path_of(self, cut: str) -> str:
-        return f"{self._name}/{cut}{self._suffix}"
-
-    @cached_property
-    def _suffix(self) -> str:
+    @cache
+    def suffix() -> str:
         """The suffix of the first audio; to look at all would be slow."""
         try:
-            with (
-                self._source.opened(self._name) as file,
-                tarfile.open(fileobj=file.stream, mode="r:") as tar,
-            ):
+            with source.opened(name) as file, tarfile.open(fileobj=file.stream, mode="r:") as tar:
                 suffixes = (os.path.splitext(member.name)[1] for member in tar)
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
         except (OSError, tarfile.TarError, StopIteration):
             # it may be below --root; reading it tells what else is wrong
-            self._source.note(
-                "not each tar can be read beside its cuts: it is taken to hold FLAC, as "
-                "Lhotse writes it"
-            )
+            what = "it is taken to hold FLAC, as Lhotse writes it"
+            source.note(f"not each tar can be read beside its cuts: {what}")
             return ".flac"
+
+    return lambda cut: f"{name}/{cut}{suffix()}"
 
 
 def _audio_beside(source: Source) -> dict[str, Audio]:
@@ -222,14 +215,14 @@ def _of_supervision(recordings: dict[str, Audio], row: _Supervision) -> tuple[An
     return row.id, path, row.start, row.duration, channel, *_said_by(row), row.custom or None
 
 
-def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
+def _of_cut(path_in_tar: Callable[[str], str], cut: _Cut) -> tuple[Any, ...]:
     if cut.type in ("MixedCut", "PaddingCut") or cut.recording is None:
         raise ValueError(f"{cut.type} without a recording is not read: save its audio first")
     if cut.start is msgspec.UNSET or cut.duration is msgspec.UNSET:
         raise ValueError("a cut without start or duration")
     path, channels = _audio(cut.recording, is_shar=True)
     if path is None:
-        path = tar.path_of(cut.id)
+        path = path_in_tar(cut.id)
     channel, said = _channel(cut.channel, channels), _all_said(cut.supervisions or ())
     return cut.id, path, cut.start, cut.duration, channel, *said, cut.custom or None
 

@@ -126,29 +126,22 @@ def _names_columns(header: str, mark: str) -> bool:
     return any(meaning_of(cell.strip('"')) in ("id", "path") for cell in header.split(mark))
 
 
-def read_csv(source: Source) -> Iterator[Batch]:
-    """Read CSV, or a table with semicolons, between which its header then names columns."""
-    header = _layout_of(source).header
-    has_semicolons = _names_columns(header, ";") and not _names_columns(header, ",")
-    return _text_batches(source, ";" if has_semicolons else ",")
-
-
-def read_tsv(source: Source) -> Iterator[Batch]:
-    """Read TSV. Quotes have a meaning if all names in the header are quoted."""
-    return _text_batches(source, "\t")
-
-
-def _text_batches(source: Source, usual_delimiter: str) -> Iterator[Batch]:
-    """Read text with a header. Between semicolons, numbers have decimal commas."""
+def read_text(delimiter: str, source: Source) -> Iterator[Batch]:
+    """Read text with a header. Semicolons separate fields if they, and no commas, separate
+    its names; then numbers have decimal commas. In TSV, quotes have a meaning if all names
+    are quoted."""
     layout = _layout_of(source)
-    delimiter = layout.delimiter or usual_delimiter
+    is_plain = delimiter == "\t" and not layout.delimiter
+    if _names_columns(layout.header, ";") and not _names_columns(layout.header, ","):
+        delimiter = delimiter.replace(",", ";")
+    delimiter = layout.delimiter or delimiter
     has_row_names = _has_row_names(layout, delimiter)
     base, above = 0, layout.above
     while above:
         above -= bool(source.stream.readline().strip())
         base += 1
     file = source.text._replace(base=base)
-    if delimiter == "\t" and not layout.delimiter:
+    if is_plain:
         rows = split_rows(file, delimiter)
     else:
         num_spaced = layout.header.count(f"{delimiter} ")
@@ -165,16 +158,6 @@ def _text_batches(source: Source, usual_delimiter: str) -> Iterator[Batch]:
             for name in {"start", "duration", "channel", *source.times} & cells.keys():
                 cells[name] = [cell.replace(",", ".") for cell in cells[name]]
         yield places, cells
-
-
-def read_jsonl(source: Source) -> Iterator[Batch]:
-    """Read JSON lines."""
-    return json_batches(json_rows(source.text), source)
-
-
-def read_parquet(source: Source) -> Iterator[Batch]:
-    """Read Parquet; a ManifestError if it is damaged."""
-    return parquet_batches(parquet_table(source.stream), source)
 
 
 def csv_rows(file: Text, is_of_r: bool = False, **dialect: Any) -> Rows:
