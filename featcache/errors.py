@@ -74,8 +74,8 @@ class ManifestError(FeatcacheError):
 
 
 class MissingDependencyError(FeatcacheError):
-    """An optional package is not installed: `package`, which `needed_for` needs. The message
-    names the extra of featcache that installs it, or the package if no extra does."""
+    """An optional package, which `needed_for` needs, is not installed. The message names the
+    extra of featcache that installs it, or the package if no extra does."""
 
     exit_code = 2
 
@@ -151,8 +151,7 @@ class LockedError(StoreError):
 
 
 class MissingItemError(StoreError, KeyError):
-    """An utterance that the cache does not hold; the message says whether its extraction
-    failed, and why."""
+    """An utterance that the cache does not hold. The message tells if and why it failed."""
 
     __str__ = Exception.__str__  # KeyError's would print the repr
 
@@ -244,8 +243,8 @@ _BEGINNING = (
     rf"|(?:\b|{_ESCAPED})(?:https?|s?ftps?){_COLON}{_SLASH}?)"
 )
 _URL = re.compile(rf"{_BEGINNING}(?P<authority>[^\\/?#]*)", re.IGNORECASE)
-"""The beginning of a URL, and of what was meant for one or became of one: `https://host`,
-`s3:/bucket`, `https:/user@host`, `//user:password@host`, `HTTPS%3A%2F%2Fhost`."""
+"""The beginning of a URL, or of what was meant for one: `https://host`, `s3:/bucket`,
+`https:/user@host`, `//user:password@host`, `HTTPS%3A%2F%2Fhost`."""
 
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
@@ -262,8 +261,8 @@ _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
 
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
-    """Name what may give access in a text that is a URL or contains one, as a message
-    goes on; None if nothing does. `allow_query` allows a query or a fragment."""
+    """Describe what may give access in a text with a URL, as a message goes on; None if
+    nothing does. `allow_query` allows a query or a fragment."""
     if not may_have_secret(text):
         return None
     query = _QUERY
@@ -315,7 +314,7 @@ MOST_COUNTED = 2**62
 """The largest number of frames, rows or epochs, for 64 bits."""
 
 _URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
+"""Matches `s3://bucket`, and `s3:/bucket` of pathlib."""
 
 _ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECASE)
 

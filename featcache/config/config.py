@@ -29,8 +29,6 @@ from featcache.trust import without_downloads
 if TYPE_CHECKING:
     import torch
 
-StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
-
 _MOST_BYTES = 256 << 10
 
 Values = Mapping[str, Any]
@@ -44,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class StorePolicy(Section):
     """The `store` section: how features are stored."""
 
-    dtype: StoredDtype | None = None
+    dtype: Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"] | None = None
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
     they are."""
     pool: Literal["mean", "mean+std"] | None = None
@@ -170,7 +168,7 @@ def _about(source: str) -> Iterator[None]:
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged config by its name, and `set` values
     in it by their dotted keys, as `{"params.num_mel_bins": 40}`. Raises ConfigError, which
-    lists all faults, or if the file cannot be read."""
+    lists all faults."""
     packaged = packaged_configs().get(str(source))
     if packaged is not None:
         return parse_config(packaged, str(source), set=set)
@@ -495,8 +493,7 @@ def find_differences(
 
 
 def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
-    """Return what differs besides keys, if the recorded config with the other's weights
-    has another fingerprint."""
+    """Return what differs besides keys and the locations of weights."""
     extractor = extractors.find(config["extractor"])
     locations = extractor.Params.locations
     weights = {name: config["params"][name] for name in locations & config["params"].keys()}

@@ -270,7 +270,7 @@ def _segments(places: Sequence[int], cells: Cells, source: Source) -> dict[str, 
             places, f"{end} ", _between, values["start"], stops, durations, default=math.nan
         )
     for name in cells.keys() & source.unread.keys():
-        source.unread[name] |= any(map(_is_number, cells[name][:_LOOKED_AT]))
+        source.unread[name] |= any(map(_is_number, cells[name][:8]))
     return values
 
 
@@ -330,9 +330,6 @@ def _values(column: Column, places: Sequence[int], cells: Cells, source: Source)
     )
 
 
-_LOOKED_AT = 8
-"""The most cells of a column that are searched for numbers."""
-
 _NOT_GIVEN = ("NAType", "NaTType")
 """The types of pandas' missing values, except NaN."""
 
@@ -362,9 +359,9 @@ def manifest_of(
     """Check a table in memory as `read_manifest` checks a file.
 
     `table` is a data frame of pandas or Polars, a table of Arrow, or a list of
-    dictionaries; anything else raises ArgumentError. None of these packages is imported.
-    None, NaN, NA and NaT are missing values. `root` is by default the current folder. A
-    ManifestError lists the first 20 faults, with rows counted from 1."""
+    dictionaries; anything else raises ArgumentError. No such package is imported. None,
+    NaN, NA and NaT are missing values. `root` is by default the current folder. Rows are
+    counted from 1."""
     kind = type(table).__name__
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):

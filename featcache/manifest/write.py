@@ -158,9 +158,8 @@ def packed(data: bytes, target: Path) -> bytes:
 def _columns(
     manifest: Manifest, cells_of: Callable[[str], Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
-    """Return the cells of all columns by name, None if missing; of those that an
-    `Utterance` lacks by `cells_of`. A column without a value is left out, unless another
-    column would then be taken for it."""
+    """Return the cells of all columns by name, None if missing; `cells_of` gives those that
+    an `Utterance` lacks. Empty columns are left out, unless others would be taken for them."""
     columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
     for name in ("start", "duration", "channel"):

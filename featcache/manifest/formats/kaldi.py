@@ -24,7 +24,7 @@ from featcache.manifest.formats.source import (
     names_audio,
     texts_of,
 )
-from featcache.manifest.utterances import refused_command
+from featcache.manifest.utterances import SPELLINGS, refused_command
 from featcache.strings import GrowingStrings
 
 _COLUMNS = {
@@ -122,9 +122,6 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
     return paths
 
 
-_NAMES = ("id", "path", "start", "duration", "channel")
-
-
 def _segments(file: Text, recordings: dict[str, str]) -> Iterator[Batch]:
     for places, lines in _fields(file):
         plain = _plain_segments(lines, recordings)
@@ -132,7 +129,7 @@ def _segments(file: Text, recordings: dict[str, str]) -> Iterator[Batch]:
             yield places, plain
             continue
         rows = zip(places, lines, strict=True)
-        yield from batched(rows, _NAMES, partial(_segment, recordings), file.faults)
+        yield from batched(rows, SPELLINGS, partial(_segment, recordings), file.faults)
 
 
 def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> Cells | None:

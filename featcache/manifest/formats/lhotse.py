@@ -21,7 +21,7 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest.formats.source import Batch, Source, Text, batched
 from featcache.manifest.formats.tables import json_rows
 from featcache.manifest.numbered import Files, absent
-from featcache.manifest.utterances import meaning_of
+from featcache.manifest.utterances import SPELLINGS, meaning_of
 
 SAID = ("text", "speaker", "language", "gender")
 """The columns that are fields of supervisions. Other columns are their `custom`."""
@@ -32,7 +32,7 @@ _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 """The suffixes of members of Shar that are no audio."""
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
-_COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")
+_COLUMNS = (*SPELLINGS, *SAID, "custom")
 
 _INSTEAD = {
     "Speed": "augment.speed in the config makes copies",

@@ -342,8 +342,7 @@ class Source:
 
 @contextmanager
 def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
-    """Open a file, a folder, or `-` for standard input, or copy a pipe. `options` are
-    other fields of a `Source`."""
+    """Open a file, a folder, a pipe, or `-` for standard input, with fields of a `Source`."""
     name, path = str(source), Path(source)
     is_stdin = name == "-"
     if is_stdin:
@@ -377,8 +376,8 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, and unpack gzip. A pipe, whose writer may never come, or a device is a
-    ManifestError, unless the user named it."""
+    """Open a file, and unpack gzip. Raises ManifestError for a device, or a pipe, whose
+    writer may never come."""
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
@@ -447,7 +446,7 @@ def in_batches(
 
 
 def batched(
-    rows: Rows, names: Sequence[str], parse: Callable[[Any], Sequence[Any]], faults: Faults
+    rows: Rows, names: Iterable[str], parse: Callable[[Any], Sequence[Any]], faults: Faults
 ) -> Iterator[Batch]:
     """Parse rows into cells of these columns. A row with a ValueError is a fault."""
     for places, unparsed in in_batches(rows):

@@ -84,8 +84,6 @@ class _Layout(NamedTuple):
     """The line below it."""
     delimiter: str
     """The separator of fields if Excel names it, or all names are quoted; else empty."""
-    is_quoted: bool
-    """True if all names in the header are quoted."""
 
 
 _QUOTED = re.compile(r'"[^"]*"(?:([,;\t |])"[^"]*")?(?:\1"[^"]*")*')
@@ -106,7 +104,7 @@ def _layout_of(source: Source) -> _Layout:
         header = header.lstrip("# ")
     quoted = _QUOTED.fullmatch(header)
     delimiter = (separator or quoted or ("", ""))[1] or ""
-    return _Layout(above, header, lines[above + 1], delimiter, quoted is not None)
+    return _Layout(above, header, lines[above + 1], delimiter)
 
 
 def _has_row_names(layout: _Layout, delimiter: str) -> bool:
@@ -116,7 +114,7 @@ def _has_row_names(layout: _Layout, delimiter: str) -> bool:
         header, row = (next(csv.reader([line], delimiter=delimiter), []) for line in lines)
     except csv.Error:  # a carriage return inside a line
         return False
-    if len(row) != len(header) + 1 or not (layout.is_quoted or row[0] == "1"):
+    if len(row) != len(header) + 1 or not (_QUOTED.fullmatch(layout.header) or row[0] == "1"):
         return False
     pairs = zip(header, row, strict=False)  # otherwise, a text has a comma in it
     return not any(meaning_of(name) == "path" and names_audio(cell) for name, cell in pairs)
@@ -473,8 +471,7 @@ def _start_of(
 
 
 def parquet_table(stream: BinaryIO) -> Table:
-    """Open a Parquet file, and read its footer. If the file is damaged or no Parquet, this,
-    or what the table gives, raises ManifestError."""
+    """Open a Parquet file. This, or what the table gives, raises ManifestError for damage."""
     with _checking():
         file = pyarrow().parquet.ParquetFile(stream)
 

@@ -324,8 +324,8 @@ def _with_speakers(second: Sequence[str], third: Sequence[str]) -> list[str]:
 
 
 def _with_ids(second: Sequence[str], third: Sequence[str]) -> list[str]:
-    """Tell whether lists of ids have a text and its normalised form, which share words, or
-    speakers, who come again."""
+    """Tell whether lists of ids have texts in two forms, which share words, or speakers, who
+    come again."""
     pairs = [*zip(second, third, strict=True)]
     if sum(not _words(text).isdisjoint(_words(other)) for text, other in pairs) * 2 >= len(pairs):
         return ["ljspeech"]
@@ -359,9 +359,8 @@ def read_bars(name: str, source: Source) -> Iterator[Batch]:
 
 def _with_path(columns: Sequence[str], folder: str, cells: list[str]) -> list[str]:
     if len(cells) != len(columns):
-        raise ValueError(
-            f"{counted(len(cells), 'field')}, but {'|'.join(columns)} has {len(columns)}"
-        )
+        fields = counted(len(cells), "field")
+        raise ValueError(f"{fields}, but {'|'.join(columns)} has {len(columns)}")
     if columns[0] == "id":
         return [*cells, f"{folder}/{cells[0]}.wav"]
     return cells
