@@ -1,24 +1,20 @@
-"""All errors that featcache raises deliberately; checks of arguments that raise one of
-them, and what names arguments.
+"""The errors that featcache raises deliberately, checks of arguments, and what URLs give away.
 
     FeatcacheError                 exit code 1
-    ├── ConfigError                2   a config that cannot be read or is invalid
-    ├── ManifestError              2   a manifest that cannot be read, or has errors
-    ├── MissingDependencyError     2   an optional package that this command needs
-    ├── ArgumentError              2   invalid arguments of a call; also a ValueError
-    ├── AudioError                 1   one utterance that cannot be extracted; carries its `Reason`
-    ├── ExtractorError             1   an extractor that cannot be built or run
-    └── StoreError                 1   a cache that cannot be opened or written
-        ├── DamagedError           1   bytes that differ from what was written
-        ├── LockedError            1   a cache that another run is writing
-        └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
-
-    FeatcacheWarning                   something is done in another way than asked; a UserWarning
+    ├── ConfigError                2
+    ├── ManifestError              2
+    ├── MissingDependencyError     2
+    ├── ArgumentError              2   also a ValueError
+    ├── AudioError                 1   carries its `Reason`
+    ├── ExtractorError             1
+    └── StoreError                 1
+        ├── DamagedError           1
+        ├── LockedError            1
+        └── MissingItemError       1   also a KeyError
 
 Every message says what is wrong, where, and what to do. The command line prints it, one
-fault on each line, and exits with the class's `exit_code`; library code lets the error
-rise. No message has what gives access in a URL. That is told by its form, whatever a
-parameter is called: presigned URLs have their signature in the query.
+fault on each line, and exits with the class's `exit_code`. No message has what gives
+access in a URL. Its form tells that: presigned URLs have their signature in the query.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from enum import StrEnum
+from enum import StrEnum, auto
 from numbers import Real
 from pathlib import Path
 from shlex import quote
@@ -71,22 +67,15 @@ class ConfigError(FeatcacheError):
 
 
 class ManifestError(FeatcacheError):
-    """A manifest that cannot be read, or has faults: the message lists them with their
-    lines. Or a manifest whose rows are not those that a cache was extracted from, or
-    whose files do not exist."""
+    """A manifest that cannot be read, or has faults, which the message lists with their
+    lines; whose rows a cache was not extracted from; or whose files do not exist."""
 
     exit_code = 2
 
 
 class MissingDependencyError(FeatcacheError):
-    """An optional package is not installed.
-
-    Args:
-        package: The name of the package.
-        needed_for: The command or module that needs it.
-        extra: The extra of featcache that installs the package; None if no extra does:
-            the message then names the package.
-    """
+    """An optional package, which `needed_for` needs, is not installed. The message names the
+    extra of featcache that installs it, or the package if no extra does."""
 
     exit_code = 2
 
@@ -104,25 +93,25 @@ class ArgumentError(FeatcacheError, ValueError):
 
 
 class Reason(StrEnum):
-    """The reason why an utterance is in the failure ledger instead of a shard."""
+    """The reason why an utterance is in the failure ledger: its name in lower case."""
 
-    FILE_MISSING = "file_missing"
-    FILE_UNREADABLE = "file_unreadable"
-    NOT_AUDIO = "not_audio"
-    EMPTY = "empty"
-    TRUNCATED = "truncated"
-    SEGMENT_OUTSIDE = "segment_outside"
-    NO_SUCH_CHANNEL = "no_such_channel"
-    RATE_REFUSED = "rate_refused"
-    TOO_SHORT = "too_short"
-    TOO_LONG = "too_long"
-    NON_FINITE_AUDIO = "non_finite_audio"
-    NON_FINITE_FEATURES = "non_finite_features"
-    EXTRACTOR_REFUSED = "extractor_refused"
-    EXTRACTOR_ERROR = "extractor_error"
-    OUT_OF_MEMORY = "out_of_memory"
-    CRASHED = "crashed"
-    NOT_IN_SOURCE = "not_in_source"
+    FILE_MISSING = auto()
+    FILE_UNREADABLE = auto()
+    NOT_AUDIO = auto()
+    EMPTY = auto()
+    TRUNCATED = auto()
+    SEGMENT_OUTSIDE = auto()
+    NO_SUCH_CHANNEL = auto()
+    RATE_REFUSED = auto()
+    TOO_SHORT = auto()
+    TOO_LONG = auto()
+    NON_FINITE_AUDIO = auto()
+    NON_FINITE_FEATURES = auto()
+    EXTRACTOR_REFUSED = auto()
+    EXTRACTOR_ERROR = auto()
+    OUT_OF_MEMORY = auto()
+    CRASHED = auto()
+    NOT_IN_SOURCE = auto()
 
 
 class AudioError(FeatcacheError):
@@ -132,7 +121,7 @@ class AudioError(FeatcacheError):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """Why the utterance cannot be extracted, for the failure ledger."""
+        """The reason, for the failure ledger."""
 
 
 class ExtractorError(FeatcacheError):
@@ -145,64 +134,61 @@ class StoreError(FeatcacheError):
 
 class DamagedError(StoreError):
     """Bytes in a cache that differ from what was written: `what`, and where. The message
-    says that `featcache repair` can repair the version whose place is given."""
+    tells how to repair the version at the given place."""
 
     def __init__(self, what: str, version: object = None) -> None:
-        remedy = (
-            ""
-            if version is None
-            else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
-        )
+        remedy = ""
+        if version is not None:
+            place = quote(str(version))
+            remedy = f"; `featcache repair {place} --manifest MANIFEST` repairs it"
         super().__init__(what + remedy)
         self.what = what
         """The message without the remedy."""
 
 
 class LockedError(StoreError):
-    """Another run has what only one may have at a time; the message says which run, by
-    its own words."""
+    """Another run holds what one run alone may hold; the message says which."""
 
 
 class MissingItemError(StoreError, KeyError):
-    """An utterance that the cache does not hold; the message says whether its extraction
-    failed, and why."""
+    """An utterance that the cache does not hold. The message tells if and why it failed."""
 
     __str__ = Exception.__str__  # KeyError's would print the repr
 
 
 def install_hint(extra: str) -> str:
     """Name the command that installs an extra into this copy of featcache, from where the
-    copy came: a checkout, or what pip has recorded. The bare name `featcache` would
-    install whatever an index has under it."""
+    copy came. The bare name `featcache` would install whatever an index has under it."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e {quote(f'{checkout}[{extra}]')}"
-    try:
+    origin: dict[str, Any] = {}
+    with suppress(PackageNotFoundError):
         origin = json.loads(distribution("featcache").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        origin = {}
-    url = origin.get("url", "")
-    if url.startswith("file:///") and "vcs_info" not in origin:
-        return f"pip install {quote(f'{unquote(url[7:])}[{extra}]')}"
+    url, vcs = origin.get("url", ""), origin.get("vcs_info")
     if not url:
         return f"install featcache's extra {extra!r} from where this copy came"
-    if vcs := origin.get("vcs_info"):
-        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    return f"pip install {quote(f'featcache[{extra}] @ {url}')}"
+    requirement = f"featcache[{extra}] @ {url}"
+    if vcs:
+        requirement = f"featcache[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+    elif url.startswith("file:///"):
+        requirement = f"{unquote(url[7:])}[{extra}]"
+    return f"pip install {quote(requirement)}"
 
 
 def listing(names: Iterable[str], at_most: int = 10) -> str:
-    """Join names for a message: the first `at_most`, then how many more there are."""
+    """Join names for a message: the first `at_most`, then the number of the others."""
     names = list(names)
     shown = ", ".join(names[:at_most])
-    return shown if len(names) <= at_most else f"{shown} … and {len(names) - at_most:,} more"
+    if len(names) > at_most:
+        shown += f" … and {len(names) - at_most:,} more"
+    return shown
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
-    """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes
-    more than an s."""
+    """Count things for a message: `1 shard`, `2,500 shards`."""
     return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
 
 
@@ -212,8 +198,7 @@ def first_line(error: object) -> str:
 
 
 def ending(return_code: int) -> str:
-    """Describe the end of a process for a message, by the return code of `subprocess`:
-    `exit code 3`, `SIGKILL`, `signal 40`."""
+    """Describe a return code of `subprocess`: `exit code 3`, `SIGKILL`, `signal 40`."""
     if return_code >= 0:
         return f"exit code {return_code}"
     with suppress(ValueError):  # a real-time signal has no name
@@ -223,14 +208,12 @@ def ending(return_code: int) -> str:
 
 def megabytes(num_bytes: float) -> str:
     """Bytes for people: `12.3 MB`, `4.56 GB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return (
-                f"{num_bytes / size:.3g} {unit}"
-                if num_bytes < 999 * size
-                else f"{num_bytes / size:,.0f} {unit}"
-            )
-    return f"{num_bytes / 1e3:.3g} kB"
+    units = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+    unit = next((unit for unit, size in units.items() if num_bytes >= size), "kB")
+    amount = num_bytes / units[unit]
+    if amount >= 999:
+        return f"{amount:,.0f} {unit}"
+    return f"{amount:.3g} {unit}"
 
 
 def percent(share: float) -> str:
@@ -242,7 +225,9 @@ def hours(seconds: float) -> str:
     """Seconds of audio for people: `3.71 h`, `12.4 min`, `9.7 s`."""
     if seconds >= 3600:
         return f"{seconds / 3600:,.2f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s"
 
 
 _COLON, _SLASH, _AT = "(?::|%3a)", r"(?:[\\/]|%2f|%5c)", "(?:@|%40)"
@@ -258,8 +243,8 @@ _BEGINNING = (
     rf"|(?:\b|{_ESCAPED})(?:https?|s?ftps?){_COLON}{_SLASH}?)"
 )
 _URL = re.compile(rf"{_BEGINNING}(?P<authority>[^\\/?#]*)", re.IGNORECASE)
-"""The beginning of a URL, and of what was meant for one or became of one: `https://host`,
-`s3:/bucket`, `https:/user@host`, `//user:password@host`, `HTTPS%3A%2F%2Fhost`."""
+"""The beginning of a URL, or of what was meant for one: `https://host`, `s3:/bucket`,
+`https:/user@host`, `//user:password@host`, `HTTPS%3A%2F%2Fhost`."""
 
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
@@ -276,9 +261,8 @@ _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
 
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
-    """Name what may give access in a text that is a URL or contains one, as a message
-    goes on; None if nothing does. With `allow_query`, a query or a fragment gives no
-    access."""
+    """Describe what may give access in a text with a URL, as a message goes on; None if
+    nothing does. `allow_query` allows a query or a fragment."""
     if not may_have_secret(text):
         return None
     query = _QUERY
@@ -296,14 +280,14 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
 
 
 def may_have_secret(text: str) -> bool:
-    """Tell quickly whether `secret_in` must look at a text, or at several joined texts."""
-    # a tenth of the time that a regular expression takes
+    """Tell quickly whether `secret_in` must read a text, or several joined texts."""
+    # takes a tenth of a regular expression's time
     return any(mark in text for mark in _MARKS)
 
 
 def without_secrets(text: str, *, allow_query: bool = False) -> str:
-    """Cut off the words of a text behind whose URLs stands what `secret_in` finds. All
-    that featcache prints or raises passes through here."""
+    """Shorten the URLs in a text in which `secret_in` finds something. All that featcache
+    prints or raises passes through here."""
     if not may_have_secret(text):
         return text
     return _WORD.sub(lambda word: _shown(word[0], allow_query), text)
@@ -327,44 +311,40 @@ MOST_THREADS = 4096
 """The largest budget of threads that makes sense."""
 
 MOST_COUNTED = 2**62
-"""The largest number of frames, rows or epochs: what computes with 64 bits cannot hold
-many more."""
+"""The largest number of frames, rows or epochs, for 64 bits."""
 
 _URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
+"""Matches `s3://bucket`, and `s3:/bucket` of pathlib."""
 
 _ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECASE)
 
 
-def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return the value of the argument of that name as an int; an ArgumentError if it is
-    not a whole number (of Python, numpy or torch, and no bool) from `least` to `most`."""
-    try:
-        given = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        given = None
-    is_large = given is not None and most is not None and given > most
-    if given is None or is_large or (least is not None and given < least):
-        limits = ("" if least is None else f", {least} or more") + (
-            f", at most {most}" if is_large else ""
-        )
-        raise ArgumentError(f"{name} is {value!r}: it must be a whole number{limits}")
-    return given
+def require_int(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
+    """Return the argument of that name as an int; an ArgumentError if it is not a whole
+    number (of Python, numpy or torch, and no bool) from `least` to `most`."""
+    limits = ""
+    if least > -math.inf:
+        limits = f", {least} or more"
+    with suppress(TypeError):
+        number = operator.index(value)
+        if least <= number <= most and not isinstance(value, bool):
+            return number
+        if number > most:
+            limits += f", at most {most}"
+    raise ArgumentError(f"{name} is {value!r}: it must be a whole number{limits}")
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Return the value of the argument of that name as a float; an ArgumentError if it is
-    not a number (whole or not, no bool, no NaN) from `low` to `high`."""
-    if not (is_number(value) and low <= value <= high):
-        limits = (
-            ""
-            if low == -math.inf
-            else f", {low:g} or more"
-            if high == math.inf
-            else f" from {low:g} to {high:g}"
-        )
-        raise ArgumentError(f"{name} is {value!r}: it must be a number{limits}")
-    return float(value)
+    """Return the argument of that name as a float; an ArgumentError if it is not a number
+    (no bool, no NaN) from `low` to `high`."""
+    if is_number(value) and low <= value <= high:
+        return float(value)
+    limits = ""
+    if high < math.inf:
+        limits = f" from {low:g} to {high:g}"
+    elif low > -math.inf:
+        limits = f", {low:g} or more"
+    raise ArgumentError(f"{name} is {value!r}: it must be a number{limits}")
 
 
 def is_number(value: object) -> bool:
@@ -373,43 +353,37 @@ def is_number(value: object) -> bool:
 
 
 def refuse_secrets(name: str, text: str) -> None:
-    """Refuse a text with a URL that may give its reader access (a user, query or
-    fragment) by an ArgumentError without it."""
+    """Raise an ArgumentError, which does not quote it, for a text with a URL that may give
+    its reader access."""
     if fault := secret_in(text):
-        raise ArgumentError(
-            f"{name} {fault}: give the URL without it, and credentials by the environment"
-        )
+        remedy = "give the URL without it, and credentials by the environment"
+        raise ArgumentError(f"{name} {fault}: {remedy}")
 
 
 def refuse_almost_url(name: str, text: str) -> None:
-    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`, by
-    an ArgumentError that says what was probably meant."""
+    """Raise an ArgumentError for a URL that lacks a slash, which would name a folder `s3:`."""
     if match := _ALMOST_URL.match(text):
         meant = f"{match[1].lower()}://{text[match.end() :]}"
         refuse_secrets(name, meant)
-        raise ArgumentError(
-            f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}"
-        )
+        remedy = f"did you mean {meant}? A path of that name is ./{text}"
+        raise ArgumentError(f"{name}: {text} is no URL: {remedy}")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Tell whether a text, or a path made of one, is a URL."""
     match = _URL_START.match(os.fspath(path))
-    # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an
-    # odd folder.
+    # only in a Path, one slash is left of two
     return match is not None and (not isinstance(path, str) or path.startswith("/", match.end()))
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path
-    it would be in `s3:`."""
+    """Raise an ArgumentError for a URL, or almost one, where a path is wanted."""
     refuse_secrets(name, os.fspath(path))
     if isinstance(path, str):
         refuse_almost_url(name, path)
     if is_url(path):
-        raise ArgumentError(
-            f"{name}: {path} is a URL: mount or copy what is there, and give a path on this machine"
-        )
+        remedy = "mount or copy what is there, and give a path on this machine"
+        raise ArgumentError(f"{name}: {path} is a URL: {remedy}")
 
 
 def naming(passed_on: Mapping[str, object]) -> Callable[[_Function], _Function]:
@@ -418,12 +392,11 @@ def naming(passed_on: Mapping[str, object]) -> Callable[[_Function], _Function]:
 
     def name(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=passed_on[name])
-            for name in passed_on
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        parameters = [*signature.parameters.values()][:-1]
+        for key, default in passed_on.items():
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(key, kind, default=default))
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 
     return name

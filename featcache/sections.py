@@ -1,4 +1,4 @@
-"""The base of what a config is made of: its sections, and what is inside them."""
+"""The base of a config's sections, and of the models inside them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
-    """The base of what a config is made of. Unknown names, NaN, infinity, and true or
-    false for numbers are refused."""
+    """A section of a config, which refuses unknown names, NaN, infinity, and true or false
+    for numbers."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True

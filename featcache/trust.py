@@ -13,11 +13,8 @@ _may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
 def allow_remote_code() -> None:
-    """Let models run Python code that they bring, and caches name extractors that are not
-    registered.
-
-    This holds for the rest of the process. On the command line, `--trust-remote-code`
-    says it."""
+    """Let models run Python code that they bring, and caches name any extractor, for the
+    rest of the process, as `--trust-remote-code` does."""
     global _remote_code_is_allowed
     _remote_code_is_allowed = True
 
@@ -28,10 +25,8 @@ def remote_code_is_allowed() -> bool:
 
 
 def allow_commands(commands: Iterable[str]) -> None:
-    """Let these commands run, which print audio. A cache that names others runs none of them.
-
-    This holds for the rest of the process. On the command line, `--allow-commands` says
-    it, of a manifest's."""
+    """Let these commands, which print audio, run in the rest of the process, as
+    `--allow-commands` lets a manifest's. A cache that names others runs none of them."""
     global _commands
     _commands |= frozenset(commands)
 
@@ -43,8 +38,8 @@ def allowed_commands() -> frozenset[str]:
 
 @contextmanager
 def without_downloads(is_recorded: bool = True) -> Iterator[None]:
-    """Within the block, look for weights on this machine only, as for a config that is
-    recorded in a cache. For one that is not, nothing changes."""
+    """Within the block, look for weights on this machine only, if the config `is_recorded`
+    in a cache."""
     before = _may_download.set(may_download() and not is_recorded)
     try:
         yield

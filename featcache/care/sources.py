@@ -7,7 +7,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.manifest.utterances import CallersUrls
 from featcache.version.index import Index
 from featcache.version.records import read_run
 from featcache.version.version import Version
@@ -41,8 +40,8 @@ class SourceCheck:
     """True to compare the hash of their bytes, if it is known, and not size and mtime."""
     root: AudioLocation | None = None
     """The root of relative paths; None for that of the run that extracted each utterance."""
-    urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
-    """The URLs whose files are compared."""
+    urls: frozenset[Url] = frozenset()
+    """The URLs whose files are compared: `Manifest.urls`."""
 
     def root_of(self, shard: Shard, version: Version) -> AudioLocation:
         """Return the root of the paths of a shard."""

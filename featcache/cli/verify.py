@@ -89,19 +89,19 @@ def verify(
     from featcache.care.report import Problem, Report
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
-    from featcache.manifest.utterances import CallersUrls
     from featcache.version.selection import split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
     wanted, again = None, None
+    files = SourceCheck(sources == "content", root)
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=False)
+        files = replace(files, urls=wanted.urls)
         again = shlex.quote(manifest)
         if root is not None:
             again += f" --root {shlex.quote(str(root))}"
-    files = SourceCheck(sources == "content", root, CallersUrls(wanted))
     checking: dict[str, Any] = {"data": data, "manifest": wanted, "threads": threads}
     passes = 1
     if sources:

@@ -6,11 +6,12 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from featcache import extractors
 from featcache.audio.noise import read_noise
@@ -28,12 +29,10 @@ from featcache.trust import without_downloads
 if TYPE_CHECKING:
     import torch
 
-StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
-
 _MOST_BYTES = 256 << 10
 
 Values = Mapping[str, Any]
-"""Values by the keys of a config: by their dotted paths if they are to be set in one."""
+"""Values by the keys of a config, or by dotted paths to be set in one."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _NAMELESS = "<config>"
@@ -43,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class StorePolicy(Section):
     """The `store` section: how features are stored."""
 
-    dtype: StoredDtype | None = None
+    dtype: Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"] | None = None
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
     they are."""
     pool: Literal["mean", "mean+std"] | None = None
@@ -72,6 +71,18 @@ class ConfigFile(BaseModel):
     store: StorePolicy = StorePolicy()
     """How features are stored."""
 
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if len(name) > AT_MOST_NAME:
+            raise ValueError(f"it has {len(name):,} characters, and may have {AT_MOST_NAME}")
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} may hold letters, digits, '.', '_' and '-', and starts with a "
+                "letter or digit"
+            )
+        return name
+
 
 KEYS = frozenset(ConfigFile.model_fields)
 SECTIONS = KEYS - {"name", "extractor"}
@@ -87,19 +98,19 @@ class Config:
     extractor: str
     """A registered name, or `package.module:Class`."""
     params: extractors.Params
-    """All parameters of the extractor, as its own model."""
+    """All parameters, as the extractor's own model."""
     audio: AudioPolicy
-    """The `audio` section: how an utterance becomes a waveform."""
+    """How an utterance becomes a waveform."""
     dtype: str
     """The stored dtype, by its numpy name."""
     augment: AugmentPolicy | None = None
-    """The `augment` section: the copies of utterances; None for no copies."""
+    """The copies of utterances; None for no copies."""
     pool: str | None = None
     """The vector that is stored of each utterance, `mean` or `mean+std`; None for frames."""
     source: str = field(default="", compare=False)
     """The file or packaged config, for messages; empty if unknown."""
     is_recorded: bool = field(default=False, compare=False)
-    """True if the config comes from a cache, and not from its user: see `recorded_config`."""
+    """True if the config comes from a cache: see `recorded_config`."""
 
     @property
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
@@ -114,13 +125,10 @@ class Config:
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
         """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters
         contradict each other or the sample rate, or weights cannot be loaded."""
-        try:
-            with without_downloads(self.is_recorded):
-                return extractors.build(
-                    self.extractor_class, self.params, self.audio.sample_rate, device
-                )
-        except ConfigError as error:
-            raise ConfigError(f"config {self.source or self.name}: {error}") from error
+        with _about(self.source or self.name), without_downloads(self.is_recorded):
+            return extractors.build(
+                self.extractor_class, self.params, self.audio.sample_rate, device
+            )
 
     @property
     def keys(self) -> list[str]:
@@ -128,42 +136,48 @@ class Config:
         return [*keys_of(ConfigFile), *keys_of(type(self.params), "params.")]
 
     def resolved(self) -> dict[str, Any]:
-        """Return the config as plain JSON values, with every default filled in, except
-        the defaults of `Params.added_later`."""
-        store = {"dtype": self.dtype}
-        if self.pool is not None:
-            store["pool"] = self.pool
-        resolved = {
+        """Return the config as JSON values, with every default filled in, except those of
+        `Params.added_later`."""
+        resolved: dict[str, Any] = {
             "name": self.name,
             "extractor": self.extractor,
             "params": self.params.model_dump(mode="json"),
             "audio": self.audio.model_dump(mode="json"),
-            "store": store,
+            "store": {"dtype": self.dtype},
         }
+        if self.pool is not None:
+            resolved["store"]["pool"] = self.pool
         if self.augment is not None:
             resolved["augment"] = self.augment.model_dump(mode="json")
         return resolved
 
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of everything that decides the values: see
-        `featcache.extractors.fingerprint`."""
+        """Return the SHA-256, in hex, of everything that decides the values."""
         with without_downloads(self.is_recorded):
             return extractors.fingerprint(self.resolved())
 
 
+@contextmanager
+def _about(source: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"config {source}: {error}") from error
+
+
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
-    """Read a config from a YAML file, or a packaged config by its name; values by their
-    dotted keys are `set` in it, as `{"params.num_mel_bins": 40}`. Raises ConfigError,
-    which lists all faults, if the file cannot be read or has any."""
+    """Read a config from a YAML file, or a packaged config by its name, and `set` values
+    in it by their dotted keys, as `{"params.num_mel_bins": 40}`. Raises ConfigError, which
+    lists all faults."""
     packaged = packaged_configs().get(str(source))
     if packaged is not None:
         return parse_config(packaged, str(source), set=set)
     try:
-        with Path(source).open("rb") as file:  # it may be a pipe, as for bash's <(…)
+        with Path(source).open("rb") as file:  # perhaps a pipe
             data = file.read(_MOST_BYTES + 1)
         text = data.decode()
     except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", error)
         message = f"config {source}: cannot be read: {reason}"
         if not Path(source).suffix:
             message += f"; {packaged_hint(str(source))}"
@@ -174,7 +188,7 @@ def load_config(source: str | Path, set: Values | None = None) -> Config:  # noq
 
 
 def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
-    """Return the config that a caller of the library passes, or names for `load_config`."""
+    """Return a config, or load the one of that name."""
     if not isinstance(config, Config):
         return load_config(config, set)
     if not set:
@@ -191,31 +205,26 @@ def parse_config(
     folder: Path | None = None,
     set: Values | None = None,  # noqa: A002
 ) -> Config:
-    """Validate a config's YAML text, in which values by their dotted keys are `set`; see
-    `config_from`."""
+    """Validate a config's YAML text, after `set` as in `load_config`; see `config_from`."""
     try:
         loaded = load_yaml(text)
     except ValueError as error:
         raise ConfigError(f"config {source}: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"config {source}: expected a mapping with name, extractor, params, audio, "
-            "augment and store"
-        )
+        keys = ", ".join(ConfigFile.model_fields)
+        raise ConfigError(f"config {source}: expected a mapping with {keys}")
     return config_from(_with_values(loaded, set or {}), source, folder)
 
 
-def _with_values(document: dict[str, Any], values: Values) -> dict[str, Any]:
+def _with_values(document: Any, values: Values) -> dict[str, Any]:
     """Return a config's document with other values of these dotted keys."""
+    changed = dict(document) if isinstance(document, dict) else {}
     for key, value in values.items():
         section, dot, below = key.partition(".")
         if dot:
-            inner = document.get(section)
-            if not isinstance(inner, dict):
-                inner = {}
-            value = _with_values(inner, {below: value})
-        document = {**document, section: value}
-    return document
+            value = _with_values(changed.get(section), {below: value})
+        changed[section] = value
+    return changed
 
 
 def config_from(
@@ -224,30 +233,23 @@ def config_from(
     folder: Path | None = None,
     is_recorded: bool = False,
 ) -> Config:
-    """Validate a user's config, given as plain values. This imports the extractor that
-    the config names.
+    """Validate a user's config, given as plain values, and import its extractor.
 
-    In messages, the config is called `source`. Relative paths are relative to `folder`,
-    or to the current one.
-
-    Raises ConfigError if the config has faults; the message lists all of them, each with
-    its dotted path."""
-    faults: list[str] = []
+    `source` names the config in messages. Relative paths are relative to `folder`, by
+    default the current one. Raises ConfigError, which lists all faults, each with its
+    dotted path."""
     document = {
         key: value for key, value in document.items() if value is not None or key not in SECTIONS
     }
-    if not is_recorded:
-        faults += _secrets_of(document)
+    faults = [] if is_recorded else [*_secrets_of(document)]
     file = _validated(ConfigFile, document, folder, faults)
-    faults += _faults_of_name(document.get("name"))
     extractor = params = None
     if isinstance(document.get("extractor"), str):
         try:
             extractor = extractors.find(document["extractor"])
             with blamed_on(extractor):
-                params = _validated(
-                    extractor.Params, document.get("params", {}), folder, faults, ["params"]
-                )
+                values = document.get("params", {})
+                params = _validated(extractor.Params, values, folder, faults, "params")
         except ConfigError as error:
             faults.append(str(error))
     if file is not None and file.augment is not None:
@@ -258,11 +260,8 @@ def config_from(
             faults.insert(0, f"{len(faults)} errors")
         listed = "\n  ".join(faults)
         raise ConfigError(f"config {source}: {listed}")
-    try:
-        with blamed_on(extractor):
-            dtype = file.store.dtype or extractor.stored_dtype(params)
-    except ConfigError as error:  # about weights, which decide the dtype of some extractors
-        raise ConfigError(f"config {source}: {error}") from error
+    with _about(source), blamed_on(extractor):  # weights decide the dtype of some extractors
+        dtype = file.store.dtype or extractor.stored_dtype(params)
     return Config(
         file.name,
         file.extractor,
@@ -276,27 +275,10 @@ def config_from(
     )
 
 
-def _faults_of_name(name: object) -> Iterator[str]:
-    if not isinstance(name, str):
-        return
-    if not _NAME.fullmatch(name):
-        yield (
-            f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a "
-            "letter or digit"
-        )
-    if len(name) > AT_MOST_NAME:
-        yield f"name: it has {len(name):,} characters, and may have {AT_MOST_NAME}"
-
-
 def _validated(
-    model: type[_Model],
-    document: Any,
-    folder: Path | None,
-    faults: list[str],
-    above: Sequence[str] = (),
+    model: type[_Model], document: Any, folder: Path | None, faults: list[str], *above: str
 ) -> _Model | None:
-    """Return the model of a document whose path in the config is `above`; or None, after adding
-    its faults."""
+    """Return the model of a document at the path `above`; or None, after adding its faults."""
     try:
         return model.model_validate(document, context={"folder": folder})
     except ValidationError as error:
@@ -305,28 +287,24 @@ def _validated(
 
 
 def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
-    """Validate a resolved config that comes from a cache: from a version, or a run's record.
+    """Validate a resolved config that a cache has recorded.
 
     A cache may come from a stranger. So only registered extractors are imported, unless
     `--trust-remote-code` is given, and weights are only looked for on this machine, now and
-    whenever the config is used.
-
-    Raises ConfigError if the config names an extractor that is not registered, or has
-    faults; the message lists all of them, each with its dotted path."""
+    whenever the config is used. Raises ConfigError for another extractor, or as
+    `config_from` does."""
     if not isinstance(document, dict):
         raise ConfigError(f"config {source}: expected a mapping")
     name = document.get("extractor")
     if isinstance(name, str):
-        try:
+        with _about(source):
             extractors.require_registered(name)
-        except ConfigError as error:
-            raise ConfigError(f"config {source}: {error}") from error
     with without_downloads():
         return config_from(document, source, is_recorded=True)
 
 
 def _secrets_of(value: Any, path: str = "") -> Iterator[str]:
-    """Find URLs that may give access: a version stores its config, and shows it."""
+    """Find URLs that may give access to their reader."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _secrets_of(inner, f"{path}.{key}".lstrip("."))
@@ -345,16 +323,15 @@ def packaged_configs() -> dict[str, str]:
     folder = package / "configs"
     if not folder.is_dir():  # in a source checkout
         folder = package.parent / "configs"
-    paths = sorted(folder.glob("*.yaml"), key=lambda path: path.stem)
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")}
+    return dict(sorted(texts.items()))
 
 
 def packaged_hint(name: str) -> str:
     """Suggest the packaged config of the most similar name, or list all."""
     packaged = packaged_configs()
-    similar = difflib.get_close_matches(name, packaged, 1)
-    if similar:
-        return f"did you mean the packaged config {similar[0]}?"
+    for similar in difflib.get_close_matches(name, packaged, 1):
+        return f"did you mean the packaged config {similar}?"
     return f"the packaged configs are {', '.join(packaged)}"
 
 
@@ -366,35 +343,30 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
         yield "augment.speed: to change it is to resample, which audio.resample forbids"
     if augment.noise is not None:
         rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)}
-        others = sorted(rates - {audio.sample_rate})
+        others = listing(f"{rate} Hz" for rate in sorted(rates - {audio.sample_rate}))
         if others:
-            yield (
-                f"augment.noise.manifest: holds noise at {listing(f'{rate} Hz' for rate in others)}"
-                ", and audio.resample forbids resampling"
-            )
+            what = f"holds noise at {others}, and audio.resample forbids resampling"
+            yield f"augment.noise.manifest: {what}"
 
 
 # Faults, in terms of YAML
 
 _SHOULD_BE = "Input should be "
 _KINDS = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "string_type": "text",
-    "none_required": "left out",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "string": "text",
+    "none": "left out",
 }
-"""Kinds of values by pydantic's names of faults, where its messages are about Python."""
+"""Kinds of values by the first words of pydantic's faults, where its messages are about Python."""
+
+_NOT_OF_KIND = {"type", "parsing", "from_float", "parsing_size", "attributes_type", "required"}
+"""The other words of these faults."""
 
 _LONGEST = 40
 """The characters of a value that a message shows."""
@@ -411,11 +383,13 @@ def _faults_of(
         parts = _parts(fault["loc"], document)
         path = ".".join([*above, *parts])
         message = fault["msg"].removeprefix("Value error, ")
+        kind, _, what = fault["type"].partition("_")
+        if kind in _KINDS and what in _NOT_OF_KIND:
+            message = _SHOULD_BE + _KINDS[kind]
         if fault["type"] == "extra_forbidden":
             yield f"{path}: {_no_such_key(parts, model)}"
-        elif fault["type"] in _KINDS or message.startswith(_SHOULD_BE):
-            kind = _KINDS.get(fault["type"], message.removeprefix(_SHOULD_BE))
-            kinds.setdefault(path, []).append(kind)
+        elif message.startswith(_SHOULD_BE):
+            kinds.setdefault(path, []).append(message.removeprefix(_SHOULD_BE))
             inputs.setdefault(path, fault["input"])
         else:
             yield f"{path}: {message[0].lower()}{message[1:]}"
@@ -425,8 +399,8 @@ def _faults_of(
 
 
 def _parts(location: Sequence[str | int], document: Any) -> list[str]:
-    """Return the part of pydantic's location that is in the document: a location also
-    names the alternatives of unions."""
+    """Return the part of pydantic's location that is in the document, without the
+    alternatives of unions."""
     parts, inner = [], document
     for number, part in enumerate(location):
         if isinstance(inner, dict):
@@ -443,17 +417,12 @@ def _parts(location: Sequence[str | int], document: Any) -> list[str]:
 
 
 def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
-    models = [model]
-    for part in parts[:-1]:  # which may also be a list's number, or a mapping's key
-        inner: list[type[BaseModel]] = []
-        for candidate in models:
-            if part in candidate.model_fields:
-                inner += _models(candidate.model_fields[part].annotation)
-        models = inner or models
-    keys = list(dict.fromkeys(key for candidate in models for key in candidate.model_fields))
-    similar = difflib.get_close_matches(parts[-1], keys, 1)
-    if similar:
-        return f"there is no such key (did you mean {similar[0]}?)"
+    known = [path.split(".") for path in keys_of(model)]
+    # without a list's numbers, and a mapping's keys
+    above = [part for part in parts[:-1] if any(part in path for path in known)]
+    keys = list(dict.fromkeys(path[-1] for path in known if path[:-1] == above))
+    for similar in difflib.get_close_matches(parts[-1], keys, 1):
+        return f"there is no such key (did you mean {similar}?)"
     if keys:
         return f"there is no such key (there are {', '.join(keys)})"
     return "there is no such key, nor any other"
@@ -485,7 +454,7 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     text = without_secrets(text)
     if len(text) > _LONGEST:
-        return f"{text[:_LONGEST]} …"
+        text = f"{text[:_LONGEST]} …"
     return text
 
 
@@ -497,11 +466,10 @@ class Differences:
     """The differences between a config and the config of a version."""
 
     deciding: list[str]
-    """Differences that change values, with both values: keys, as `params.low_freq: 20.0 ->
-    0.0`; the extractor's revision, or its weights. Empty if the fingerprint is the same."""
+    """Differences that change values: keys, as `params.low_freq: 20.0 -> 0.0`; the
+    extractor's revision, or its weights. Empty if the fingerprint is the same."""
     others: list[str]
-    """Differences that change no values: the name, where something is, which utterances
-    are refused."""
+    """Differences that change no values: in names, locations, and utterances to refuse."""
 
 
 def find_differences(
@@ -514,28 +482,25 @@ def find_differences(
     if recorded.get("extractor") != config["extractor"]:
         return Differences(lines, [])
     locations = extractors.find(config["extractor"]).Params.locations
-    keys = {"name", "augment.noise.manifest"}
-    keys |= {f"audio.{key}" for key in SELECTING_KEYS} | {f"params.{key}" for key in locations}
+    keys = ["name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)]
+    keys += [f"params.{key}" for key in locations]
     prefixes = tuple(key + end for key in keys for end in ":.")
     others = [line for line in lines if line.startswith(prefixes)]
     deciding = [line for line in lines if line not in others]
     deciding += _hidden(recorded, recorded_fingerprint, config)
-    return Differences(
-        deciding or ["the extractor's revision, or the content of its weights"], others
-    )
+    unknown = ["the extractor's revision, or the content of its weights"]
+    return Differences(deciding or unknown, others)
 
 
 def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
-    """Return what differs besides keys: the recorded config, with these weights, does not
-    give its fingerprint any more."""
+    """Return what differs besides keys and the locations of weights."""
     extractor = extractors.find(config["extractor"])
     locations = extractor.Params.locations
     weights = {name: config["params"][name] for name in locations & config["params"].keys()}
     try:
+        params = {**recorded["params"], **weights}
         with without_downloads():  # of what only the record names
-            revision = revision_of(
-                {**recorded, "params": {**recorded["params"], **weights}}, fingerprint
-            )
+            revision = revision_of({**recorded, "params": params}, fingerprint)
     except (FeatcacheError, ValidationError, KeyError, TypeError, AttributeError):  # odd keys
         return []
     if revision is None:

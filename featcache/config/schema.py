@@ -14,10 +14,8 @@ from featcache.errors import ConfigError
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of configs, with the parameters of every registered
-    extractor.
-
-    It does not hold what values say of each other, and what building an extractor finds."""
+    """Return the JSON Schema (draft 2020-12) of configs, with the parameters of every
+    registered extractor, without what values say of each other."""
     models = {}
     for name in sorted(extractors.registered()):
         with suppress(ConfigError):  # an entry point of an incomplete package
@@ -44,7 +42,7 @@ def config_schema() -> dict[str, Any]:
 
 
 class _Described(GenerateJsonSchema):
-    """Leaves out titles, which would repeat the keys, and line ends in what keys mean."""
+    """Leaves out titles, which would repeat the keys, and line ends in descriptions."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -68,12 +66,10 @@ def _of_extractor(name: str, model: type[BaseModel], params: dict[str, Any]) -> 
 
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a section that may be left empty."""
+    values = dict(schema)
     about: dict[str, Any] = {
-        key: schema[key] for key in ("description", "default") if key in schema
+        key: values.pop(key) for key in ("description", "default") if key in values
     }
-    values = {key: value for key, value in schema.items() if key not in about}
     choices = values.get("anyOf", [values])
-    return {**about, "anyOf": [choice for choice in choices if choice != _EMPTY] + [_EMPTY]}
-
-
-_EMPTY = {"type": "null"}
+    empty = {"type": "null"}
+    return {**about, "anyOf": [choice for choice in choices if choice != empty] + [empty]}

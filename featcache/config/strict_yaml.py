@@ -11,20 +11,19 @@ _MOST_DEPTH = 32
 
 
 def load_yaml(text: str) -> Any:
-    """Read the only document of a text. Raises ValueError, in one line that says where, if
-    it is no such YAML."""
+    """Read the only document of a text. Raises a ValueError of one line if it is no such YAML."""
     try:
         return yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        where, mark = "", getattr(error, "problem_mark", None)
+        if mark:
+            where = f"line {mark.line + 1}, column {mark.column + 1}: "
         problem = " ".join(str(getattr(error, "problem", error)).split())
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}not valid YAML: {problem}") from error
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but refuses aliases, merge keys (`<<`), keys that are
-    given twice, and deep nesting. Its methods raise only yaml.YAMLError."""
+    """Loads YAML as yaml.safe_load does, within these limits. Raises only yaml.YAMLError."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -43,8 +42,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            # Deep, since PyYAML would otherwise construct inner nodes at the end, and raise
-            # errors of its own.
+            # otherwise PyYAML constructs inner nodes at the end, and raises other errors
             return super().construct_object(node, deep=True)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
@@ -57,9 +55,8 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                raise _refused(
-                    "merge keys (<<) are not read: write the keys out", key_node.start_mark
-                )
+                what = "merge keys (<<) are not read: write the keys out"
+                raise _refused(what, key_node.start_mark)
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, Hashable):
                 raise _refused("a list or mapping cannot be a key", key_node.start_mark)

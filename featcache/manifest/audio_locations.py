@@ -4,12 +4,12 @@ A path that names a container, a slash, and what is inside, is a `Member`:
 
     shards/audio_0.tar/anna-1.flac         a member of a tar; a leading `./` is left out
     shards/audio_0.tar.gz/anna-1.flac      the same in .tgz, .tar.gz, .tar.bz2, .tar.xz, .tar.zst
-    train-00000.parquet/audio/123          column `audio` of a Parquet file, row 123, counted from 0
-    data-00000-of-00002.arrow/audio/123    the same in Arrow, as `save_to_disk` of datasets writes
-    dump/raw.1.ark:1234                    from byte 1234 of a Kaldi archive on, as in `wav.scp`
+    train-00000.parquet/audio/123          column `audio` of a Parquet file, row 123, from 0
+    data-00000-of-00002.arrow/audio/123    the same in Arrow, as `save_to_disk` writes
+    dump/raw.1.ark:1234                    from byte 1234 of a Kaldi archive on
 
-The column holds bytes, or structs with a field `bytes`. A container has one of these
-suffixes, in lower case. On this machine, a folder of such a name is only a folder.
+The column holds bytes, or structs with a field `bytes`. Suffixes are in lower case. On
+this machine, a folder of such a name is only a folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
-_COMPRESSED = re.compile(r"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))\Z")
+_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 
 
@@ -50,15 +50,15 @@ class Member(NamedTuple):
     container: Path | Url
     """A tar, a table of Parquet or Arrow, or an archive of Kaldi."""
     name: str
-    """The name in a tar; column and row in a table, as `audio/123`; the first byte in an
-    archive."""
+    """The name in a tar; column and row in a table; the first byte in an archive."""
 
     def __str__(self) -> str:
-        return f"{self.container}{':' if suffix_of(self.container) == '.ark' else '/'}{self.name}"
+        mark = ":" if suffix_of(self.container) == ".ark" else "/"
+        return f"{self.container}{mark}{self.name}"
 
 
 class Command(str):
-    """A command that prints audio, with the bar at its end, as in Kaldi's `wav.scp`."""
+    """A command that prints audio, with the bar at its end."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ CopiedSource = Url | Member | Command
 
 
 def is_command(path: str) -> bool:
-    """Tell whether a path is a command that prints audio."""
+    """Tell whether a path is a command."""
     return path.rstrip().endswith("|")
 
 
@@ -86,19 +86,17 @@ def is_audio_url(path: str) -> bool:
 def url_of(source: AudioSource) -> Url | None:
     """Return the URL of a file or its container; None if it is on this machine."""
     location = source.container if isinstance(source, Member) else source
-    if isinstance(location, Url):
-        return location
-    return None
+    return location if isinstance(location, Url) else None
 
 
 def suffix_of(container: Path | Url) -> str:
-    """Return the suffix, which tells the kind of a container."""
+    """Return the suffix of a container."""
     return os.path.splitext(container)[1]
 
 
 def is_compressed(container: Path | Url) -> bool:
     """Tell whether a container is a compressed tar."""
-    return _COMPRESSED.search(os.fspath(container)) is not None
+    return suffix_of(container) in _COMPRESSED
 
 
 def need_pyarrow(paths: Strings) -> bool:
@@ -107,16 +105,14 @@ def need_pyarrow(paths: Strings) -> bool:
 
 
 def locate(root: AudioLocation, path: str) -> AudioSource:
-    """Locate the audio of a path: below `root`, unless the path is absolute, a URL or a
-    command."""
+    """Locate a path's audio: below `root`, unless it is absolute, a URL or a command."""
     if is_command(path):
         return Command(path)
-    if "://" in path:
-        if _FETCHED.match(path):
-            return _at_url(path)
-        local = _LOCAL.match(path)
-        if local:
-            return _local(unquote(path[local.end() :]))
+    if is_audio_url(path):
+        return _at_url(path)
+    local = _LOCAL.match(path)
+    if local:
+        return _local(unquote(path[local.end() :]))
     if isinstance(root, Url) and not isabs(path):
         return _at_url(f"{root.rstrip('/')}/{path.removeprefix('./')}")
     return _local(path, root)
@@ -124,7 +120,6 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
 
 def why_no_file(path: str, root: AudioLocation) -> str | None:
     """Say why a path below `root` can never be read; None if it may."""
-    # in `wav.scp`
     if path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]):
         return "ranges of an archive's entries are not read, only whole ones"
     if _ANY.match(path) and not (_FETCHED.match(path) or _LOCAL.match(path)):
@@ -136,7 +131,7 @@ def why_no_file(path: str, root: AudioLocation) -> str | None:
 
 def names_container(path: str) -> bool:
     """Tell whether a path seems to lead into a container."""
-    return _INSIDE.search(path) is not None or _IN_ARCHIVE.search(path) is not None
+    return (_INSIDE.search(path) or _IN_ARCHIVE.search(path)) is not None
 
 
 def _at_url(url: str) -> Url | Member:
@@ -169,7 +164,7 @@ def _is_folder(container: Path) -> bool:
 
 
 def as_root(text: str) -> AudioLocation:
-    """Read a root: a folder, or the beginning of URLs; an ArgumentError for secrets."""
+    """Read a root, a folder or a URL. Raises ArgumentError for secrets."""
     refuse_secrets("--root", text)
     if is_audio_url(text):
         return Url(text)

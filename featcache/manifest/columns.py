@@ -1,7 +1,7 @@
 """The columns of a manifest that extraction ignores: flat, and each cell with its type.
 
 A cell of JSON, Parquet or a table in memory has a type. A cell of a text format is written
-text: only the whole column tells whether numbers are meant. See `Values.typed`."""
+text: only the whole column tells whether numbers are meant."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from featcache.strings import GrowingStrings, Strings
 WRITTEN, TEXT, JSON = range(3)
 """The kinds of cells: written text; text; another value as JSON, empty for None."""
 
-_TRUTH = {"": -1}
-_TRUTH |= dict.fromkeys(("true", "True", "TRUE"), 1)
-_TRUTH |= dict.fromkeys(("false", "False", "FALSE"), 0)
+_TRUTH = {"": -1, "true": 1, "True": 1, "TRUE": 1, "false": 0, "False": 0, "FALSE": 0}
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
 _FRACTION = re.compile(
     rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?"
@@ -39,16 +37,6 @@ class Values(Sequence[Any]):
     texts: Strings
     """Each cell as `carried` returns it."""
     kinds: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, column: TypedColumn) -> Values:
-        """Return the values of any column."""
-        if isinstance(column, Values):
-            return column
-        if isinstance(column, Strings):
-            return cls(column, np.full(len(column), TEXT, np.uint8))
-        texts = Strings.of(map(carried, column.tolist()))
-        return cls(texts, np.full(len(texts), JSON, np.uint8))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -90,7 +78,7 @@ class Values(Sequence[Any]):
 
 
 class GrowingValues:
-    """Values to which more are added, in buffers that grow in place."""
+    """Values that grow in place."""
 
     def __init__(self) -> None:
         self._texts = GrowingStrings()
@@ -102,17 +90,17 @@ class GrowingValues:
         Raises ValueError if a cell cannot be stored."""
         self._kind_of_missing = JSON if have_types else WRITTEN
         self._fill(row)
-        are_texts = set(map(type, cells)) == {str}
-        self._texts.extend(cells if are_texts else [*map(carried, cells)])
-        if not have_types:
-            self._kinds += bytes([WRITTEN]) * len(cells)
-        elif are_texts:
-            self._kinds += bytes([TEXT]) * len(cells)
-        else:
-            self._kinds += bytes(map(_kind_of, cells))
+        kind, texts = TEXT if have_types else WRITTEN, cells
+        kinds = bytes([kind]) * len(cells)
+        if set(map(type, cells)) != {str}:
+            texts = [*map(carried, cells)]
+            if have_types:
+                kinds = bytes(map(_kind_of, cells))
+        self._texts.extend(texts)
+        self._kinds += kinds
 
     def values(self, rows: int) -> Values:
-        """Return the values of that many rows; none can be added any more."""
+        """Return the values of that many rows, and end growing."""
         self._fill(rows)
         return Values(self._texts.strings(), np.frombuffer(self._kinds, np.uint8))
 
@@ -130,23 +118,22 @@ TypedColumn = Strings | Values | NDArray[Any]
 def booleans(column: Strings) -> TypedColumn | None:
     """Read `true` and `false`, also `True` and `TRUE`, as booleans, and empty cells as
     None. Returns None if other cells exist, or all are empty."""
-    with suppress(KeyError):
+    try:
         truth = np.fromiter(map(_TRUTH.__getitem__, column), np.int8, len(column))
-        if not (truth >= 0).any():
-            return None
-        if (truth >= 0).all():
-            return truth.astype(bool)
-        texts = Strings.of(("false", "true", "")[number] for number in truth.tolist())
-        return Values(texts, np.full(len(column), JSON, np.uint8))
-    return None
+    except KeyError:
+        return None
+    if not (truth >= 0).any():
+        return None
+    if (truth >= 0).all():
+        return truth.astype(bool)
+    texts = Strings.of(("false", "true", "")[number] for number in truth.tolist())
+    return Values(texts, np.full(len(column), JSON, np.uint8))
 
 
 def numbers(column: Strings) -> NDArray[Any] | None:
     """Read numbers as int64 or float64, and empty cells as NaN. Returns None if other
-    cells exist, or all are empty.
-
-    A number's text must follow from its value: `007` is a name, and so is a whole number
-    too large for int64, or for float64 among fractions."""
+    cells exist, or all are empty. `007` is a name, as is a whole number too large for
+    int64, or for float64 among fractions."""
     if not len(column.blob):
         return None
     for parse, dtype in ((_whole, np.int64), (_fraction, np.float64)):
@@ -172,22 +159,27 @@ def _fraction(text: str) -> float:
 def _value(text: str, kind: int) -> Any:
     if kind != JSON:
         return text
-    if text:
-        return json.loads(text)
-    return None
+    return json.loads(text or "null")
 
 
 def holding(column: TypedColumn) -> str:
     """Name a column's values for messages; empty for values of several types."""
-    if isinstance(column, np.ndarray):
-        if column.dtype == bool:
-            return "booleans"
-        return "numbers"
     if isinstance(column, Strings):
         return "text"
-    if booleans(column.texts) is None:
+    if isinstance(column, np.ndarray) and column.dtype != bool:
+        return "numbers"
+    if isinstance(column, Values) and booleans(column.texts) is None:
         return ""
     return "booleans"
+
+
+def _as_values(column: TypedColumn) -> Values:
+    if isinstance(column, Values):
+        return column
+    if isinstance(column, Strings):
+        return Values(column, np.full(len(column), TEXT, np.uint8))
+    texts = Strings.of(map(carried, column.tolist()))
+    return Values(texts, np.full(len(texts), JSON, np.uint8))
 
 
 def concatenate(columns: Sequence[TypedColumn]) -> TypedColumn:
@@ -195,14 +187,13 @@ def concatenate(columns: Sequence[TypedColumn]) -> TypedColumn:
     arrays = [column for column in columns if isinstance(column, np.ndarray)]
     if len(arrays) == len(columns):
         return np.concatenate(arrays)
-    parts = [Values.of(column) for column in columns]
+    parts = [*map(_as_values, columns)]
     texts = Strings.concatenate([part.texts for part in parts])
     return Values(texts, np.concatenate([part.kinds for part in parts])).typed()
 
 
 def to_arrow(cells: Sequence[Any], arrow: Any) -> Any:
-    """Make an array of Arrow, the module `arrow`; of text if the cells have no common type,
-    or one that Parquet cannot hold."""
+    """Make an array of Arrow, the module `arrow`; of text if no type of Parquet fits."""
     with suppress(arrow.ArrowException, OverflowError):
         array = arrow.array([*cells])
         if "struct<>" not in str(array.type):
@@ -238,7 +229,6 @@ def carried(cell: Any) -> str:
 
 
 def _kind_of(cell: Any) -> int:
-    is_other = cell is None or isinstance(cell, (int, float, Decimal, list, tuple, dict))
-    if is_other:
+    if cell is None or isinstance(cell, (int, float, Decimal, list, tuple, dict)):
         return JSON
     return TEXT

@@ -1,9 +1,8 @@
 """Copies of utterances with another speed or noise, and their ids.
 
-A config's `augment` section makes copies of each utterance of a manifest: at every speed
-a clean copy, and one for every signal-to-noise ratio. The id of a copy has a suffix, as in
-Lhotse: `utt-1_sp0.9`, `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the
-utterance itself, and keeps its id."""
+A config's `augment` section makes copies of each utterance. The id of a copy has a suffix,
+as in Lhotse: `utt-1_sp0.9`, `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1
+is the utterance itself, and keeps its id."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class Copies(tuple[Copy, ...]):
 
     @cached_property
     def _longest_first(self) -> list[int]:
-        """The numbers of the copies, long suffixes first: `_sp0.9_snr15` also ends in
-        `_snr15`."""
+        """The numbers of copies, long suffixes first: `_sp0.9_snr15` also ends in `_snr15`."""
         return sorted(range(len(self)), key=lambda number: -len(self.suffixes[number]))
 
     @property
@@ -72,7 +70,7 @@ class Copies(tuple[Copy, ...]):
         return np.array([copy.snr for copy in self], np.float64)
 
     def copy_of(self, id_: str) -> Copy:
-        """Return the copy that an id names; the utterance itself without a suffix."""
+        """Return the copy that an id names, by default the utterance itself."""
         for number in self._longest_first:
             if id_.endswith(self.suffixes[number]):
                 return self[number]
@@ -81,21 +79,19 @@ class Copies(tuple[Copy, ...]):
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
         """Return the number of the copy that each id names, int64 `[n]`, or -1."""
         numbers = np.full(len(ids), -1, np.int64)
-        # the longest suffix is written last, so it counts
-        for number in reversed(self._longest_first):
-            numbers[_end_in(ids, self.suffixes[number])] = number
+        for number in reversed(self._longest_first):  # what is written last counts
+            numbers[_ending(ids, self.suffixes[number])] = number
         return numbers
 
     def ids(self, ids: Strings) -> Strings:
-        """Return the ids of all copies `[n * copies]`, those of an utterance together."""
+        """Return the ids of all copies `[n * copies]`, an utterance's together."""
         if self.are_plain:
             return ids
         return Strings.of(f"{id_}{suffix}" for id_ in ids for suffix in self.suffixes)
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
         """Raise a ManifestError if ids of utterances look like those of copies."""
-        # number -1, no copy, finds the last
-        have_suffix = np.array([*map(bool, self.suffixes), False])
+        have_suffix = np.array([*map(bool, self.suffixes), False])  # the last is of -1
         rows = np.flatnonzero(have_suffix[self.numbers(ids)])
         if len(rows):
             raise ManifestError(
@@ -106,7 +102,7 @@ class Copies(tuple[Copy, ...]):
 
 
 def copies_of(config: Mapping[str, Any]) -> Copies:
-    """Return the copies that a resolved config makes: at every speed the clean one, then
+    """Return the copies that a resolved config makes: at every speed the clean copy, then
     one for each SNR."""
     augment = config.get("augment") or {}
     snrs = (augment.get("noise") or {}).get("snr", [])
@@ -116,9 +112,9 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
-    """Return a manifest with a row for every copy, an utterance's together; a ManifestError
-    if an id ends in a copy's suffix. At any speed, `start` and `duration` are times of the
-    recording."""
+    """Return a manifest with a row for every copy, an utterance's together. Raises
+    ManifestError if an id ends in a copy's suffix. At any speed, `start` and `duration` are
+    times of the recording."""
     if copies.are_plain:
         return manifest
     copies.refuse_suffixed(manifest.ids, manifest.source)
@@ -126,12 +122,10 @@ def expand(manifest: Manifest, copies: Copies) -> Manifest:
     return replace(manifest.take(rows), ids=copies.ids(manifest.ids))
 
 
-def _end_in(ids: Strings, suffix: str) -> NDArray[np.bool_]:
-    wanted = np.frombuffer(suffix.encode(), np.uint8)
-    rows = np.flatnonzero(ids.byte_lengths() >= len(wanted))
+def _ending(ids: Strings, suffix: str) -> NDArray[np.int64]:
+    """Return the rows of ids with an ASCII suffix."""
+    rows = np.flatnonzero(ids.byte_lengths() >= len(suffix))
     ends = ids.offsets[1:].astype(np.int64, copy=False)
-    for back, byte in enumerate(wanted[::-1].tolist(), 1):
+    for back, byte in enumerate(suffix.encode()[::-1], 1):
         rows = rows[ids.blob[ends[rows] - back] == byte]
-    end_in = np.zeros(len(ids), bool)
-    end_in[rows] = True
-    return end_in
+    return rows

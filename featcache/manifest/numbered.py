@@ -17,11 +17,11 @@ _NUMBER = re.compile(r"(?P<number>\d+)")
 _NAMED = 10
 
 Files = dict[int, re.Match[str]]
-"""The names of files by number, each as the match of a pattern with a group `number`."""
+"""Matches of files' names, by their group `number`."""
 
 
 def broken_promises(names: Iterable[str]) -> list[str]:
-    """Write a line for each set of files that is not as large as their names say, such as
+    """Describe each set of files that is not as large as their names promise, such as
     `train-00000-of-00003.parquet`."""
     sets: dict[tuple[str, str], list[re.Match[str]]] = defaultdict(list)
     for match in filter(None, map(_counted, names)):
@@ -31,8 +31,9 @@ def broken_promises(names: Iterable[str]) -> list[str]:
     for (_, suffix), matches in sets.items():
         first = matches[0]
         files: Files = {int(match["number"]): match for match in matches}
-        total = int(first["count"])
-        if len(files) < len(matches) or any(int(match["count"]) != total for match in matches):
+        totals = {int(match["count"]) for match in matches}
+        total = max(totals)
+        if len(files) < len(matches) or len(totals) > 1:
             alike = listing(sorted(match.string for match in matches))
             lines.append(f"two sets of numbered files are mixed: {alike}")
             continue
@@ -42,7 +43,7 @@ def broken_promises(names: Iterable[str]) -> list[str]:
 
 
 def gaps(names: Iterable[str]) -> list[str]:
-    """Write a line for each row of files, numbered from 0 or 1 without a count, with gaps."""
+    """Describe the gaps in each row of files that are numbered from 0 or 1 without a count."""
     rows: dict[tuple[str, str], Files] = defaultdict(dict)
     for name in names:
         if not _counted(name):
@@ -57,8 +58,8 @@ def gaps(names: Iterable[str]) -> list[str]:
 
 
 def absent(files: Mapping[int, re.Match[str]], first: int, total: int, like: str = "") -> list[str]:
-    """Write a line with the `total` numbers from `first` on that have no file; no line if
-    all have one. `like` is a file's name, if none of `files` is."""
+    """Describe in one line, or none, the `total` numbers from `first` on that have no file.
+    `like` is the name of a file, by default of the first."""
     num_missing = total - len(files)
     if num_missing <= 0:
         return []

@@ -1,7 +1,4 @@
-"""Reads a manifest, from a file or from memory, and reports every fault at once.
-
-A manifest in memory may be a data frame of pandas or Polars, a table of Arrow, or a list
-of dictionaries. None of these packages is imported: their tables have similar methods."""
+"""Reads a manifest, from a file or from memory, and reports every fault at once."""
 
 from __future__ import annotations
 
@@ -60,20 +57,17 @@ def read_manifest(
     """Read and check a manifest.
 
     Args:
-        source: A file or a folder in any format of docs/manifest.md, or `-` for standard
-            input. gzip may compress a file.
+        source: A file, which gzip may compress, a folder, or `-` for standard input.
         root: The root of relative paths, a folder or a URL such as `s3://bucket/corpus`.
-            By default the root in the manifest, else the manifest's folder, or the
-            manifest if it is a folder; for standard input the current folder.
+            By default the root in the manifest, else the manifest's folder.
         audio: Whether paths are required. Ids always are, but paths stand for them.
         carry: Whether to keep the columns that an `Utterance` lacks.
         format: A name of `featcache.manifest.formats.FORMATS`; recognised by default.
         values: The values of placeholders such as `data_root` in a table of SpeechBrain.
         allow_commands: Whether a path may be a command that prints audio: text that ends
             in `|`, as in Kaldi's `wav.scp`. Decoding in this process then runs it.
-        allow_queries: Whether URLs may have a query or a fragment (`?id=7`), which are
-            stored and shown, so they must give access to nothing. Always allowed if paths
-            are not required.
+        allow_queries: Whether URLs may have a query or a fragment, which are stored and
+            shown. Always allowed if paths are not required.
 
     Raises:
         ManifestError: It cannot be read, fits several formats, or has faults: the message
@@ -85,9 +79,9 @@ def read_manifest(
     refuse_url("the manifest", source)
     if root is not None and not is_audio_url(str(root)):
         refuse_url("root", root)
-    if "\0" in str(source):
-        raise ManifestError(f"{str(source)!r}: cannot be read: no path has a NUL in it")
     name = str(source)
+    if "\0" in name:
+        raise ManifestError(f"{name!r}: cannot be read: no path has a NUL in it")
     try:
         source = _table_of(source, format)
         name = "<stdin>" if str(source) == "-" else str(source)
@@ -101,11 +95,11 @@ def read_manifest(
             allow_queries=allow_queries,
         ) as opened:
             kind = format_of(opened, format)
-            columns, others, places = gather(FORMATS[kind].read(opened), opened)
+            gathered = gather(FORMATS[kind].read(opened), opened)
+            places = gathered[-1]
             if format is not None and not places:
-                opened.faults.raise_first(
-                    f"not one row is as --format {format} has them; without it, it is recognised"
-                )
+                what = f"not one row is as --format {format} has them"
+                opened.faults.raise_first(f"{what}; without it, it is recognised")
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:  # the last two: gzip that is cut off
@@ -118,10 +112,9 @@ def read_manifest(
     if recognised and places:
         opened.notes.insert(0, ", ".join(recognised))
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
-        raise ManifestError(
-            f"{name}: is a cache, not a manifest: give the manifest that it was extracted from"
-        )
-    return checked_manifest(opened, columns, others, places, kind)
+        remedy = "give the manifest that it was extracted from"
+        raise ManifestError(f"{name}: is a cache, not a manifest: {remedy}")
+    return checked_manifest(opened, gathered, kind)
 
 
 def _why_unreadable(name: str, error: Exception) -> str:
@@ -136,16 +129,9 @@ def _why_unreadable(name: str, error: Exception) -> str:
     return f"{name}: cannot be read: {what}"
 
 
-def checked_manifest(
-    source: Source,
-    columns: dict[str, Any],
-    others: dict[str, Values],
-    places: array[int],
-    kind: str,
-) -> Manifest:
-    """Make the manifest of what `gather` returned; a ManifestError for faults, or an id in
-    two rows."""
-    faults = source.faults
+def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
+    """Make the manifest of what `gather` returned. Raises ManifestError for faults."""
+    (columns, others, places), faults = gathered, source.faults
     if not places and not faults.count:
         what = "there are no rows"
         if kind == "folder":
@@ -157,20 +143,18 @@ def checked_manifest(
     faults.raise_if_any()
     if source.allow_commands and ord("|") in paths.blob:
         trust.allow_commands(path for path in paths if is_command(path))
-    root = source.given_root
-    if root is None:
-        root = source.root or source.folder
-    root = as_root(str(root))
+    given_root = source.given_root
+    if given_root is None:
+        given_root = source.root or source.folder
+    root = as_root(str(given_root))
     if isinstance(root, Url):  # relative paths may be secrets as the ends of URLs
-        faults.parsed(
-            places,
-            "path ",
-            lambda path: refuse_secrets(f"{root}/{path}", source.allow_queries),
-            paths,
-        )
+
+        def check(path: str) -> None:
+            refuse_secrets(f"{root}/{path}", source.allow_queries)
+
+        faults.parsed(places, "path ", check, paths)
     else:
         root = root.absolute()
-    faults.raise_if_any()
     segments = paths, columns["start"], columns["duration"], columns["channel"]
     _note_unread_times(SegmentColumns(*segments), places, source)
     faults.raise_if_any()
@@ -179,17 +163,16 @@ def checked_manifest(
         source=source.name,
         root=root,
         ids=ids,
-        columns={name: values.texts for name, values in others.items()},
+        values=others,
         format=kind,
         notes=tuple(f"{source.name}: {note}" for note in source.notes),
         placeholders=frozenset(source.placeholders),
-        kinds={name: values.kinds for name, values in others.items()},
     )
 
 
 def _note_unread_times(segments: SegmentColumns, places: Sequence[int], source: Source) -> None:
     """Note columns that may say where rows begin and end. Two such columns are a fault if
-    rows read the same of a file."""
+    rows read the same part of a file."""
     unread = [name for name, has_numbers in source.unread.items() if has_numbers]
     if not unread:
         return
@@ -204,36 +187,37 @@ def _note_unread_times(segments: SegmentColumns, places: Sequence[int], source: 
         source.note(what)
 
 
-def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
+def _table_of(source: str | Path, kind: str | None) -> str | Path:
+    """Return the list with bars that LJSpeech has in its folder, or the source."""
     table = Path(source, "metadata.csv")
-    if not (table.is_file() and table.with_name("wavs").is_dir()):
-        return source
-    if format is None:
-        with open_source(table) as opened:
-            format = format_of(opened)  # noqa: A001
-    if format in BARS:
-        return table
+    if table.is_file() and table.with_name("wavs").is_dir():
+        if kind is None:
+            with open_source(table) as opened:
+                kind = format_of(opened)
+        if kind in BARS:
+            return table
     return source
 
 
 def _is_cache(folder: Source) -> bool:
-    names = [{*folder.names}, *({*os.listdir(folder.path / name)} for name in folder.folders)]
-    is_version = any({"zarr.json", "shards"} <= inside for inside in names)
-    return is_version or "parts" in folder.folders
+    inside = [folder.names, *(os.listdir(folder.path / name) for name in folder.folders)]
+    return "parts" in folder.folders or any({"zarr.json", "shards"} <= {*names} for names in inside)
 
 
-def gather(
-    batches: Iterable[Batch], source: Source
-) -> tuple[dict[str, Any], dict[str, Values], array[int]]:
-    """Gather each column that an `Utterance` has as `Strings` or an array `[rows]`; the
-    other columns; and the place of each row."""
+Gathered = tuple[dict[str, Any], dict[str, Values], "array[int]"]
+"""The columns of an `Utterance`, as `Strings` or arrays `[rows]`; the other columns; and the
+place of each row."""
+
+
+def gather(batches: Iterable[Batch], source: Source) -> Gathered:
+    """Gather the columns of batches."""
     others: dict[str, GrowingValues] = {}
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places, faults = array("q"), source.faults
     for places, cells in batches:
         values = _segments(places, cells, source)
         if "id" not in cells and "path" in cells:
-            segments = values["path"], values["start"], values["duration"], values["channel"]
+            segments = [values[name] for name in columns if name != "id"]
             why = "there is no id, and the path, which stands for it, "
             values["id"] = faults.parsed(places, why, default_id, *segments, default="")
             if source.has_ids and row_places:
@@ -261,51 +245,39 @@ def gather(
 
 
 def _segments(places: Sequence[int], cells: Cells, source: Source) -> dict[str, Sequence[Any]]:
-    """Return the values of the columns that an `Utterance` has, also from other columns of
-    time."""
+    """Return the values of an `Utterance`'s columns, also from other columns of time."""
     values = {column.name: _values(column, places, cells, source) for column in COLUMNS}
-    for name, time in source.times.items():
-        if name in cells and time.role != "end":
-            column = next(column for column in COLUMNS if column.name == time.role)
+    ends = []
+    for name, (role, _, _) in source.times.items():
+        if name in cells and role == "end":
+            ends.append(name)
+        elif name in cells:
+            column = next(column for column in COLUMNS if column.name == role)
             seconds = _seconds(column, name, places, cells[name], source)
-            exact = values[time.role]
-            values[time.role] = np.where(np.isnan(exact), seconds, exact).tolist()
-    if np.isnan(values["duration"]).any():
-        values["duration"] = _by_ends(places, cells, values["start"], values["duration"], source)
-    for name in cells.keys() & source.unread.keys():
-        source.unread[name] |= any(map(_is_number, cells[name][:_LOOKED_AT]))
-    return values
-
-
-def _by_ends(
-    places: Sequence[int],
-    cells: Cells,
-    starts: Sequence[float],
-    durations: Sequence[float],
-    source: Source,
-) -> Sequence[float]:
-    ends = [name for name, time in source.times.items() if name in cells and time.role == "end"]
-    if len(ends) > 1:
-        source.faults.add(
-            places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations"
+            exact = values[role]
+            values[role] = np.where(np.isnan(exact), seconds, exact).tolist()
+    durations = values["duration"]
+    if ends and np.isnan(durations).any():
+        end = ends[0]
+        if len(ends) > 1:
+            both = listing(map(repr, ends))
+            what = f"{both} both end the row: leave one, or give durations"
+            source.faults.add(places[0], what)
+        pairs = zip(cells[end], durations, strict=True)
+        needed = [cell if math.isnan(duration) else None for cell, duration in pairs]
+        stops = _seconds(START, end, places, needed, source)
+        values["duration"] = source.faults.parsed(
+            places, f"{end} ", _between, values["start"], stops, durations, default=math.nan
         )
-    if len(ends) != 1:
-        return durations
-    needed_ends = [
-        end if math.isnan(duration) else None
-        for end, duration in zip(cells[ends[0]], durations, strict=True)
-    ]
-    stops = _seconds(START, ends[0], places, needed_ends, source)
-    return source.faults.parsed(
-        places, f"{ends[0]} ", _between, starts, stops, durations, default=math.nan
-    )
+    for name in cells.keys() & source.unread.keys():
+        source.unread[name] |= any(map(_is_number, cells[name][:8]))
+    return values
 
 
 def _seconds(
     column: Column, name: str, places: Sequence[int], cells: Sequence[Any], source: Source
 ) -> Sequence[float]:
-    unit = source.times[name].unit
-    per_second = 1000
+    unit, per_second = source.times[name].unit, 1000
     if unit == "samples":
         per_second = source.sample_rate
     if unit != "seconds":
@@ -358,9 +330,6 @@ def _values(column: Column, places: Sequence[int], cells: Cells, source: Source)
     )
 
 
-_LOOKED_AT = 8
-"""How many cells of a column are looked at for numbers."""
-
 _NOT_GIVEN = ("NAType", "NaTType")
 """The types of pandas' missing values, except NaN."""
 
@@ -390,21 +359,20 @@ def manifest_of(
     """Check a table in memory as `read_manifest` checks a file.
 
     `table` is a data frame of pandas or Polars, a table of Arrow, or a list of
-    dictionaries, one per utterance; anything else raises ArgumentError. None, NaN, NA and
-    NaT are missing values. `root` is by default the current folder. A ManifestError lists
-    the first 20 faults, with rows counted from 1."""
+    dictionaries; anything else raises ArgumentError. No such package is imported. None,
+    NaN, NA and NaT are missing values. `root` is by default the current folder. Rows are
+    counted from 1."""
     kind = type(table).__name__
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
-        raise ArgumentError(
-            f"manifest is a {kind}: give a path, a data frame, an Arrow table or a list of dicts"
-        )
+        remedy = "give a path, a data frame, an Arrow table or a list of dicts"
+        raise ArgumentError(f"manifest is a {kind}: {remedy}")
     source = Source(f"<{kind}>", audio=audio, carry=carry, given_root=os.fspath(root or os.curdir))
     if is_list:
         batches = tables.json_batches(_objects(table, source.faults), source)
     else:
         batches = tables.parquet_batches(_by_columns(table), source)
-    return checked_manifest(source, *gather(batches, source), "table")
+    return checked_manifest(source, gather(batches, source), "table")
 
 
 def _by_columns(table: Any) -> tables.Table:

@@ -25,11 +25,11 @@ class Segment:
     path: str
     """The audio file, as in the manifest; `Manifest.resolve` locates it."""
     start: Seconds | None = None
-    """Seconds from the beginning of the file; None if not given."""
+    """Seconds from the beginning of the file."""
     duration: Seconds | None = None
-    """Seconds; None if not given."""
+    """Seconds."""
     channel: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
-    """The number of the file's channel, from 0; None if not given."""
+    """The number of the file's channel, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +41,11 @@ class Utterance(Segment):
 
     @classmethod
     def of_columns(
-        cls,
-        id: str,  # noqa: A002
-        path: str,
-        start: float,
-        duration: float,
-        channel: int,
+        cls, id_: str, path: str, start: float, duration: float, channel: int
     ) -> Utterance:
         """Make an utterance from values of flat columns: NaN and -1 are None."""
         return Utterance(
-            id=id,
+            id=id_,
             path=path,
             start=None if math.isnan(start) else start,
             duration=None if math.isnan(duration) else duration,
@@ -58,12 +53,12 @@ class Utterance(Segment):
         )
 
     def row(self) -> dict[str, Any]:
-        """Return the id and the segment's values by name, in the order of columns."""
+        """Return the id and the segment's values by name."""
         names = ("id", "path", "start", "duration", "channel")
         return {name: getattr(self, name) for name in names}
 
     def document(self) -> dict[str, Any]:
-        """Return all values by name, for JSON: the row first, then those of subclasses."""
+        """Return all values by name, for JSON: the row first."""
         return {**self.row(), **asdict(self)}
 
 
@@ -82,7 +77,7 @@ class SegmentColumns:
 
     @classmethod
     def of(cls, segments: Collection[Segment]) -> SegmentColumns:
-        """Return the columns of some segments, in their order."""
+        """Return the columns of some segments."""
         channels = [-1 if segment.channel is None else segment.channel for segment in segments]
         return cls(
             Strings.of(segment.path for segment in segments),
@@ -104,7 +99,11 @@ class SegmentColumns:
         """Return the rows with the same segment as another row, int64 `[n]`: first all of
         one segment."""
         hashes = self.hashes()
-        ordered = np.sort(hashes)
-        again = ordered[1:][ordered[1:] == ordered[:-1]]
-        rows = np.flatnonzero(np.isin(hashes, again))
+        rows = repeated_rows(hashes)
         return rows[np.argsort(hashes[rows] != hashes[rows[:1]], kind="stable")]
+
+
+def repeated_rows(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the rows with the same hash as another row, rising."""
+    ordered = np.sort(hashes)
+    return np.flatnonzero(np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]]))

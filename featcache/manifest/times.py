@@ -1,5 +1,5 @@
 """Columns of time, by their names: `onset`, `start_ms`, `Begin Time (s)`, `xmax`,
-`num_samples`. Seconds are meant if a name has no unit."""
+`num_samples`. Without a unit, they are seconds."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MAYBE = re.compile(
     r"(?!original)(?:.*_)?(?:start|begin|onset|offset|end|stop|from|to)(?:_.*)?", re.DOTALL
 )
 _STARTS_ALONE = {"offset": "onset", "t1": "t0"}
-"""Words for an end that mean a start unless a column has the other word."""
+"""Words for an end that mean a start without a column of the other word."""
 
 
 class Time(NamedTuple):
-    """What the name of a column of times says."""
+    """A column of times, by its name."""
 
     role: str
     """`start`, `end` or `duration`."""
@@ -44,24 +44,24 @@ class Time(NamedTuple):
 def times_of(names: Iterable[str]) -> dict[str, Time]:
     """Find the columns of time."""
     plain_names = {name: _plain(name) for name in names}
-    matches = {name: _NAME.fullmatch(plain) for name, plain in plain_names.items()}
     is_box = not {"ymin", "y_min"}.isdisjoint(plain_names.values())
-    words = {name: match["word"].replace("_", "") for name, match in matches.items() if match}
+    matches = {}
+    for name, plain in plain_names.items():
+        match = _NAME.fullmatch(plain)
+        if match and not (is_box and match["word"][0] == "x"):
+            matches[name] = match
+    words = {name: match["word"].replace("_", "") for name, match in matches.items()}
     times = {}
-    for name, word in words.items():
-        match = matches[name]
-        if match is None or (is_box and word in ("xmin", "xmax")):
-            continue
-        role = "duration"
+    for name, match in matches.items():
+        word, role = words[name], "duration"
         if match["start"] or _STARTS_ALONE.get(word, word) not in words.values():
             role = "start"
         elif match["end"]:
             role = "end"
         unit_word = match["before"] or match["after"] or match["s"] or ""
         unit = next(unit for unit, spelled in UNITS.items() if re.fullmatch(spelled, unit_word))
-        # these count samples or frames as often as seconds
         if not unit_word and word in ("stop", "length", "len"):
-            unit = ""
+            unit = ""  # as often samples or frames as seconds
         times[name] = Time(role, unit, bool(unit_word))
     return times
 

@@ -7,7 +7,7 @@ import re
 import reprlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.manifest.columns import WRITTEN, TypedColumn, Values
+from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.manifest.times import times_of
 from featcache.strings import GrowingStrings, Strings
@@ -47,24 +47,21 @@ class Manifest(SegmentColumns):
     """The root of relative paths: an absolute folder, or the beginning of URLs."""
     ids: Strings
     """The ids `[rows]`, all different."""
-    columns: dict[str, Strings]
-    """Every other column `[rows]` as text, by its name; `typed` returns the values."""
+    values: dict[str, Values]
+    """The values of other columns `[rows]`, by name."""
     format: str = "csv"
-    """The format that it was read in: a name of `featcache.manifest.formats.FORMATS`."""
+    """The format that it was read in: a name of `FORMATS`."""
     notes: tuple[str, ...] = ()
     """Notes for the user about what was read."""
     placeholders: frozenset[str] = frozenset()
     """The names of the placeholders in its columns, with a value or without."""
-    kinds: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
-    """The kind of each cell of the other columns; without it, cells are written text."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, row: int) -> Utterance:
-        start, duration = float(self.start[row]), float(self.duration[row])
-        channel = int(self.channel[row])
-        return Utterance.of_columns(self.ids[row], self.paths[row], start, duration, channel)
+        values = (column[row].item() for column in (self.start, self.duration, self.channel))
+        return Utterance.of_columns(self.ids[row], self.paths[row], *values)
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """Return the manifest of some of the rows, in that order."""
@@ -75,24 +72,21 @@ class Manifest(SegmentColumns):
             start=self.start[rows],
             duration=self.duration[rows],
             channel=self.channel[rows],
-            columns={name: column.take(rows) for name, column in self.columns.items()},
-            kinds={name: kinds[rows] for name, kinds in self.kinds.items()},
+            values={name: values.take(rows) for name, values in self.values.items()},
         )
 
-    def _values(self, name: str) -> Values:
-        texts = self.columns[name]
-        kinds = self.kinds.get(name)
-        if kinds is None:
-            kinds = np.full(len(texts), WRITTEN, np.uint8)
-        return Values(texts, kinds)
+    @property
+    def columns(self) -> dict[str, Strings]:
+        """Every other column `[rows]` as text."""
+        return {name: values.texts for name, values in self.values.items()}
 
     def typed(self, name: str) -> TypedColumn:
         """Return another column, with values of the types that its cells have."""
-        return self._values(name).typed()
+        return self.values[name].typed()
 
     def cells(self, name: str) -> Sequence[Any]:
         """Return the cells of another column as JSON has them, None if missing."""
-        return self._values(name).as_json()
+        return self.values[name].as_json()
 
     def resolve(self, path: str) -> AudioSource:
         """Locate the audio of one of the `paths`."""
@@ -103,41 +97,35 @@ class Manifest(SegmentColumns):
         """True if files have to be fetched."""
         if isinstance(self.root, Url):
             return True
-        may_have_urls = re.search(rb"://", self.paths.blob.data) is not None
+        may_have_urls = re.search(b"://", self.paths.blob.data) is not None
         return may_have_urls and any(map(is_audio_url, self.paths))
 
-
-class CallersUrls(frozenset[Url]):
-    """The URLs in a user's own manifest, if he has given one.
-
-    A cache may be a stranger's: a path in it alone must not make this machine send a
-    request, perhaps to a service that trusts this machine. featcache fetches a URL only
-    if a manifest names it too."""
-
-    def __new__(cls, manifest: Manifest | None) -> CallersUrls:  # noqa: D102
-        if manifest is None or not manifest.has_urls:
-            return super().__new__(cls)
-        urls = map(url_of, map(manifest.resolve, manifest.paths))
-        return super().__new__(cls, filter(None, urls))
+    @property
+    def urls(self) -> frozenset[Url]:
+        """The URLs of files. A path in a stranger's cache must not make this machine send a
+        request, perhaps to a service that trusts it: a manifest must name the URL too."""
+        if not self.has_urls:
+            return frozenset()
+        return frozenset(filter(None, map(url_of, map(self.resolve, self.paths))))
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
-    """Return at most that many of the rows 0 to `count` - 1, rising; int64."""
+    """Return at most that many of `count` rows, rising; int64."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 
 
 LONGEST = 4000
-"""The most bytes of an id or a path: Linux opens 4,095, and a shard has place for 4,096."""
+"""The most bytes of an id or a path: Linux opens 4,095, and a shard holds 4,096."""
 
 MOST_SECONDS = 1e9
-"""The latest second that a cell may name: a larger number is samples, for example."""
+"""The latest second that a cell may name: larger numbers are samples, for example."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NUL = re.compile(r"\x00")
 
 
 def shown(cell: Any) -> str:
-    """Shorten a cell for a message, without URLs that may give access, also in a list."""
+    """Shorten a cell for a message, without URLs that may give access."""
     text = str(cell)
     if may_have_secret(text) and (len(text) > LONGEST or secret_in(text)):
         return "a URL"
@@ -145,16 +133,13 @@ def shown(cell: Any) -> str:
 
 
 def refused_command(path: str) -> str:
-    """Say that a path is a command, without arguments, which may give access."""
+    """Describe a command without its arguments, which may give access."""
     return f"is a command, which runs only with --allow-commands: {shown(path.split()[0])}"
 
 
 def refuse_secrets(cell: Any, allow_queries: bool) -> None:
-    """Raise a ValueError, which does not quote it, if a cell of any column has a URL that
-    gives access to something."""
-    if not isinstance(cell, str):
-        return
-    fault = secret_in(cell, allow_query=allow_queries)
+    """Raise a ValueError, which does not quote it, for a cell with a URL that may give access."""
+    fault = isinstance(cell, str) and secret_in(cell, allow_query=allow_queries)
     if fault:
         raise ValueError(
             f"{fault}, and would be stored in the cache: give the URL without it, and "
@@ -175,8 +160,7 @@ def _path(cell: Any) -> str:
 
 
 def path_or_command(cell: Any) -> str:
-    """Check a cell of the column `path` where commands are allowed; a ValueError if it is
-    wrong."""
+    """Check a cell of the column `path` where commands are allowed."""
     return _text(cell, _NUL, "NUL")
 
 
@@ -207,7 +191,7 @@ def _number(cell: Any) -> float:
 
 
 def seconds_of(cell: Any) -> float:
-    """Read a start or an end; a ValueError if it is wrong."""
+    """Read a start or an end."""
     seconds = _number(cell)
     if seconds < 0:
         raise ValueError(f"is negative: {seconds}")
@@ -246,39 +230,18 @@ def _plain_numbers(of: type[list[float]], cells: Sequence[Any]) -> Sequence[Any]
         return None
 
 
-# without names that do not say seconds: a `length` is as often in samples or frames
-SPELLINGS = {
-    "id": (
-        "id",
-        "utt_id",
-        "uttid",
-        "utt",
-        "utterance_id",
-        "utterance",
-        "audio_id",
-        "segment_id",
-        "key",
-    ),
-    "path": (
-        "path",
-        "wav",
-        "wav_path",
-        "audio",
-        "audio_path",
-        "audio_file",
-        "audio_filepath",
-        "file",
-        "file_path",
-        "filepath",
-        "file_name",
-        "filename",
-    ),
-    "start": ("start", "start_time", "begin", "begin_time", "offset"),
-    "duration": ("duration", "dur"),
-    "channel": ("channel",),
+_SPELLINGS = {
+    "id": "id utt_id uttid utt utterance_id utterance audio_id segment_id key",
+    "path": "path wav wav_path audio audio_path audio_file audio_filepath file file_path "
+    "filepath file_name filename",
+    # a `length` is as often in samples or frames
+    "start": "start start_time begin begin_time offset",
+    "duration": "duration dur",
+    "channel": "channel",
 }
-"""The spellings of each column that an `Utterance` has, in any case. Two spellings of one
-column are refused, unless one is the exact key: then the others are carried."""
+SPELLINGS = {column: tuple(names.split()) for column, names in _SPELLINGS.items()}
+"""The spellings of an `Utterance`'s columns, in any case. Two spellings of one column are
+refused, unless one is the exact key: then the others are carried."""
 
 _COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
 
@@ -287,9 +250,8 @@ class Column(NamedTuple):
     """A column that an `Utterance` has."""
 
     name: str
-    """The name of the column, and of the utterance's attribute."""
     parse: Callable[[Any], Any]
-    """Reads a cell that is not empty; a ValueError if it is wrong."""
+    """Reads a cell that is not empty. Raises ValueError."""
     not_given: Any
     """The value of an empty cell."""
     growing: Callable[[], Any]
@@ -321,26 +283,16 @@ def meaning_of(name: str) -> str:
 def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
     """Rename columns where each row is a whole file, named by the column `path`: a start,
     a duration or a channel is where the clip came from."""
-    of_clips = {name for name, time in times_of(names).items() if time.role != "duration"}
-    renamed = []
-    for name in names:
-        if name == path:
-            renamed.append("path")
-        elif (
-            name == "path"
-            or name in of_clips
-            or meaning_of(name) in ("start", "duration", "channel")
-        ):
-            renamed.append(f"original_{name}")
-        else:
-            renamed.append(name)
-    return renamed
+    original = {name for name, time in times_of(names).items() if time.role != "duration"}
+    original |= {name for name in names if meaning_of(name) in ("start", "duration", "channel")}
+    new_names = {name: f"original_{name}" for name in {*original, "path"}}
+    new_names[path] = "path"
+    return [new_names.get(name, name) for name in names]
 
 
 def default_id(path: str, start: float, duration: float, channel: int) -> str:
     """Make the id of a row without one: its path, then start and duration in hundredths
-    of seconds, as in NeMo. NaN and -1 mean not given. Raises ValueError if the path is no
-    id; the id of an empty path is empty."""
+    of seconds, as in NeMo. NaN and -1 mean not given. Raises ValueError if it is no id."""
     if not path:
         return ""
     name = path

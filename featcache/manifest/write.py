@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,17 @@ from featcache.manifest.columns import to_arrow
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.formats.tables import PLAIN, pyarrow
+from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest, meaning_of, nearest_sample
+
+_EMPTY = (None, "")
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
 
 
 def format_to_write(target: Path, name: str | None) -> str:
-    """Return the format with this name, or of the file's suffix; an ArgumentError if it
-    does not exist."""
+    """Return the format of this name, or of the file's suffix. Raises ArgumentError."""
     chosen = name or PLAIN.get(suffix_of(target))
     if chosen in WRITTEN:
         return chosen
@@ -66,25 +68,20 @@ def to_parquet(manifest: Manifest) -> bytes:
 
 
 def require_names(manifest: Manifest, kind: str) -> None:
-    """Raise a ManifestError for audio that NeMo, or Lhotse, cannot name: inside a
-    container, or for NeMo, the output of a command."""
+    """Raise a ManifestError for audio inside a container, or for NeMo, of a command."""
     for path in manifest.paths:
         location = manifest.resolve(path)
         if isinstance(location, Member):
-            raise ManifestError(
-                f"{path}: is inside a container, which NeMo and Lhotse name in other ways: "
-                "unpack it"
-            )
+            what = "is inside a container, which NeMo and Lhotse name in other ways: unpack it"
+            raise ManifestError(f"{path}: {what}")
         if isinstance(location, Command) and kind == "nemo":
             raise ManifestError(f"{path}: NeMo runs no commands")
 
 
 def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """Write NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
-    carried = _carried(manifest)
-
-    def of_row(number: int) -> dict[str, Any]:
-        row = manifest[number]
+    entries = []
+    for row, others in _rows(manifest):
         entry = {
             "audio_filepath": str(manifest.resolve(row.path)),
             "duration": row.duration,
@@ -93,24 +90,19 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
             "channel": row.channel,
         }
         entry = {name: value for name, value in entry.items() if value is not None}
-        others = carried(number)
-        return entry | {name: others[name] for name in others if name not in entry}
-
-    return _json_lines(map(of_row, range(len(manifest))))
+        entries.append({**entry, **others, **entry})
+    return _json_lines(entries)
 
 
 def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """Write Lhotse's cuts, with absolute paths. Every row has a duration."""
-    carried = _carried(manifest)
-    return _json_lines(
-        _cut(manifest, number, files[number], carried(number)) for number in range(len(manifest))
-    )
+    rows = enumerate(_rows(manifest))
+    return _json_lines(_cut(manifest, row, files[number], others) for number, (row, others) in rows)
 
 
 def _cut(
-    manifest: Manifest, number: int, file: AudioFile, carried: dict[str, Any]
+    manifest: Manifest, row: Utterance, file: AudioFile, others: dict[str, Any]
 ) -> dict[str, Any]:
-    row = manifest[number]
     rate, num_samples, num_channels = file
     location = manifest.resolve(row.path)
     channels = list(range(num_channels))
@@ -121,9 +113,9 @@ def _cut(
     seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
     segment = {"start": start, "duration": seconds, "channel": channel}
     supervision: dict[str, Any] = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
-    supervision |= {name: carried.pop(name) for name in SAID if name in carried}
-    if carried:
-        supervision["custom"] = carried
+    supervision |= {name: others.pop(name) for name in SAID if name in others}
+    if others:
+        supervision["custom"] = others
     kind, source = "file", str(location)
     if isinstance(location, Url):
         kind = "url"
@@ -166,9 +158,8 @@ def packed(data: bytes, target: Path) -> bytes:
 def _columns(
     manifest: Manifest, cells_of: Callable[[str], Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
-    """Return the cells of all columns by name, None if missing. `cells_of` returns those
-    of a column that an `Utterance` lacks. A column without a value is left out, unless
-    another column would then be taken for it."""
+    """Return the cells of all columns by name, None if missing; `cells_of` gives those that
+    an `Utterance` lacks. Empty columns are left out, unless others would be taken for them."""
     columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
     for name in ("start", "duration", "channel"):
@@ -179,21 +170,18 @@ def _columns(
     return columns | {name: cells_of(name) for name in manifest.columns}
 
 
-def _carried(manifest: Manifest) -> Callable[[int], dict[str, Any]]:
-    """Return a function that gives a row's values of other columns, except empty ones, or
-    any that would be taken for its id or path. The columns `SAID` are text."""
+def _rows(manifest: Manifest) -> Iterator[tuple[Utterance, dict[str, Any]]]:
+    """Give each row, and its values of other columns, except empty ones and those that
+    would be taken for its id or path. The columns `SAID` are text."""
     columns = {
-        name: manifest.columns[name] if name in SAID else manifest.cells(name)
-        for name in manifest.columns
+        name: values.texts if name in SAID else values.as_json()
+        for name, values in manifest.values.items()
         if meaning_of(name) not in ("id", "path")
     }
-
-    def of_row(row: int) -> dict[str, Any]:
-        named = {name: cells[row] for name, cells in columns.items()}
-        return {name: cell for name, cell in named.items() if cell is not None and cell != ""}
-
-    return of_row
+    for number in range(len(manifest)):
+        others = {name: cells[number] for name, cells in columns.items()}
+        yield manifest[number], {name: cell for name, cell in others.items() if cell not in _EMPTY}
 
 
-def _json_lines(rows: Iterator[dict[str, Any]]) -> bytes:
+def _json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

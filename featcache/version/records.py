@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from featcache.errors import DamagedError
 from featcache.format.documents import NotNegative, put_document, read_document
+from featcache.manifest.columns import WRITTEN, Values
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import SegmentColumns
 from featcache.manifest.utterances import Manifest
@@ -99,15 +101,14 @@ def failures_as_manifest(version: Version) -> Manifest:
     rows = {
         id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()
     }
+    kinds = np.full(len(rows), WRITTEN, np.uint8)
+    values = {
+        name: Values(Strings.of(getattr(row, name) for row in rows.values()), kinds)
+        for name in ("reason", "message")
+    }
+    segments = vars(SegmentColumns.of(rows.values()))
     return Manifest(
-        source=str(version.path),
-        root=Path.cwd(),
-        ids=Strings.of(rows),
-        **vars(SegmentColumns.of(rows.values())),
-        columns={
-            "reason": Strings.of(row.reason for row in rows.values()),
-            "message": Strings.of(row.message for row in rows.values()),
-        },
+        source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, values=values
     )
 
 

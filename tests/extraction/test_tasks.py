@@ -32,7 +32,7 @@ def table(durations, ids=None, starts=None) -> Manifest:
         start=np.full(count, np.nan) if starts is None else np.array(starts, np.float64),
         duration=np.array(durations, np.float64),
         channel=np.full(count, -1, np.int32),
-        columns={},
+        values={},
     )
 
 

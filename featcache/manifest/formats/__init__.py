@@ -15,8 +15,7 @@ class Format(NamedTuple):
     """A format of manifests."""
 
     read: Callable[[Source], Iterator[Batch]]
-    """Reads the rows, by column. Adds to the source's faults, and leaves out rows that
-    cannot be read."""
+    """Reads the rows, by column, and adds those that cannot be read to the faults."""
     fits: Callable[[Source], bool] = lambda _: False
     """Tells whether a source looks like this format."""
 
@@ -25,10 +24,12 @@ FORMATS = {
     "folder": Format(folders.read_folder),
     "audiofolder": Format(folders.read_audiofolder, folders.has_metadata),
     "kaldi": Format(kaldi.read_data_folder, kaldi.is_data_folder),
-    "csv": Format(tables.read_csv),
-    "tsv": Format(tables.read_tsv),
-    "jsonl": Format(tables.read_jsonl),
-    "parquet": Format(tables.read_parquet),
+    "csv": Format(partial(tables.read_text, ",")),
+    "tsv": Format(partial(tables.read_text, "\t")),
+    "jsonl": Format(lambda source: tables.json_batches(tables.json_rows(source.text), source)),
+    "parquet": Format(
+        lambda source: tables.parquet_batches(tables.parquet_table(source.stream), source)
+    ),
     "datasets": Format(folders.read_dataset, folders.is_dataset),
     "nemo": Format(toolkits.read_nemo, lambda source: "audio_filepath" in source.first_object),
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),
@@ -47,26 +48,19 @@ def format_of(source: Source, name: str | None = None) -> str:
     """Return the name of a source's format: the given one (an ArgumentError if it does not
     exist), or the recognised one (a ManifestError if several fit, or none can).
 
-    If none fits, a folder is one of audio files, and a file a table with a header or keys:
-    its suffix or first line tells which."""
+    If none fits, a folder is one of audio files, and a file a table with a header or keys."""
     if name is not None:
         if name not in FORMATS:
-            raise ArgumentError(
-                f"--format: there is no {name!r}: choose {listing(FORMATS, len(FORMATS))}"
-            )
+            known = listing(FORMATS, len(FORMATS))
+            raise ArgumentError(f"--format: there is no {name!r}: choose {known}")
         if source.no_manifest is None or name in ("datasets", "parquet"):
             return name
     if source.no_manifest is not None:
         raise ManifestError(source.no_manifest)
     fitting = [name for name, format_ in FORMATS.items() if format_.fits(source)]
     if len(fitting) > 1:
-        readings = [
-            f"{name} ({toolkits.bars_reading(name, source)})" if name in toolkits.BARS else name
-            for name in fitting
-        ]
-        raise ManifestError(
-            f"may be {' or '.join(readings)}: say which with --format {fitting[0]}, for example"
-        )
+        readings = " or ".join(toolkits.reading_of(name, source) for name in fitting)
+        raise ManifestError(f"may be {readings}: say which with --format {fitting[0]}, for example")
     if fitting:
         return fitting[0]
     if source.is_folder:

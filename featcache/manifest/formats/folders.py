@@ -1,8 +1,8 @@
 """Folders of audio, and datasets of Hugging Face: AudioFolder, with metadata in tables;
 Parquet with audio inside; and folders that `save_to_disk` wrote.
 
-The path of audio inside a table is its place, `train-00000.parquet/audio/123` (see
-`manifest.audio_locations`), or without bytes, the path in the table."""
+The path of audio inside a table is a `Member`, `train-00000.parquet/audio/123`, or without
+bytes, the path in the table."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ from contextlib import suppress
 from functools import partial
 
 from featcache.errors import ManifestError, counted, listing
-from featcache.manifest.formats.source import (
-    AUDIO_SUFFIXES,
-    HEAD_BYTES,
-    Batch,
-    Source,
-    batched,
-    opened,
-)
+from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched
 from featcache.manifest.formats.tables import (
     Table,
     arrow_table,
     csv_rows,
     json_batches,
     json_rows,
+    note_column,
     parquet_batches,
     parquet_table,
     table_batches,
@@ -48,8 +42,8 @@ _STATE_BYTES = 4 << 20
 
 
 def read_folder(source: Source) -> Iterator[Batch]:
-    """List every audio file below a folder, sorted by path; the id is the path without its
-    suffix. Each folder is read once, even behind links; hidden files are left out."""
+    """List the audio files below a folder, except hidden ones, sorted by path. The id is
+    the path without its suffix."""
     audio: list[str] = []
     others: list[str] = []
     for path in _walk(source.path):
@@ -83,11 +77,12 @@ def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]
         if other == path:
             yield id_, path
         else:
-            what = f"{other!r} and {path!r} would have the same id"
-            source.faults.add(0, f"{what}: list the files that are meant")
+            what = f"{other!r} and {path!r} would have the same id: list the files that are meant"
+            source.faults.add(0, what)
 
 
 def _walk(top: os.PathLike[str]) -> Iterator[str]:
+    """List all files, each folder once, even behind links."""
     start, seen = len(os.path.join(top, "")), set()
     for folder, folders, files in os.walk(top, onerror=_not_listed, followlinks=True):
         status = os.stat(folder)
@@ -105,9 +100,8 @@ def _not_listed(error: OSError) -> None:
 
 def has_metadata(source: Source) -> bool:
     """Tell whether metadata in a folder, or in its folders, names files."""
-    return any(
-        _names_files(source, path) for path in _here_or_below(source, _METADATA.__contains__)
-    )
+    tables = _here_or_below(source, _METADATA.__contains__)
+    return any(_names_files(source, path) for path in tables)
 
 
 def read_audiofolder(source: Source) -> Iterator[Batch]:
@@ -116,9 +110,8 @@ def read_audiofolder(source: Source) -> Iterator[Batch]:
     tables = _here_or_below(source, _METADATA.__contains__)
     folders = [os.path.dirname(path) for path in tables]
     if not tables or len(set(folders)) < len(folders):
-        raise ManifestError(
-            f"a folder needs one of {listing(_METADATA)}, and has {listing(tables) or 'none'}"
-        )
+        has = listing(tables) or "none"
+        raise ManifestError(f"a folder needs one of {listing(_METADATA)}, and has {has}")
     source.renamed = partial(names_of_whole_files, "file_name")
     for path, folder in zip(tables, folders, strict=True):
         for places, cells in _read_metadata(source, path):
@@ -130,22 +123,21 @@ def read_audiofolder(source: Source) -> Iterator[Batch]:
 
 
 def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
-    faults = source.faults
-    with opened(source.path / path) as stream:
+    with source.opened(path) as file:
         if path.endswith(".parquet"):
-            batches = parquet_batches(parquet_table(stream), source, path)
+            batches = parquet_batches(parquet_table(file.stream), source, path)
         elif path.endswith(".csv"):
-            batches = table_batches(csv_rows(stream, faults, faults.file(path)), source)
+            batches = table_batches(csv_rows(file), source)
         else:
-            batches = json_batches(json_rows(stream, faults, faults.file(path)), source)
+            batches = json_batches(json_rows(file), source)
         yield from (batch for batch in batches if "path" in batch[1])
 
 
 def _names_files(source: Source, path: str) -> bool:
-    with opened(source.path / path) as stream:
+    with source.opened(path) as file:
         if path.endswith(".parquet"):
-            return "file_name" in parquet_table(stream).names
-        return b"file_name" in stream.readline(HEAD_BYTES)
+            return "file_name" in parquet_table(file.stream).names
+        return b"file_name" in file.stream.readline(HEAD_BYTES)
 
 
 def is_dataset(source: Source) -> bool:
@@ -155,17 +147,16 @@ def is_dataset(source: Source) -> bool:
         return source.is_parquet and bool(parquet_table(source.stream).audio)
     if _is_saved(source):
         return True
-    files = _parquet_below(source)
+    files = _here_or_below(source, _is_parquet)
     if not files:
         return False
-    with opened(source.path / files[0]) as stream:
-        return bool(parquet_table(stream).audio)
+    with source.opened(files[0]) as file:
+        return bool(parquet_table(file.stream).audio)
 
 
 def read_dataset(source: Source) -> Iterator[Batch]:
-    """Read all tables of a dataset, with every column without bytes. Raises ManifestError
-    if there are none, or one has no column of audio, is damaged, or lacks the suffix
-    `.parquet`."""
+    """Read the columns without bytes of all tables of a dataset. Raises ManifestError if it
+    has none, or one is damaged, or lacks a column of audio or the suffix `.parquet`."""
     source.renamed = partial(names_of_whole_files, _PLACE)
     if not source.is_folder:
         # the path of audio in it needs the suffix
@@ -176,7 +167,7 @@ def read_dataset(source: Source) -> Iterator[Batch]:
         table = _with_places(parquet_table(source.stream), source.path.name, source)
         yield from parquet_batches(table, source)
         return
-    files = _saved(source) if _is_saved(source) else _parquet_below(source)
+    files = _saved(source) if _is_saved(source) else _here_or_below(source, _is_parquet)
     if not files:
         raise ManifestError("there are no tables of a dataset in it")
     incomplete = broken_promises(files)
@@ -184,10 +175,11 @@ def read_dataset(source: Source) -> Iterator[Batch]:
         raise ManifestError(f"{'; '.join(incomplete)}: put all there, or give the paths of some")
     for line in gaps(files):
         source.note(line)
-    for file in files:
-        with opened(source.path / file) as stream:
-            table = parquet_table(stream) if file.endswith(".parquet") else arrow_table(stream)
-            yield from parquet_batches(_with_places(table, file, source), source, file)
+    for name in files:
+        with source.opened(name) as file:
+            read = parquet_table if name.endswith(".parquet") else arrow_table
+            table = _with_places(read(file.stream), name, source)
+            yield from parquet_batches(table, source, name)
 
 
 def _is_saved(folder: Source) -> bool:
@@ -199,9 +191,7 @@ def _with_places(table: Table, file: str, source: Source) -> Table:
     if not table.audio:
         raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
     audio, *others = table.audio
-    if others:
-        left_out = listing(map(repr, others))
-        source.note(f"audio is read from the column {audio!r}, and not from {left_out}")
+    note_column(source, audio, others)
     outside = table.paths_outside(audio)
 
     def batches(columns: Collection[str]) -> Iterator[Batch]:
@@ -212,13 +202,12 @@ def _with_places(table: Table, file: str, source: Source) -> Table:
     return Table([_PLACE, *table.names], batches)
 
 
-def _parquet_below(source: Source) -> list[str]:
-    return _here_or_below(source, lambda name: name.endswith(".parquet"))
+def _is_parquet(name: str) -> bool:
+    return name.endswith(".parquet")
 
 
 def _here_or_below(source: Source, is_meant: Callable[[str], bool]) -> list[str]:
-    here = sorted(filter(is_meant, source.names))
-    return here or [
+    return sorted(filter(is_meant, source.names)) or [
         f"{folder}/{name}"
         for folder in source.folders
         for name in sorted(filter(is_meant, os.listdir(source.path / folder)))
@@ -237,8 +226,8 @@ def _saved(source: Source) -> list[str]:
 
 
 def _listed(source: Source, file: str, key: str) -> list[str]:
-    with opened(source.path / file) as stream:
-        data = stream.read(_STATE_BYTES)
+    with source.opened(file) as opened:
+        data = opened.stream.read(_STATE_BYTES)
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         items = json.loads(data)[key]
         names = [item["filename"] if isinstance(item, dict) else item for item in items]

@@ -6,9 +6,9 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, compress, count
-from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,12 +19,12 @@ from featcache.manifest.formats.source import (
     Cells,
     Faults,
     Source,
+    Text,
     batched,
     names_audio,
-    opened,
     texts_of,
 )
-from featcache.manifest.utterances import refused_command
+from featcache.manifest.utterances import SPELLINGS, refused_command
 from featcache.strings import GrowingStrings
 
 _COLUMNS = {
@@ -35,36 +35,34 @@ _COLUMNS = {
     "utt2category": "category",
     "instruct": "instruct",
 }
-"""The columns that files with a value for each utterance become."""
+"""Files with a value for each utterance, and their columns."""
 
 
 def is_data_folder(source: Source) -> bool:
     """Tell whether a folder has `wav.scp`, or a file has its form."""
     if source.is_folder:
         return "wav.scp" in source.names
-    _, _, path = source.first_fields.strip().partition(" ")
-    are_pairs = all(" " in line.strip() for line in source.first_lines)
-    is_list = (
-        names_audio(path) and are_pairs and not re.search(r"[,;|\t]", source.first_fields[:-1])
-    )
-    return is_list or source.suffix == ".scp"
+    first = source.first_fields
+    if source.suffix == ".scp":
+        return True
+    if re.search(r"[,;|\t]", first[:-1]) or not names_audio(first.strip().partition(" ")[2]):
+        return False
+    return all(" " in line.strip() for line in source.first_lines)
 
 
 def read_data_folder(source: Source) -> Iterator[Batch]:
     """Read a data directory, or a `wav.scp`."""
-    if not source.is_folder:
-        for places, cells in _recordings(source, source.stream, 0):
-            yield _by_file(source, places, cells)
-        return
-    lookups = {
-        column: _lookup(source, name)
-        for name, column in _COLUMNS.items()
-        if source.carry and name in source.names
-    }
-    with opened(source.path / "wav.scp") as stream:
-        batches = _recordings(source, stream, source.faults.file("wav.scp"))
+    with ExitStack() as stack:
+        lookups, file = {}, None
+        for name, column in _COLUMNS.items():
+            if source.carry and name in source.names:
+                lookups[column] = _lookup(stack.enter_context(source.opened(name)))
+        if source.is_folder:
+            file = stack.enter_context(source.opened("wav.scp"))
+        batches = _recordings(file or source.text, source.allow_commands)
         if "segments" in source.names:
-            batches = _segments(source, _by_id(batches, source.faults))
+            segments = stack.enter_context(source.opened("segments"))
+            batches = _segments(segments, _by_id(batches, source.faults))
         for places, cells in batches:
             values = {column: values_of(cells["id"]) for column, values_of in lookups.items()}
             yield _by_file(source, places, {**cells, **values})
@@ -76,15 +74,14 @@ def _by_file(source: Source, places: Sequence[int], cells: Cells) -> Batch:
     if max(map(len, files)) == 1:
         return places, cells
     source.note("utterances of several files, their channels, are read as ID-c0, ID-c1 …")
-    rows: list[int] = []
-    ids: list[str] = []
-    for row, paths in enumerate(files):
-        id_ = cells["id"][row]
-        numbers = range(len(paths))
-        ids += [f"{id_}-c{number}" for number in numbers] if len(paths) > 1 else [id_]
-        rows += [row for _ in numbers]
+    rows = [row for row, paths in enumerate(files) for _ in paths]
     split: Cells = {name: [values[row] for row in rows] for name, values in cells.items()}
-    split |= {"id": ids, "path": [*chain.from_iterable(files)]}
+    split["path"] = [*chain.from_iterable(files)]
+    numbers = chain.from_iterable(range(len(paths)) for paths in files)
+    split["id"] = [
+        f"{cells['id'][row]}-c{number}" if len(files[row]) > 1 else cells["id"][row]
+        for row, number in zip(rows, numbers, strict=True)
+    ]
     return [places[row] for row in rows], split
 
 
@@ -95,15 +92,15 @@ def _files_of(path: str) -> list[str]:
     return [path]
 
 
-def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
-    for places, lines in _fields(stream, source.faults, base, 1):
+def _recordings(file: Text, allow_commands: bool) -> Iterator[Batch]:
+    for places, lines in _fields(file, 1):
         if set(map(len, lines)) == {2}:
             ids, paths = zip(*lines, strict=True)
             if "|" not in "".join(paths):
                 yield places, {"id": ids, "path": paths}
                 continue
-        cells_of = partial(_recording, source.allow_commands)
-        yield from batched(zip(places, lines, strict=True), ("id", "path"), cells_of, source.faults)
+        cells_of = partial(_recording, allow_commands)
+        yield from batched(zip(places, lines, strict=True), ("id", "path"), cells_of, file.faults)
 
 
 def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
@@ -125,25 +122,18 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
     return paths
 
 
-_NAMES = ("id", "path", "start", "duration", "channel")
+def _segments(file: Text, recordings: dict[str, str]) -> Iterator[Batch]:
+    for places, lines in _fields(file):
+        plain = _plain_segments(lines, recordings)
+        if plain is not None:
+            yield places, plain
+            continue
+        rows = zip(places, lines, strict=True)
+        yield from batched(rows, SPELLINGS, partial(_segment, recordings), file.faults)
 
 
-def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
-    faults = source.faults
-    with opened(source.path / "segments") as stream:
-        for places, lines in _fields(stream, faults, faults.file("segments")):
-            plain = _plain_segments(lines, recordings)
-            if plain is not None:
-                yield places, plain
-                continue
-            rows = zip(places, lines, strict=True)
-            yield from batched(rows, _NAMES, partial(_segment, recordings), faults)
-
-
-def _plain_segments(
-    lines: Sequence[list[str]], recordings: dict[str, str]
-) -> dict[str, Sequence[Any]] | None:
-    """Read lines of `segments` at once; None if one needs `_segment`."""
+def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> Cells | None:
+    """Read lines of `segments` at once; None if one of them needs `_segment`."""
     if set(map(len, lines)) != {4}:
         return None
     ids, names, *texts = zip(*lines, strict=True)
@@ -159,62 +149,44 @@ def _plain_segments(
     return {"id": ids, "path": paths, "start": start, "duration": durations}
 
 
-def _segment(
-    recordings: dict[str, str], fields: list[str]
-) -> tuple[str, str, float, float | None, str | None]:
+def _segment(recordings: dict[str, str], fields: list[str]) -> Sequence[object]:
     if not 4 <= len(fields) <= 5:
-        raise ValueError(
-            f"{len(fields)} fields, but utterance, recording, start and end are expected"
-        )
-    id_, name, start_text, end_text, *rest = fields
+        what = "fields, but utterance, recording, start and end are expected"
+        raise ValueError(f"{len(fields)} {what}")
+    id_, name, start_text, end_text, *channel = fields
     if name not in recordings:
         raise ValueError(f"recording {name!r} is not in wav.scp")
-    start, end = float(start_text), float(end_text)
-    channel = rest[0] if rest else None
-    if end == -1:
-        return id_, recordings[name], start, None, channel
-    if not -math.inf < start < end < math.inf:
-        raise ValueError(
-            f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording"
-        )
-    # without the rounding of binary fractions
-    return id_, recordings[name], start, round(end - start, 9), channel
+    start, end, duration = float(start_text), float(end_text), None
+    if end != -1 and not -math.inf < start < end < math.inf:
+        what = "only an end of -1 is that of the recording"
+        raise ValueError(f"ends at {end}, and starts at {start}: {what}")
+    if end != -1:
+        duration = round(end - start, 9)  # without the rounding of binary fractions
+    return id_, recordings[name], start, duration, "".join(channel) or None
 
 
-def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
+def _lookup(file: Text) -> Callable[[Sequence[str]], list[str]]:
     """Return a function that finds utterances' values in a file of ids and values. It
     reads on only until they are found, since files have the same order. The first value
     of an id counts."""
     ahead: dict[str, str] = {}
-    base = source.faults.file(name)
+    unread = chain.from_iterable(lines for _, lines in _fields(file, 1))
 
-    def lines() -> Iterator[list[str]]:
-        with opened(source.path / name) as stream:
-            for _, batch in _fields(stream, source.faults, base, 1):
-                yield from batch
-
-    unread = lines()
-
-    def values_of(ids: Sequence[str]) -> list[str]:
-        values = []
-        for id_ in ids:
-            while id_ not in ahead:
-                fields = next(unread, None)
-                if fields is None:
+    def value_of(id_: str) -> str:
+        if id_ not in ahead:
+            for name, *rest in unread:
+                ahead.setdefault(name, "".join(rest))
+                if name == id_:
                     break
-                ahead.setdefault(fields[0], fields[1] if len(fields) == 2 else "")
-            values.append(ahead.pop(id_, ""))
-        return values
+        return ahead.pop(id_, "")
 
-    return values_of
+    return lambda ids: [*map(value_of, ids)]
 
 
-def _fields(
-    stream: BinaryIO, faults: Faults, base: int, most: int = -1
-) -> Iterator[tuple[list[int], list[list[str]]]]:
+def _fields(file: Text, most: int = -1) -> Iterator[tuple[list[int], list[list[str]]]]:
     """Split lines that are not blank at white space of ASCII, with their places."""
-    first = base + 1
-    for text in texts_of(stream, faults, base):
+    first = file.base + 1
+    for text in texts_of(file):
         # then all white space is line ends, and spaces between fields
         is_plain = (
             text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"

@@ -1,8 +1,7 @@
 """Lhotse's recordings, supervisions and cuts, as JSON lines; and Lhotse Shar.
 
 Shar is a folder of cuts, `cuts.000000.jsonl.gz`, each beside a tar with their audio,
-`recording.000000.tar`. A member is called by its cut's id and one suffix for all, next to
-a JSON file that only repeats the cut. See
+`recording.000000.tar`. A member is named by its cut's id and one suffix for all. See
 https://github.com/lhotse-speech/lhotse/tree/master/lhotse/shar."""
 
 from __future__ import annotations
@@ -12,28 +11,28 @@ import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from operator import attrgetter
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened
+from featcache.manifest.formats.source import Batch, Source, Text, batched
 from featcache.manifest.formats.tables import json_rows
 from featcache.manifest.numbered import Files, absent
-from featcache.manifest.utterances import meaning_of
+from featcache.manifest.utterances import SPELLINGS, meaning_of
 
 SAID = ("text", "speaker", "language", "gender")
-"""The columns that are fields of supervisions; other columns are their `custom`."""
+"""The columns that are fields of supervisions. Other columns are their `custom`."""
 
 _CUTS_OF_SHAR = re.compile(r"cuts\.\d+\.jsonl(?:\.gz)?")
 _FIELD_OF_SHAR = re.compile(r"(\w+)\.(?P<number>\d+)\.(?:jsonl|tar)(?:\.gz)?")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
-"""The suffixes of members of Shar that lie beside audio, or stand for missing data."""
+"""The suffixes of members of Shar that are no audio."""
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
-_COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")
+_COLUMNS = (*SPELLINGS, *SAID, "custom")
 
 _INSTEAD = {
     "Speed": "augment.speed in the config makes copies",
@@ -42,12 +41,10 @@ _INSTEAD = {
 """The ways to do without a transform."""
 
 Audio = tuple[Any, tuple[int, ...]]
-"""A recording's path, None in Shar, and its channels: tuples, which the garbage collector
-can forget."""
+"""A recording's path, None in Shar, and its channels: what no garbage collector visits."""
 
 
-# Lhotse's objects; msgspec skips other fields. Values of type Any become cells, which are
-# checked as others are.
+# Lhotse's objects; msgspec skips other fields. Values of type Any are checked as cells.
 
 
 class _AudioSource(msgspec.Struct, gc=False):
@@ -91,7 +88,7 @@ class _Cut(msgspec.Struct, gc=False):
 
 
 def kind_of(row: dict[str, Any]) -> str | None:
-    """Tell whether an object is a cut, a recording or a supervision of Lhotse; else None."""
+    """Tell whether an object is a cut, a recording or a supervision of Lhotse."""
     if row.get("type") in _CUTS or {"recording", "start", "duration"} <= row.keys():
         return "cut"
     if {"sources", "sampling_rate"} <= row.keys():
@@ -114,34 +111,29 @@ def is_lhotse(source: Source) -> bool:
 def read_lhotse(source: Source) -> Iterator[Batch]:
     """Read cuts, recordings, or supervisions beside their recordings."""
     source.has_types = True
-    for places, cells in _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source):
-        yield (
-            places,
-            {
-                name: values
-                for name, values in cells.items()
-                if name in ("id", "path") or values.count(None) < len(values)
-            },
-        )
+    read = _cuts_of_folder if is_shar(source) else _rows_of_file
+    for places, cells in read(source):
+        for name in _COLUMNS[2:]:
+            if cells[name].count(None) == len(places):
+                del cells[name]
+        yield places, cells
 
 
 def _rows_of_file(source: Source) -> Iterator[Batch]:
-    stream, kind = source.stream, kind_of(source.first_object)
+    file, kind = source.text, kind_of(source.first_object)
     if kind == "cut":
-        cells_of = partial(_of_cut, _SharTar(source, source.path.name))
-        return _batches(stream, source.faults, 0, _Cut, cells_of)
+        return _batches(file, _Cut, partial(_of_cut, _paths_in_tar(source, source.path.name)))
     if kind == "recording":
-        return _batches(stream, source.faults, 0, _Recording, _of_recording)
+        return _batches(file, _Recording, _of_recording)
     if kind == "supervision":
-        cells_of = partial(_of_supervision, _audio_beside(source))
-        return _batches(stream, source.faults, 0, _Supervision, cells_of)
+        return _batches(file, _Supervision, partial(_of_supervision, _audio_beside(source)))
     raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
 
 
 def _batches(
-    stream: BinaryIO, faults: Faults, base: int, of: type, cells_of: Callable[[Any], Sequence[Any]]
+    file: Text, of: type, cells_of: Callable[[Any], Sequence[Any]], names: Sequence[str] = _COLUMNS
 ) -> Iterator[Batch]:
-    return batched(json_rows(stream, faults, base, of), _COLUMNS, cells_of, faults)
+    return batched(json_rows(file, of), names, cells_of, file.faults)
 
 
 def _cuts_of_folder(source: Source) -> Iterator[Batch]:
@@ -151,19 +143,17 @@ def _cuts_of_folder(source: Source) -> Iterator[Batch]:
         source.note(f"of Lhotse Shar, cuts and recording are read, and nothing else: {left_out}")
     _refuse_holes(source)
     for name in sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names)):
-        cells_of = partial(_of_cut, _SharTar(source, name))
-        with opened(source.path / name) as stream:
-            base = source.faults.file(name)
-            yield from _batches(stream, source.faults, base, _Cut, cells_of)
+        with source.opened(name) as file:
+            yield from _batches(file, _Cut, partial(_of_cut, _paths_in_tar(source, name)))
 
 
 def _refuse_holes(source: Source) -> None:
-    """Raise a ManifestError if Lhotse Shar lacks cuts or recordings of a number between
+    """Raise a ManifestError if cuts or recordings of Lhotse Shar lack a number between
     those of any field."""
     fields: dict[str, Files] = defaultdict(dict)
     for match in filter(None, map(_FIELD_OF_SHAR.fullmatch, source.names)):
         fields[match[1]][int(match["number"])] = match
-    numbers = {number for files in fields.values() for number in files}
+    numbers = set().union(*fields.values())
     first, last = min(numbers), max(numbers)
     if first > 0:
         source.note(f"the first number of Lhotse Shar is 0, and the first that is here {first}")
@@ -173,47 +163,37 @@ def _refuse_holes(source: Source) -> None:
             raise ManifestError(f"{missing[0]}: put all there, or give the paths of some cuts")
 
 
-class _SharTar:
-    def __init__(self, source: Source, cuts: str) -> None:
-        self._source = source
-        stem = cuts.removesuffix(".gz").removesuffix(".jsonl")
-        self._name = f"{stem.replace('cuts', 'recording', 1)}.tar"
+def _paths_in_tar(source: Source, cuts: str) -> Callable[[str], str]:
+    """Return a function that gives a cut's path in the tar beside a file of cuts."""
+    stem = cuts.removesuffix(".gz").removesuffix(".jsonl")
+    name = f"{stem.replace('cuts', 'recording', 1)}.tar"
 
-    def path_of(self, cut: str) -> str:
-        return f"{self._name}/{cut}{self._suffix}"
-
-    @cached_property
-    def _suffix(self) -> str:
+    @cache
+    def suffix() -> str:
         """The suffix of the first audio; to look at all would be slow."""
         try:
-            with (
-                opened(self._source.folder / self._name) as file,
-                tarfile.open(fileobj=file, mode="r:") as tar,
-            ):
+            with source.opened(name) as file, tarfile.open(fileobj=file.stream, mode="r:") as tar:
                 suffixes = (os.path.splitext(member.name)[1] for member in tar)
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
         except (OSError, tarfile.TarError, StopIteration):
-            # it may be elsewhere, below --root; reading it says whatever else is wrong
-            self._source.note(
-                "not each tar can be read beside its cuts: it is taken to hold FLAC, as "
-                "Lhotse writes it"
-            )
+            # it may be below --root; reading it tells what else is wrong
+            what = "it is taken to hold FLAC, as Lhotse writes it"
+            source.note(f"not each tar can be read beside its cuts: {what}")
             return ".flac"
+
+    return lambda cut: f"{name}/{cut}{suffix()}"
 
 
 def _audio_beside(source: Source) -> dict[str, Audio]:
     name = source.path.name.replace("supervisions", "recordings")
-    beside = source.path.with_name(name)
-    if beside == source.path or not beside.is_file():
-        why = "" if beside == source.path else f", and there is no {name} beside them"
-        raise ManifestError(
-            f"supervisions have no paths{why}: `lhotse cut simple` makes cuts of them and "
-            "recordings"
-        )
+    what = "supervisions have no paths"
+    if name != source.path.name:
+        what += f", and there is no {name} beside them"
+    if name == source.path.name or not (source.folder / name).is_file():
+        raise ManifestError(f"{what}: `lhotse cut simple` makes cuts of them and recordings")
     audio: dict[str, Audio] = {}
-    with opened(beside) as stream:
-        rows = json_rows(stream, source.faults, source.faults.file(name), _Recording)
-        for _, cells in batched(rows, ("id", "audio"), _id_and_audio, source.faults):
+    with source.opened(name) as file:
+        for _, cells in _batches(file, _Recording, _id_and_audio, ("id", "audio")):
             audio.update(zip(cells["id"], cells["audio"], strict=True))
     return audio
 
@@ -224,7 +204,7 @@ def _id_and_audio(recording: _Recording) -> tuple[str, Audio]:
 
 def _of_recording(recording: _Recording) -> tuple[Any, ...]:
     path, _ = _audio(recording)
-    return recording.id, path, None, recording.duration, *(None for _ in _COLUMNS[4:])
+    return recording.id, path, None, recording.duration, *[None] * len(_COLUMNS[4:])
 
 
 def _of_supervision(recordings: dict[str, Audio], row: _Supervision) -> tuple[Any, ...]:
@@ -235,14 +215,14 @@ def _of_supervision(recordings: dict[str, Audio], row: _Supervision) -> tuple[An
     return row.id, path, row.start, row.duration, channel, *_said_by(row), row.custom or None
 
 
-def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
+def _of_cut(path_in_tar: Callable[[str], str], cut: _Cut) -> tuple[Any, ...]:
     if cut.type in ("MixedCut", "PaddingCut") or cut.recording is None:
         raise ValueError(f"{cut.type} without a recording is not read: save its audio first")
     if cut.start is msgspec.UNSET or cut.duration is msgspec.UNSET:
         raise ValueError("a cut without start or duration")
     path, channels = _audio(cut.recording, is_shar=True)
     if path is None:
-        path = tar.path_of(cut.id)
+        path = path_in_tar(cut.id)
     channel, said = _channel(cut.channel, channels), _all_said(cut.supervisions or ())
     return cut.id, path, cut.start, cut.duration, channel, *said, cut.custom or None
 
@@ -267,9 +247,8 @@ def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
         return None
     if isinstance(wanted, list):
         if len(wanted) != 1:
-            raise ValueError(
-                f"channels {wanted} of {[*channels]}: an utterance has one channel, or all"
-            )
+            what = "an utterance has one channel, or all"
+            raise ValueError(f"channels {wanted} of {[*channels]}: {what}")
         (wanted,) = wanted
     if wanted not in channels:
         raise ValueError(f"channel {wanted!r} is not among the recording's: {[*channels]}")
@@ -281,19 +260,17 @@ def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
         raise ValueError(_why_not_transformed(recording.transforms))
     count = len(recording.sources)
     if count != 1:
-        raise ValueError(
-            f"the recording has {count} sources, and one is read: make a recording of each"
-        )
+        what = f"the recording has {count} sources, and one is read"
+        raise ValueError(f"{what}: make a recording of each")
     (source,) = recording.sources
     if source.type == "command":
         return f"{source.source} |", source.channels
     if source.type == "shar" and is_shar:
         return None, source.channels
-    if source.type not in ("file", "url"):
-        raise ValueError(
-            f"a source of type {source.type!r} is not read, only 'file', 'url' and 'command'"
-        )
-    return source.source, source.channels
+    if source.type in ("file", "url"):
+        return source.source, source.channels
+    what = "is not read, only 'file', 'url' and 'command'"
+    raise ValueError(f"a source of type {source.type!r} {what}")
 
 
 def _why_not_transformed(transforms: Sequence[Any]) -> str:

@@ -20,11 +20,10 @@ from operator import itemgetter
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO, cast
-
-import numpy as np
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from featcache.errors import ManifestError, counted
+from featcache.manifest.segments import repeated_rows
 from featcache.manifest.times import Time
 from featcache.strings import Strings
 
@@ -34,10 +33,10 @@ _KINDS = (
     "mov qt 3ga 3gp 3gpp 3g2 f4a f4v mka mkv webm weba wma wmv asf avi ts"
 )
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
-"""The suffixes of audio files: a folder's files with these are its utterances."""
+"""The suffixes of audio files."""
 
 ROWS_PER_BATCH = 256
-"""So few that they stay in a core's caches: 1,024 rows of JSON take a third longer each."""
+"""So few that they stay in a core's caches."""
 
 HEAD_BYTES = 1 << 20
 """The most bytes of a file by which its format is recognised."""
@@ -73,7 +72,7 @@ _NO_MANIFESTS = {
 
 _FAULTS_SHOWN = 20
 _ALIKE_SHOWN = 3
-"""More faults that differ by their place alone are shown as the first, with their number."""
+"""More faults that differ by their place alone are shown as the first, and counted."""
 
 _LINE_BYTES = 4 << 20
 _COPY_IN_MEMORY = 16 << 20
@@ -81,34 +80,32 @@ _BLOCK_BYTES = 256 << 10
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _FILE_SHIFT = 40
-"""The bits of a place that hold the line."""
+"""The bits of a line in a place."""
 
 Cells = dict[str, Sequence[Any]]
 """The cells of some rows, by column."""
 
 Batch = tuple[Sequence[int], Cells]
-"""The places of some rows; their cells."""
+"""The places and the cells of some rows."""
 
 Rows = Iterator[tuple[int, Any]]
-"""The place of each row; its cells, as a list or by key."""
+"""The place and the cells of each row, as a list or by key."""
 
 
 class Faults:
     """The faults of a manifest: their number, and the first by place.
 
-    A place is a line's number plus what `file` returned for its file. Line 0 is the
-    whole file."""
+    A place is a line's number, plus the place of its file. Line 0 is the whole file."""
 
     def __init__(self, source: str) -> None:
         self.count = 0
         self._source = source
-        # by message: how often, and the first places
+        # by message: the number, and the first places
         self._first: dict[str, tuple[int, list[int]]] = {}
         self._files = [("", "line")]
 
     def file(self, name: str, unit: str = "line") -> int:
-        """Begin a file, nameless if it is the only one, and return the place of its line
-        0. `unit` is what its rows are counted in."""
+        """Begin a file, nameless if it is the only one. Returns the place of its line 0."""
         self._files.append((name, unit))
         return (len(self._files) - 1) << _FILE_SHIFT
 
@@ -131,7 +128,7 @@ class Faults:
     ) -> list[Any]:
         """Parse the cells at each place. A ValueError is a fault, whose message begins
         with `what`, and gives the default."""
-        with suppress(ValueError):  # all at once, which takes half the time
+        with suppress(ValueError):  # takes half the time
             return [*map(parse, *cells)]
         values = []
         for place, *arguments in zip(places, *cells, strict=True):
@@ -144,11 +141,8 @@ class Faults:
 
     def add_repeated(self, ids: Strings, places: Sequence[int], remedy: str = "") -> None:
         """Add each id that repeats an earlier one."""
-        hashes = ids.hashes()
-        ordered = np.sort(hashes)
-        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
         first_rows: dict[str, int] = {}
-        for row in np.flatnonzero(np.isin(hashes, repeated)).tolist():
+        for row in repeated_rows(ids.hashes()).tolist():
             name = ids[row]
             first = first_rows.setdefault(name, row)
             if name and first != row:
@@ -162,57 +156,59 @@ class Faults:
         return ", ".join(filter(None, [name, f"{unit} {line}" if line else ""]))
 
     def raise_first(self, why: str) -> None:
-        """Raise a ManifestError of one line, with the first fault as an example, if there
-        are several."""
+        """Raise a ManifestError of one line, with the first of several faults."""
         if self.count > 1:
-            _, _, example = self._shown()[0]
-            raise ManifestError(f"{why}: {example}")
+            raise ManifestError(f"{why}: {self._shown()[0][-1]}")
 
     def _shown(self) -> list[tuple[int, int, str]]:
+        """List the place of each line, the number of its faults, and its text."""
         shown = []
         for what, (times, places) in self._first.items():
-            lines = [(place, 1, "") for place in places]
+            count, more = 1, ""
             if times > _ALIKE_SHOWN:
-                lines = [(places[0], times, f" and {times - 1:,} more")]
-            for place, stands_for, more in lines:
+                count, more, places = times, f" and {times - 1:,} more", places[:1]
+            for place in places:
                 where = f"{self.where(place)}{more}".strip()
-                text = ": ".join(filter(None, [where, what]))
-                shown.append((place, stands_for, text))
+                shown.append((place, count, ": ".join(filter(None, [where, what]))))
         return sorted(shown, key=itemgetter(0))[:_FAULTS_SHOWN]
 
     def raise_if_any(self) -> None:
         """Raise a ManifestError that counts the faults, and lists the first by place."""
         if not self.count:
             return
-        shown = self._shown()
-        message = [f"{self._source}: {counted(self.count, 'error')}"]
-        message += [f"  {line}" for _, _, line in shown]
-        more = self.count - sum(stands_for for _, stands_for, _ in shown)
+        message, more = f"{self._source}: {counted(self.count, 'error')}", self.count
+        for _, count, line in self._shown():
+            message += f"\n  {line}"
+            more -= count
         if more:
-            message.append(f"  … and {more:,} more")
-        raise ManifestError("\n".join(message))
+            message += f"\n  … and {more:,} more"
+        raise ManifestError(message)
+
+
+class Text(NamedTuple):
+    """A file of text in a manifest."""
+
+    stream: BinaryIO
+    faults: Faults
+    base: int = 0
+    """The place of the file's line 0."""
 
 
 @dataclass(eq=False)
 class Source:
-    """A manifest that is being read, opened by `open_source`, or in memory."""
+    """A manifest that is being read, opened by `open_source`, or in memory. Its options are
+    those of `read_manifest`."""
 
     name: str
     """The manifest, for messages."""
     path: Path = Path()
     """The file or the folder; `-` for standard input."""
     audio: bool = True
-    """True if paths are required."""
     carry: bool = True
-    """False if columns that an `Utterance` lacks may be left out."""
     allow_commands: bool = False
-    """True if a path may be a command that prints audio."""
     allow_queries: bool = False
-    """True if URLs may have a query or a fragment, which then are stored."""
     given_root: str | Path | None = None
-    """The root of relative paths if the user gives one: a folder, a container or a URL."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """The values of placeholders in paths, by name."""
 
     def __post_init__(self) -> None:
         self.allow_queries |= not self.audio  # such paths are only compared, not stored
@@ -221,13 +217,13 @@ class Source:
         self.file: BinaryIO | None = None
         """The file's unpacked bytes, from its beginning; None for a folder."""
         self.head = b""
-        """The beginning of the file, by which its format is recognised."""
+        """The first bytes of the file."""
         self.root: str | Path | None = None
-        """The root of relative paths in the manifest."""
+        """The manifest's root of relative paths."""
         self.notes: list[str] = []
-        """Notes for the user about what was read."""
+        """Notes for the user."""
         self.placeholders: set[str] = set()
-        """The names of the placeholders in the manifest."""
+        """The names of placeholders."""
         self.renamed: Callable[[Sequence[str]], Sequence[str]] = list
         """Gives new names for a table's names of columns."""
         self.has_types = False
@@ -241,7 +237,7 @@ class Source:
 
     @property
     def sample_rate(self) -> int:
-        """The rate of the files in `--set`; a ManifestError if it is not there."""
+        """The files' rate in `--set`; a ManifestError without it."""
         self.placeholders.add("sample_rate")
         rate = self.values.get("sample_rate", "")
         if not rate.isdecimal() or int(rate) == 0:
@@ -276,13 +272,25 @@ class Source:
         return self.file
 
     @property
+    def text(self) -> Text:
+        """The file, to be read as text."""
+        return Text(self.stream, self.faults)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Text]:
+        """Open a file of the folder."""
+        base = self.faults.file(name)
+        with opened(self.folder / name) as stream:
+            yield Text(stream, self.faults, base)
+
+    @property
     def folders(self) -> list[str]:
-        """The names of the folders in the folder, sorted."""
+        """The names of folders in the folder, sorted."""
         return sorted(name for name, is_folder in self.names.items() if is_folder)
 
     @cached_property
     def names(self) -> Mapping[str, bool]:
-        """The names in the folder that are not hidden: True for those of folders."""
+        """The names in the folder, except hidden ones: True for a folder."""
         if not self.is_folder:
             return {}
         with os.scandir(self.path) as entries:
@@ -296,19 +304,18 @@ class Source:
     @property
     def no_manifest(self) -> str | None:
         """The reason and the remedy if the file is plainly no table or list."""
-        head = self.head
-        if self.is_folder or self.is_parquet or head.startswith(_UTF_16):
+        if self.is_folder or self.is_parquet or self.head.startswith(_UTF_16):
             return None
         for beginning, what in _NO_MANIFESTS.items():
-            if re.match(beginning, head, re.DOTALL):
+            if re.match(beginning, self.head, re.DOTALL):
                 return what
-        if any(b"\0" in line for line in head.split(b"\n", 2)[:2]):
+        if any(b"\0" in line for line in self.head.split(b"\n", 2)[:2]):
             return "is neither text nor Parquet: give a table, a list, or a folder of audio"
         return None
 
     @cached_property
     def first_lines(self) -> list[str]:
-        """The first lines that are not blank, without their ends; none if not UTF-8."""
+        """The first lines that are not blank, without their ends; none of UTF-16."""
         if self.is_parquet or self.head.startswith(_UTF_16):
             return []
         text = self.head.decode("utf-8-sig", errors="replace")
@@ -318,14 +325,14 @@ class Source:
     @property
     def first_fields(self) -> str:
         """The first line of a list or a table of fields; empty for JSON."""
-        first = self.first_lines[0] if self.first_lines else ""
+        first = "".join(self.first_lines[:1])
         if self.suffix in (".json", ".jsonl") or first.lstrip().startswith(("{", "[")):
             return ""
         return first
 
     @cached_property
     def first_object(self) -> dict[str, Any]:
-        """The JSON object on the first line; empty if there is none."""
+        """The JSON object on the first line, or an empty one."""
         with suppress(IndexError, ValueError, RecursionError):
             value = json.loads(self.first_lines[0])
             if isinstance(value, dict):
@@ -335,12 +342,14 @@ class Source:
 
 @contextmanager
 def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
-    """Open a file, a folder, or `-` for standard input; of a pipe, a copy is read.
-    `options` are other fields of a `Source`."""
-    is_stdin, path = str(source) == "-", Path(source)
-    if is_stdin and sys.stdin is None:
-        raise ManifestError("standard input is closed: give a manifest's path, or pipe one in")
-    opening = Source("<stdin>" if is_stdin else str(source), path=path, **options)
+    """Open a file, a folder, a pipe, or `-` for standard input, with fields of a `Source`."""
+    name, path = str(source), Path(source)
+    is_stdin = name == "-"
+    if is_stdin:
+        name = "<stdin>"
+        if sys.stdin is None:
+            raise ManifestError("standard input is closed: give a manifest's path, or pipe one in")
+    opening = Source(name, path=path, **options)
     if not is_stdin and path.is_dir():
         yield opening
         return
@@ -367,8 +376,8 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, unpacked if it is gzip. A pipe, whose writer may never come, or a
-    device is a ManifestError, unless the user named it."""
+    """Open a file, and unpack gzip. Raises ManifestError for a device, or a pipe, whose
+    writer may never come."""
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
@@ -376,23 +385,21 @@ def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
 
 
-def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
+def lines_of(file: Text) -> Iterator[str]:
     """Give the lines of `texts_of`, one at a time."""
-    texts = texts_of(stream, faults, base)
-    return chain.from_iterable(io.StringIO(text, newline="\n") for text in texts)
+    return chain.from_iterable(io.StringIO(text, newline="\n") for text in texts_of(file))
 
 
-def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
-    """Give whole lines, many at a time. A fault is repaired, so that the rest is checked.
-    `base` is the place of the file's line 0."""
-    done = base
+def texts_of(file: Text) -> Iterator[str]:
+    """Give whole lines, many at a time. A fault is repaired, so that the rest is checked."""
+    stream, faults, done = file
     blank_bytes = 0
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline(_LINE_BYTES + 1)
-        if done == base:
+        if done == file.base:
             if data.startswith(_UTF_16):
                 remedy = "iconv -f UTF-16 -t UTF-8 converts it"
-                faults.add(base + 1, f"UTF-16, and UTF-8 is expected: {remedy}")
+                faults.add(done + 1, f"UTF-16, and UTF-8 is expected: {remedy}")
                 return
             data = data.removeprefix(codecs.BOM_UTF8)
         blank_bytes += len(data)
@@ -439,10 +446,9 @@ def in_batches(
 
 
 def batched(
-    rows: Rows, names: Sequence[str], parse: Callable[[Any], Sequence[Any]], faults: Faults
+    rows: Rows, names: Iterable[str], parse: Callable[[Any], Sequence[Any]], faults: Faults
 ) -> Iterator[Batch]:
-    """Parse rows into cells of these columns. A row with a ValueError is a fault, and left
-    out."""
+    """Parse rows into cells of these columns. A row with a ValueError is a fault."""
     for places, unparsed in in_batches(rows):
         cells = faults.parsed(places, "", parse, unparsed)
         if None in cells:
@@ -453,5 +459,5 @@ def batched(
 
 
 def names_audio(text: str) -> bool:
-    """Tell whether a cell ends as an audio file's name, or as one and a bar."""
+    """Tell whether a cell ends as an audio file's name, perhaps with a bar."""
     return text.rstrip().removesuffix("|").rstrip().lower().endswith(AUDIO_SUFFIXES)

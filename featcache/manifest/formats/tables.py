@@ -1,7 +1,4 @@
-"""Tables with a header or keys: CSV, TSV, JSON lines, Parquet, Arrow.
-
-pyarrow reads Parquet and Arrow, as in pandas, datasets and Spark: a few thousand rows at
-a time, and only the wanted columns."""
+"""Tables with a header or keys: CSV, TSV, JSON lines, Parquet, Arrow."""
 
 from __future__ import annotations
 
@@ -11,20 +8,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
+import numpy as np
 
 from featcache.errors import ManifestError, MissingDependencyError, counted, first_line, listing
 from featcache.manifest.formats.source import (
     ROWS_PER_BATCH,
     Batch,
     Cells,
-    Faults,
     Rows,
     Source,
+    Text,
     in_batches,
     lines_of,
     names_audio,
@@ -36,8 +35,6 @@ _OF_CLIPS = {"slice_file_name", "fsid"}
 """Columns of UrbanSound8K, in lower case: its files are clips already."""
 
 _ROWS_OF_PARQUET = 8192
-"""The most rows that pyarrow gives at once."""
-
 _CELLS_AT_ONCE = 1 << 20
 
 _MOST_KEYS = 1000
@@ -53,11 +50,11 @@ class Table(NamedTuple):
     names: list[str]
     """The names of the columns without bytes."""
     batches: Callable[[Collection[str]], Iterator[Batch]]
-    """Gives the cells of all rows in these columns; places are the rows' numbers, from 1."""
+    """Gives the cells of all rows in these columns; places are rows, from 1."""
     audio: Sequence[str] = ()
-    """The names of the columns with audio as Hugging Face stores it, as bytes and paths."""
+    """The columns with audio as Hugging Face stores it, as bytes and paths."""
     paths_outside: Callable[[str], dict[int, Any]] = lambda _: {}
-    """Gives the paths of the rows, from 0, that have no bytes in a column of audio."""
+    """Gives the paths of the rows, from 0, without bytes in a column of audio."""
 
 
 PLAIN = {".csv": "csv", ".tsv": "tsv", ".json": "jsonl", ".jsonl": "jsonl", ".parquet": "parquet"}
@@ -73,103 +70,86 @@ def plain_format(source: Source) -> str:
     header = _layout_of(source).header.lstrip()
     if header.startswith(("{", "[")):
         return "jsonl"
-    if "\t" in header:
-        return "tsv"
-    return "csv"
+    return "tsv" if "\t" in header else "csv"
 
 
 class _Layout(NamedTuple):
-    """How a table of text begins."""
+    """The beginning of a table of text."""
 
     above: int
-    """The lines above the header, except blank ones: comments, or Excel's `sep=;`."""
+    """The number of lines above the header: comments, or Excel's `sep=;`."""
     header: str
     """The header, without the mark of a comment."""
     row: str
     """The line below it."""
     delimiter: str
     """The separator of fields if Excel names it, or all names are quoted; else empty."""
-    is_quoted: bool
-    """True if all names in the header are quoted."""
-
-    def has_row_names(self, delimiter: str) -> bool:
-        """Tell whether rows have one field more than the header, their names, as in R."""
-        lines = self.header, self.row.replace('\\"', '""')
-        try:
-            header, row = (next(csv.reader([line], delimiter=delimiter), []) for line in lines)
-        except csv.Error:  # a carriage return inside a line
-            return False
-        if len(row) != len(header) + 1 or not (self.is_quoted or row[0] == "1"):
-            return False
-        # otherwise, a text has a comma in it
-        return not any(
-            meaning_of(name) == "path" and names_audio(cell)
-            for name, cell in zip(header, row, strict=False)
-        )
 
 
 _QUOTED = re.compile(r'"[^"]*"(?:([,;\t |])"[^"]*")?(?:\1"[^"]*")*')
 
 
 def _layout_of(source: Source) -> _Layout:
-    """Return the layout by the first lines. The header stands below comments, or is the
-    last comment, as in AudioSet."""
+    """Find the header in the first lines: below comments, or as in AudioSet, the last comment."""
     lines = [*source.first_lines, "", ""]
     separator = re.fullmatch("sep=(.)", lines[0], re.IGNORECASE)
-    first = int(separator is not None)
-    comments = sum(1 for _ in takewhile(lambda line: line.startswith("#"), lines[first:]))
-    above = first + comments
-    if comments and not any(_names_columns(lines[above], mark) for mark in ",;\t"):
+    above = first = int(separator is not None)
+    while lines[above].startswith("#"):
+        above += 1
+    has_comments = above > first
+    if has_comments and not any(_names_columns(lines[above], mark) for mark in ",;\t"):
         above -= 1
     header = lines[above]
-    if comments:
+    if has_comments:
         header = header.lstrip("# ")
     quoted = _QUOTED.fullmatch(header)
     delimiter = (separator or quoted or ("", ""))[1] or ""
-    return _Layout(above, header, lines[above + 1], delimiter, quoted is not None)
+    return _Layout(above, header, lines[above + 1], delimiter)
+
+
+def _has_row_names(layout: _Layout, delimiter: str) -> bool:
+    """Tell whether rows have one field more than the header, their names, as in R."""
+    lines = layout.header, layout.row.replace('\\"', '""')
+    try:
+        header, row = (next(csv.reader([line], delimiter=delimiter), []) for line in lines)
+    except csv.Error:  # a carriage return inside a line
+        return False
+    if len(row) != len(header) + 1 or not (_QUOTED.fullmatch(layout.header) or row[0] == "1"):
+        return False
+    pairs = zip(header, row, strict=False)  # otherwise, a text has a comma in it
+    return not any(meaning_of(name) == "path" and names_audio(cell) for name, cell in pairs)
 
 
 def _names_columns(header: str, mark: str) -> bool:
     return any(meaning_of(cell.strip('"')) in ("id", "path") for cell in header.split(mark))
 
 
-def read_csv(source: Source) -> Iterator[Batch]:
-    """Read CSV with a header. Semicolons separate fields if the header names columns
-    between them, and none between commas."""
-    header = _layout_of(source).header
-    if _names_columns(header, ";") and not _names_columns(header, ","):
-        return _text_batches(source, ";")
-    return _text_batches(source, ",")
-
-
-def read_tsv(source: Source) -> Iterator[Batch]:
-    """Read TSV with a header. Quotes have a meaning if all names in the header are quoted."""
-    return _text_batches(source, "\t")
-
-
-def _text_batches(source: Source, usual_delimiter: str) -> Iterator[Batch]:
-    """Read a table of text. Between semicolons, numbers have decimal commas."""
-    layout, stream, faults = _layout_of(source), source.stream, source.faults
-    delimiter = layout.delimiter or usual_delimiter
-    has_row_names = layout.has_row_names(delimiter)
+def read_text(delimiter: str, source: Source) -> Iterator[Batch]:
+    """Read text with a header. Semicolons separate fields if they, and no commas, separate
+    its names; then numbers have decimal commas. In TSV, quotes have a meaning if all names
+    are quoted."""
+    layout = _layout_of(source)
+    is_plain = delimiter == "\t" and not layout.delimiter
+    if _names_columns(layout.header, ";") and not _names_columns(layout.header, ","):
+        delimiter = delimiter.replace(",", ";")
+    delimiter = layout.delimiter or delimiter
+    has_row_names = _has_row_names(layout, delimiter)
     base, above = 0, layout.above
     while above:
-        above -= bool(stream.readline().strip())
+        above -= bool(source.stream.readline().strip())
         base += 1
-    if delimiter == "\t" and not layout.delimiter:
-        rows = split_rows(stream, faults, delimiter, base)
+    file = source.text._replace(base=base)
+    if is_plain:
+        rows = split_rows(file, delimiter)
     else:
         num_spaced = layout.header.count(f"{delimiter} ")
         is_spaced = 0 < num_spaced == layout.header.count(delimiter)
-        dialect = {"delimiter": delimiter, "skipinitialspace": is_spaced}
-        rows = csv_rows(stream, faults, base, has_row_names, **dialect)
+        rows = csv_rows(file, has_row_names, delimiter=delimiter, skipinitialspace=is_spaced)
 
     def names_of(header: list[str]) -> list[str]:
         if header[0].startswith("#"):
             header[0] = header[0].lstrip("# ")
-        if has_row_names:
-            return ["", *header]
-        return header
+        return [""] * has_row_names + header
 
     for places, cells in table_batches(rows, source, names_of):
         if delimiter == ";":
@@ -178,49 +158,38 @@ def _text_batches(source: Source, usual_delimiter: str) -> Iterator[Batch]:
         yield places, cells
 
 
-def read_jsonl(source: Source) -> Iterator[Batch]:
-    """Read JSON lines."""
-    return json_batches(json_rows(source.stream, source.faults), source)
-
-
-def read_parquet(source: Source) -> Iterator[Batch]:
-    """Read Parquet; a ManifestError if it is damaged."""
-    return parquet_batches(parquet_table(source.stream), source)
-
-
-def csv_rows(
-    stream: BinaryIO, faults: Faults, base: int = 0, is_of_r: bool = False, **dialect: Any
-) -> Rows:
-    """Read the rows of CSV. `base` is the place of the file's line 0. R writes a backslash
-    before a quote inside a field. `dialect` is passed to `csv.reader`."""
-    lines = lines_of(stream, faults, base)
-    if is_of_r:
+def csv_rows(file: Text, is_of_r: bool = False, **dialect: Any) -> Rows:
+    """Read the rows of CSV. `dialect` is passed to `csv.reader`."""
+    lines = lines_of(file)
+    if is_of_r:  # which writes a backslash before a quote inside a field
         lines = (line.replace('\\"', '""') for line in lines)
     # the limit is the process's, at first 131,072 characters
     csv.field_size_limit(max(csv.field_size_limit(), _CELL))
     reader = csv.reader(lines, strict=True, **dialect)
     while True:
-        line = base + reader.line_num + 1
+        line = file.base + reader.line_num + 1
         try:
             for row in reader:
                 yield line, row
-                line = base + reader.line_num + 1
+                line = file.base + reader.line_num + 1
             return
         except csv.Error as error:
-            faults.add(line, f"not a CSV row: {error} (is a quote not closed, or not doubled?)")
+            what = f"not a CSV row: {error} (is a quote not closed, or not doubled?)"
+            file.faults.add(line, what)
 
 
-def split_rows(stream: BinaryIO, faults: Faults, delimiter: str, base: int = 0) -> Rows:
-    """Split lines at each delimiter."""
-    for place, line in enumerate(lines_of(stream, faults, base), base + 1):
-        yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
+def split_rows(file: Text, delimiter: str) -> Rows:
+    """Split lines that are not blank at each delimiter."""
+    for place, line in enumerate(lines_of(file), file.base + 1):
+        cells = line.removesuffix("\n").removesuffix("\r").split(delimiter)
+        if not _is_blank(cells):
+            yield place, cells
 
 
 def table_batches(
     rows: Rows, source: Source, names_of: Callable[[list[str]], list[str]] = list
 ) -> Iterator[Batch]:
-    """Read rows below a header, the first row that is not blank. `names_of` gives the
-    names of columns by the header's cells."""
+    """Read rows below a header, the first row that is not blank; `names_of` reads it."""
     source.has_types = False
     faults = source.faults
     line, first_row = next((row for row in rows if not _is_blank(row[1])), (0, []))
@@ -228,7 +197,7 @@ def table_batches(
         return
     header = names_of(first_row)
     no_header = _why_no_header(source.renamed(header), source)
-    if no_header is not None:
+    if no_header:
         faults.add(line, no_header)
         return
     names = _meanings_of_header(header, line, source)
@@ -248,7 +217,7 @@ def table_batches(
 
 
 def rows_at_once(num_columns: int, most: int) -> int:
-    """Return how many rows to read at once, fewer if the table is wide."""
+    """Return the number of rows to read at once, small for wide tables."""
     return max(1, min(most, _CELLS_AT_ONCE // max(1, num_columns)))
 
 
@@ -256,19 +225,19 @@ def _is_blank(cells: Sequence[str]) -> bool:
     return len(cells) < 2 and not "".join(cells).strip()
 
 
-def json_rows(stream: BinaryIO, faults: Faults, base: int = 0, of: Any = dict[str, Any]) -> Rows:
-    """Read the objects of JSON lines; `of` is their type, in msgspec's terms."""
-    decode = msgspec.json.Decoder(of).decode
+def json_rows(file: Text, of: Any = dict[str, Any]) -> Rows:
+    """Read the objects of JSON lines; `of` is their type in msgspec."""
+    decode, faults = msgspec.json.Decoder(of).decode, file.faults
     is_first = True
-    for place, line in enumerate(lines_of(stream, faults, base), base + 1):
+    for place, line in enumerate(lines_of(file), file.base + 1):
         try:
             row = decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             if not line.strip():
                 continue
             if is_first and line.lstrip().startswith("["):
-                expected = "one object on each line is expected: jq -c '.[]' makes them"
-                faults.add(place, f"a JSON array; {expected}")
+                what = "a JSON array; one object on each line is expected: jq -c '.[]' makes them"
+                faults.add(place, what)
                 return
             is_first = False
             try:
@@ -284,8 +253,7 @@ def _slowly_decoded(line: str, of: Any) -> Any:
     """Decode an object with Python's parser, which reads NaN, and has better messages."""
     try:
         row = json.loads(line)
-        # fails for half of a surrogate pair, which is no text
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
@@ -301,12 +269,12 @@ def _slowly_decoded(line: str, of: Any) -> Any:
 def json_batches(rows: Rows, source: Source) -> Iterator[Batch]:
     """Read objects whose keys are columns."""
     source.has_types = True
-    meanings: dict[tuple[str, ...], list[str]] = {}  # by the keys of an object
-    names: dict[str, None] = {}  # every column so far, in order
+    meanings: dict[tuple[str, ...], list[str]] = {}  # by an object's keys
+    names: dict[str, None] = {}  # all so far, in order
     for places, objects in in_batches(rows):
         keys_of = list(map(tuple, objects))
         layouts = dict.fromkeys(keys_of)
-        if not names:  # the keys of the first objects serve as a header
+        if not names:  # the keys of the first objects are a header
             header = dict.fromkeys(chain.from_iterable(map(source.renamed, layouts)))
             _require(header, places[0], source)
         for keys in layouts:
@@ -332,7 +300,7 @@ def json_batches(rows: Rows, source: Source) -> Iterator[Batch]:
 
 
 def parquet_batches(table: Table, source: Source, file: str = "") -> Iterator[Batch]:
-    """Read a table by its columns; `file` is its name if a manifest has several files."""
+    """Read a table by its columns; `file` names one of several."""
     source.has_types = True
     base = source.faults.file(file, "row")
     meanings = _meanings_of_header(table.names, base, source)
@@ -355,29 +323,27 @@ _SEPARATORS = {
 }
 
 
-def _why_no_header(cells: Sequence[str], source: Source) -> str | None:
-    """Say why a table's first row is no header; None if it may be one."""
-    if _missing_column(cells, source) is None:
-        return None
+def _why_no_header(cells: Sequence[str], source: Source) -> str:
+    """Say why a table's first row is no header; empty if it may be one."""
+    if not _missing_column(cells, source):
+        return ""
     if len(cells) == 1:
         for separator, remedy in _SEPARATORS.items():
             if separator in cells[0].strip():
                 return f"fields are separated by {remedy}"
     if any(map(names_audio, cells)):
-        return (
-            "there is no header, but a file's name: name the columns in a line above it, "
-            "id and path for instance"
-        )
-    return None
+        remedy = "name the columns in a line above it, id and path for instance"
+        return f"there is no header, but a file's name: {remedy}"
+    return ""
 
 
-def _missing_column(names: Collection[str], source: Source) -> str | None:
+def _missing_column(names: Collection[str], source: Source) -> str:
     meanings = set(map(meaning_of, names))
     if source.audio and "path" not in meanings:
         return "path"
-    if meanings & {"id", "path"}:
-        return None
-    return "id"
+    if meanings.isdisjoint(("id", "path")):
+        return "id"
+    return ""
 
 
 def _meanings_of_header(header: Sequence[str], line: int, source: Source) -> list[str]:
@@ -391,13 +357,9 @@ def _meanings_of_header(header: Sequence[str], line: int, source: Source) -> lis
 
 def _require(names: Collection[str], line: int, source: Source) -> None:
     column = _missing_column(names, source)
-    if column is not None:
-        known = ", ".join(SPELLINGS[column])
-        source.faults.add(
-            line,
-            f"no {column} column among {listing(map(repr, names))}: rename or add one; "
-            f"known spellings: {known}",
-        )
+    if column:
+        known = f"rename or add one; known spellings: {', '.join(SPELLINGS[column])}"
+        source.faults.add(line, f"no {column} column among {listing(map(repr, names))}: {known}")
 
 
 def _meanings(header: Sequence[str], line: int, source: Source) -> list[str]:
@@ -413,33 +375,42 @@ def _meanings(header: Sequence[str], line: int, source: Source) -> list[str]:
         meaning = meaning_of(name)
         meanings.append(name if is_end or meaning in exact else meaning)
     for column in SPELLINGS:
-        same = dict.fromkeys(
-            name for name, meaning in zip(names, meanings, strict=True) if meaning == column
-        )
-        if len(same) > 1:
-            spelled = " and ".join(map(repr, same))
-            source.faults.add(line, f"{spelled} both mean {column}: name one of them {column}")
+        same = {name: 0 for name, meaning in zip(names, meanings, strict=True) if meaning == column}
+        _refuse_two([*same], column, line, source)
     meanings = _with_times(names, meanings, times, line, source)
     paths = {
         meaning: name
         for name, meaning in zip(header, meanings, strict=True)
         if meaning_of(name) == "path"
     }
-    read_path = paths.pop("path", None)
-    if read_path is not None and paths:
-        others = listing(map(repr, paths.values()))
-        source.note(f"audio is read from the column {read_path!r}, and not from {others}")
+    if "path" in paths:
+        note_column(source, paths.pop("path"), [*paths.values()])
     return meanings
+
+
+def _refuse_two(names: Sequence[str], column: str, line: int, source: Source) -> None:
+    if len(names) > 1:
+        both = " and ".join(map(repr, names))
+        source.faults.add(line, f"{both} both mean {column}: name one of them {column}")
+
+
+def note_column(source: Source, column: str, others: Sequence[str]) -> None:
+    """Note the column of audio that is read, if a table has others."""
+    if others:
+        left_out = listing(map(repr, others))
+        source.note(f"audio is read from the column {column!r}, and not from {left_out}")
 
 
 def _with_times(
     names: Sequence[str], meanings: list[str], times: dict[str, Time], line: int, source: Source
 ) -> list[str]:
-    """Choose the columns of time that cut the rows: a start, and an end or a duration of
-    the same unit. Returns the meanings, without a `duration` of another unit."""
+    """Choose the columns that cut the rows: a start, and an end or a duration of its unit.
+    Returns the meanings, without a `duration` of another unit."""
     if "path" not in meanings:
         return meanings
     times = {name: time for name, time in times.items() if name in meanings}
+    if "duration" in meanings:
+        times["duration"] = Time("duration", "seconds", True)
     start, unit = _start_of(meanings, times, line, source)
     if not start:
         return meanings
@@ -453,26 +424,20 @@ def _with_times(
         chosen = fitting[:1]
     source.times |= {name: times[name] for name in chosen}
     if not (chosen or has_duration):
-        unread = [
-            *stops,
-            *(name for name in times if name != start and "offset" in name.lower()),
-            *(meaning for meaning in meanings if meaning == "duration"),
-        ]
-        if unread:
-            source.faults.add(line, _why_not_read(unread[0], start_name, times.get(unread[0])))
+        stops += [name for name in times if name != start and "offset" in name.lower()]
+        if stops:
+            source.faults.add(line, _why_not_read(stops[0], start_name, times.get(stops[0])))
     elif start != "start" or not has_duration:
         columns = " to ".join(map(repr, [start_name, *ends[:1]]))
-        source.note(
-            f"rows are cut from {columns}, in {unit}: where each file is a clip already, "
-            "leave these columns out"
-        )
+        remedy = "where each file is a clip already, leave these columns out"
+        source.note(f"rows are cut from {columns}, in {unit}: {remedy}")
     if ends and not has_duration and "duration" in meanings:
         meanings[meanings.index("duration")] = "original_duration"
     return meanings
 
 
 def _why_not_read(name: str, start: str, time: Time | None) -> str:
-    if time is not None and time.role != "duration" and not time.is_explicit:
+    if time and time.role != "duration" and not time.is_explicit:
         return f"{name!r} is not read: give a duration, {name} - start, instead"
     remedy = "say one unit in both names, as start_ms and length_ms"
     return f"{name!r} is not read beside {start!r}: {remedy}"
@@ -481,38 +446,34 @@ def _why_not_read(name: str, start: str, time: Time | None) -> str:
 def _start_of(
     meanings: Sequence[str], times: dict[str, Time], line: int, source: Source
 ) -> tuple[str, str]:
-    """Find the column of starts, and its unit; empty if there is none. A name without a
-    unit needs an end or a duration beside it."""
+    """Find the column of starts, and its unit; empty if none exists. A name without a unit
+    needs an end or a duration beside it."""
     if "start" in meanings:
         return "start", "seconds"
     units = {time.unit for time in times.values() if time.role != "start"}
-    if "duration" in meanings:
-        units.add("seconds")
     for unit in filter(None, UNITS):
         starts = [
             name
             for name, time in times.items()
             if (time.role, time.unit) == ("start", unit) and (time.is_explicit or unit in units)
         ]
-        if len(starts) > 1:
-            both = " and ".join(map(repr, starts))
-            source.faults.add(line, f"{both} both mean start: name one of them start")
+        _refuse_two(starts, "start", line, source)
         if starts:
             source.times[starts[0]] = times[starts[0]]
             return starts[0], unit
     for name in meanings:
         time = times.get(name)
-        if may_be_time(name) or (time is not None and time.role != "duration"):
+        if may_be_time(name) or (time and time.role != "duration"):
             source.unread.setdefault(name, False)
-        elif time is not None and time.is_explicit and "duration" not in meanings:
+        elif time and time.is_explicit and "duration" not in meanings:
             source.note(f"{name!r} is not read, since no column says where rows begin")
     return "", ""
 
 
 def parquet_table(stream: BinaryIO) -> Table:
-    """Open a Parquet file; only its footer is read at first. If the file is damaged or no
-    Parquet, this, or what the table gives, raises ManifestError."""
-    file = _checked(pyarrow().parquet.ParquetFile, stream)
+    """Open a Parquet file. This, or what the table gives, raises ManifestError for damage."""
+    with _checking():
+        file = pyarrow().parquet.ParquetFile(stream)
 
     def read(columns: list[str]) -> Iterator[Any]:
         rows = rows_at_once(len(columns), _ROWS_OF_PARQUET)
@@ -522,7 +483,7 @@ def parquet_table(stream: BinaryIO) -> Table:
 
 
 def arrow_table(stream: BinaryIO) -> Table:
-    """Open an Arrow file, as `save_to_disk` of datasets writes it; see `parquet_table`."""
+    """Open an Arrow file as `save_to_disk` writes it; see `parquet_table`."""
 
     def opened() -> Any:
         return pyarrow().ipc.open_stream(pyarrow().memory_map(stream.name))
@@ -532,41 +493,41 @@ def arrow_table(stream: BinaryIO) -> Table:
             for batch in mapped_batches(reader, stream.fileno()):
                 yield batch.select(columns)
 
-    return _table(_checked(opened).schema, read, lambda audio: _without_bytes(read([audio])))
+    with _checking():
+        schema = opened().schema
+    return _table(schema, read, lambda audio: _without_bytes(read([audio])))
 
 
 def _table(
     schema: Any, read: Callable[[list[str]], Iterator[Any]], outside: Callable[[str], Rows]
 ) -> Table:
-    """Make a table. `read` gives batches of some columns, `outside` the `paths_outside`."""
-    types = pyarrow().types
-    audio = []
-    for field in schema:
-        if types.is_struct(field.type):
-            parts = {part.name for part in field.type if not types.is_nested(part.type)}
-            if {"bytes", "path"} <= parts:
-                audio.append(field.name)
+    """Make a table: `read` gives batches of some columns, `outside` the `paths_outside`."""
+    types, audio = pyarrow().types, []
+    for field in filter(lambda field: types.is_struct(field.type), schema):
+        parts = {part.name for part in field.type if not types.is_nested(part.type)}
+        if {"bytes", "path"} <= parts:
+            audio.append(field.name)
+
+    def paths_outside(name: str) -> dict[int, Any]:
+        with _checking():
+            return dict(outside(name))
+
     names = [field.name for field in schema if not _holds_bytes(field.type)]
-    return Table(
-        names,
-        lambda columns: _numbered(read([*columns])),
-        audio,
-        lambda name: _checked(dict, outside(name)),
-    )
+    return Table(names, lambda columns: _numbered(read([*columns])), audio, paths_outside)
 
 
 def _paths_outside(file: Any, audio: str) -> Rows:
-    """List the paths of rows without bytes. If the footer says that a row group has all
-    bytes, they are not read."""
+    """List the paths of rows without bytes. Bytes are read only if the footer does not say
+    that a row group has all."""
     first, data, path = 0, f"{audio}.bytes", f"{audio}.path"
-    for group in range(file.metadata.num_row_groups):
-        group_of_rows = file.metadata.row_group(group)
-        chunks = map(group_of_rows.column, range(group_of_rows.num_columns))
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = map(group.column, range(group.num_columns))
         known = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == data)
         if known is None or not known.has_null_count or known.null_count:
-            batches = file.iter_batches(16, [group], [path, data], use_threads=False)
+            batches = file.iter_batches(16, [number], [path, data], use_threads=False)
             yield from _without_bytes(batches, first)
-        first += group_of_rows.num_rows
+        first += group.num_rows
 
 
 def mapped_batches(reader: Any, descriptor: int) -> Iterator[Any]:
@@ -578,42 +539,37 @@ def mapped_batches(reader: Any, descriptor: int) -> Iterator[Any]:
         if os.fstat(descriptor).st_size < size:
             raise ValueError("it became shorter while it was read")
 
-    def next_batch() -> Any:
+    check()
+    for batch in reader:
         check()
-        batch = next(reader, None)
+        yield batch
         check()
-        return batch
-
-    return iter(next_batch, None)
 
 
 def _without_bytes(batches: Iterable[Any], row: int = 0) -> Rows:
     for batch in batches:
         audio = batch.column(0)
         fields = dict(zip([field.name for field in audio.type], audio.flatten(), strict=True))
-        lacking = fields["bytes"].is_null().to_pylist()
-        if any(lacking):
-            paths = fields["path"].to_pylist()
-            for number, (lacks, path) in enumerate(zip(lacking, paths, strict=True), row):
-                if lacks and path is not None:
-                    yield number, path
+        for number in np.flatnonzero(fields["bytes"].is_null()).tolist():
+            path = fields["path"][number].as_py()
+            if path is not None:
+                yield row + number, path
         row += batch.num_rows
 
 
 def _numbered(batches: Iterator[Any]) -> Iterator[Batch]:
-    types = pyarrow().types
-    first = 1
-    for batch in iter(partial(_checked, next, batches, None), None):
-        cells: Cells = _checked(batch.to_pydict)
-        for field in batch.schema:
-            if types.is_floating(field.type):
-                cells[field.name] = [None if cell != cell else cell for cell in cells[field.name]]
-        yield range(first, first + batch.num_rows), cells
-        first += batch.num_rows
+    first, is_floating = 1, pyarrow().types.is_floating
+    with _checking():
+        for batch in batches:
+            cells: Cells = batch.to_pydict()
+            for name in [field.name for field in batch.schema if is_floating(field.type)]:
+                cells[name] = [None if cell != cell else cell for cell in cells[name]]
+            yield range(first, first + batch.num_rows), cells
+            first += batch.num_rows
 
 
 def pyarrow(needed_for: str = "a manifest in Parquet or Arrow") -> Any:
-    """Import pyarrow; a MissingDependencyError names what needs it."""
+    """Import pyarrow. Raises MissingDependencyError."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -622,25 +578,24 @@ def pyarrow(needed_for: str = "a manifest in Parquet or Arrow") -> Any:
     return pyarrow
 
 
-def _checked(read: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of pyarrow. Its errors become ManifestErrors of one line."""
+@contextmanager
+def _checking() -> Iterator[None]:
+    """Turn errors of pyarrow into ManifestErrors of one line."""
     try:
-        return read(*arguments)
+        yield
     except (pyarrow().ArrowException, OSError, ValueError) as error:
         raise ManifestError(f"not Parquet or Arrow, or damaged: {first_line(error)}") from error
 
 
 def is_bytes(arrow_type: Any) -> bool:
-    """Tell whether a type of Arrow is bytes of any length. Polars writes `binary_view`."""
+    """Tell whether a type of Arrow is bytes. Polars writes `binary_view`."""
     return str(arrow_type) in ("binary", "large_binary", "binary_view")
 
 
 def _holds_bytes(arrow_type: Any) -> bool:
     types = pyarrow().types
-    if is_bytes(arrow_type) or types.is_fixed_size_binary(arrow_type):
-        return True
     if types.is_dictionary(arrow_type):
         return _holds_bytes(arrow_type.value_type)
-    return any(
-        _holds_bytes(arrow_type.field(number).type) for number in range(arrow_type.num_fields)
-    )
+    inner = [arrow_type.field(number).type for number in range(arrow_type.num_fields)]
+    has_bytes = is_bytes(arrow_type) or types.is_fixed_size_binary(arrow_type)
+    return has_bytes or any(map(_holds_bytes, inner))

@@ -6,8 +6,8 @@ NeMo has JSON lines with `audio_filepath`, of files or of members of tars. Its s
 `sharded_manifests/manifest_3.json`. Rows of one member `a.wav` name it `a.wav`,
 `a-sub1.wav`, `a-sub2.wav` and so on.
 
-SpeechBrain has CSV with `$name` in its paths, and JSON that has an object for each id,
-with `{name}`."""
+SpeechBrain has CSV with `$name` in its paths, and JSON with an object for each id, and
+`{name}`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from featcache.errors import counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
-from featcache.manifest.formats.source import (
-    Batch,
-    Cells,
-    Rows,
-    Source,
-    batched,
-    lines_of,
-    names_audio,
-)
+from featcache.manifest.formats.source import Batch, Cells, Rows, Source, batched, names_audio
 from featcache.manifest.formats.tables import (
     csv_rows,
     json_batches,
@@ -42,37 +34,35 @@ from featcache.manifest.formats.tables import (
 from featcache.manifest.times import times_of
 from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
-_PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
+_PART = re.compile(r"(.+)-sub\d+(\.\w+)?\Z")
 
 
 def read_nemo(source: Source) -> Iterator[Batch]:
-    """Read JSON lines of NeMo, without rows to be skipped, and with the tars of members."""
-    num_skipped = 0
+    """Read JSON lines of NeMo, without rows to be skipped."""
+    return json_batches(_nemo_rows(source), source)
 
-    def kept() -> Rows:
-        nonlocal num_skipped
-        is_tarred: bool | None = None
-        for place, row in json_rows(source.stream, source.faults):
-            if row.pop("_skipme", False):
-                num_skipped += 1
-                continue
-            shard_id, name = row.get("shard_id"), row.get("audio_filepath")
-            # a member of a tar, which has no folders
-            if type(shard_id) is int and shard_id >= 0 and type(name) is str and "/" not in name:
-                if is_tarred is None:
-                    is_tarred = _is_tarred(source, shard_id, name)
-                if is_tarred:
-                    row["audio_filepath"] = _member(source, shard_id, name)
-            yield place, row
 
-    yield from json_batches(kept(), source)
+def _nemo_rows(source: Source) -> Rows:
+    num_skipped, is_tarred = 0, None
+    for place, row in json_rows(source.text):
+        if row.pop("_skipme", False):
+            num_skipped += 1
+            continue
+        shard_id, name = row.get("shard_id"), row.get("audio_filepath")
+        # a member of a tar, which has no folders
+        if type(shard_id) is int and shard_id >= 0 and type(name) is str and "/" not in name:
+            if is_tarred is None:
+                is_tarred = _is_tarred(source, shard_id, name)
+            if is_tarred:
+                row["audio_filepath"] = _member(source, shard_id, name)
+        yield place, row
     if num_skipped:
-        source.notes.append(f"{counted(num_skipped, 'row')} left out, by _skipme")
+        source.note(f"{counted(num_skipped, 'row')} left out, by _skipme")
 
 
 def _is_tarred(source: Source, shard_id: int, name: str) -> bool:
-    """Tell whether the audio is in tars, and not unpacked. Sets the root if the tars are
-    above the manifest."""
+    """Tell whether the audio is in tars, not unpacked. Sets the root if they are above the
+    manifest."""
     root = source.given_root
     if is_audio_url(str(root)):
         return True
@@ -88,9 +78,7 @@ def _is_tarred(source: Source, shard_id: int, name: str) -> bool:
 
 
 def _member(source: Source, shard_id: int, name: str) -> str:
-    part = _PART.fullmatch(name)
-    if part is not None:
-        name = f"{part[1]}{part[2] or ''}"
+    name = _PART.sub(r"\1\2", name)
     if source.given_root is not None and names_container(f"{source.given_root}/"):
         return name
     return f"audio_{shard_id}.tar/{name}"
@@ -112,27 +100,27 @@ _BY_BRACES = re.compile(r"\{(\w+)\}")
 def is_speechbrain(source: Source) -> bool:
     """Tell whether a file is CSV with the columns `ID` and `wav` (or `wav_path`), or JSON
     whose first value is an object."""
-    if source.suffix == ".jsonl" or not source.first_lines:
+    if source.suffix == ".jsonl":
         return False
     if _is_json(source):
         are_objects = all(isinstance(value, dict) for value in source.first_object.values())
         return are_objects and _NESTED.match("\n".join(source.first_lines)) is not None
-    names = {name.strip().strip('"') for name in source.first_lines[0].split(",")}
+    names = {name.strip(' "') for line in source.first_lines[:1] for name in line.split(",")}
     return "ID" in names and bool(names & {"wav", "wav_path"})
 
 
 def _is_json(source: Source) -> bool:
-    return bool(source.first_lines) and source.first_lines[0].lstrip().startswith("{")
+    return "".join(source.first_lines[:1]).lstrip().startswith("{")
 
 
 def read_speechbrain(source: Source) -> Iterator[Batch]:
-    """Read SpeechBrain's CSV or JSON, and fill placeholders. In columns other than paths,
-    placeholders without a value stay."""
+    """Read SpeechBrain's CSV or JSON, and fill placeholders. Those without a value stay,
+    except in paths."""
     source.renamed = _renamed
     if _is_json(source):
         pattern, batches = _BY_BRACES, json_batches(_entries(source), source)
     else:
-        rows = csv_rows(source.stream, source.faults, skipinitialspace=True)
+        rows = csv_rows(source.text, skipinitialspace=True)
         pattern, batches = _BY_DOLLAR, table_batches(rows, source)
     for places, cells in batches:
         cells = _in_seconds(source, places, _unpacked(cells))
@@ -140,9 +128,8 @@ def read_speechbrain(source: Source) -> Iterator[Batch]:
 
 
 def _renamed(names: Sequence[str]) -> list[str]:
-    """Rename columns as in SpeechBrain's recipes: they read `wav` from `start` to `stop` in
-    samples, or for `duration` seconds from `start` on. A duration without a start is the
-    file's."""
+    """Rename columns: SpeechBrain reads `wav` from `start` to `stop` in samples, or for
+    `duration` seconds from `start` on. A duration without a start is the file's."""
     new_names = {"ID": "id"}
     if "stop" in names:
         for name in times_of(names):
@@ -158,13 +145,11 @@ def _renamed(names: Sequence[str]) -> list[str]:
 def _unpacked(cells: Cells) -> Cells:
     """Unpack paths that are objects for `read_audio`: `{"file": …, "start": …}`."""
     paths = cells.get("path", ())
-    if not any(type(path) is dict for path in paths):
+    if dict not in set(map(type, paths)):
         return cells
     parts = [path if type(path) is dict else {"file": path} for path in paths]
-    cells = dict(cells)
-    for name, key in (("path", "file"), ("start", "start"), ("original_stop", "stop")):
-        cells[name] = [part.get(key) for part in parts]
-    return cells
+    columns = {"path": "file", "start": "start", "original_stop": "stop"}
+    return cells | {name: [part.get(key) for part in parts] for name, key in columns.items()}
 
 
 def _in_seconds(source: Source, places: Sequence[int], cells: Cells) -> Cells:
@@ -192,7 +177,7 @@ def _part_in_seconds(
             f"seconds: {shown(first_cell)}, {shown(stop_cell)}"
         )
     start = duration = None
-    if first_cell is not None and first_cell != "":
+    if first_cell not in (None, ""):
         start = first / rate
     if stop != first:  # otherwise `read_audio` reads to the end
         duration = (stop - first) / rate
@@ -200,21 +185,19 @@ def _part_in_seconds(
 
 
 def _filled(
-    source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any
-) -> Sequence[Any]:
-    mark = pattern.pattern.replace("\\", "")[0]
-    marked = [row for row, cell in enumerate(cells) if type(cell) is str and mark in cell]
-    if not marked:
-        return cast(Sequence[Any], cells)
-
+    source: Source, pattern: re.Pattern[str], name: str, places: Sequence[int], cells: Any
+) -> list[Any]:
     def value_of(match: re.Match[str]) -> str:
         variable = match[match.lastindex or 1]
         source.placeholders.add(variable)
         return source.values.get(variable, match[0])
 
+    mark = pattern.pattern.replace("\\", "")[0]
     filled = [*cells]
-    for row in marked:
-        filled[row] = pattern.sub(value_of, cells[row])
+    for row, cell in enumerate(cells):
+        if not (type(cell) is str and mark in cell):
+            continue
+        filled[row] = pattern.sub(value_of, cell)
         unfilled = pattern.search(filled[row])
         if unfilled and name == "path":
             remedy = f"give --set {unfilled[unfilled.lastindex or 1]}=FOLDER"
@@ -240,7 +223,7 @@ def _entries(source: Source) -> Rows:
     del data
     decode = json.JSONDecoder().raw_decode
     position = counted_to = 0
-    may_have_halves = "\\ud" in text or "\\uD" in text  # of surrogate pairs: as in JSON lines
+    may_have_halves = "\\ud" in text or "\\uD" in text  # of surrogate pairs
     try:
         position = _after(text, position, "{")
         while not text.startswith("}", position):
@@ -282,7 +265,7 @@ BARS = {
     "styletts2": (("path", "text", "speaker"),),
     "vits": (("path", "speaker", "text"),),
 }
-"""Lists with bars between their fields, by format: the columns that a line may have."""
+"""The columns that lines with bars may have, by format."""
 
 
 def bars_fit(name: str, source: Source) -> bool:
@@ -290,15 +273,17 @@ def bars_fit(name: str, source: Source) -> bool:
     return name in _fitting(source)
 
 
-def bars_reading(name: str, source: Source) -> str:
-    """Say how the first line of a list is read in this format."""
+def reading_of(name: str, source: Source) -> str:
+    """Name a format, and how it reads the first line of a list with bars."""
+    if name not in BARS:
+        return name
     cells = source.first_fields.split("|")
     columns = zip(_columns(name, cells), cells, strict=False)
-    return ", ".join(f"{column} {shown(cell)}" for column, cell in columns)
+    return f"{name} ({', '.join(f'{column} {shown(cell)}' for column, cell in columns)})"
 
 
 def _columns(name: str, cells: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of a line with so many fields, or else the most usual ones."""
+    """Return the columns of a line with so many fields, or the most usual ones."""
     layouts = BARS[name]
     return next((columns for columns in layouts if len(columns) == len(cells)), layouts[0])
 
@@ -314,42 +299,39 @@ def _fitting(source: Source) -> list[str]:
         first, choose = "path", _with_speakers
     elif re.search(r"[\s,;]", cells[0].strip()):
         return []
-    alike = []
-    for name in BARS:
-        columns = _columns(name, cells)
-        if columns[0] == first and len(columns) == len(cells):
-            alike.append(name)
+    layouts = {name: _columns(name, cells) for name in BARS}
+    alike = [
+        name
+        for name, columns in layouts.items()
+        if columns[0] == first and len(columns) == len(cells)
+    ]
     if len(alike) < 2:
         return alike
     lines = [line.split("|") for line in source.first_lines]
     second, third = zip(*(line[1:] for line in lines if len(line) == 3), strict=True)
-    best = choose(second, third)
-    if best is None:
-        return alike
-    return [best]
+    return choose(second, third) or alike
 
 
-def _with_speakers(second: Sequence[str], third: Sequence[str]) -> str | None:
-    """Tell where lists of paths have speakers, who have fewer words, and come again."""
+def _with_speakers(second: Sequence[str], third: Sequence[str]) -> list[str]:
+    """Find the column of speakers in lists of paths: they have fewer words, and come again."""
     words = [sum(len(cell.split()) for cell in cells) for cells in (second, third)]
     values = [len(set(cells)) for cells in (second, third)]
     if words[0] < words[1] and values[0] <= values[1]:
-        return "vits"
+        return ["vits"]
     if words[0] > words[1] and values[0] >= values[1]:
-        return "styletts2"
-    return None
+        return ["styletts2"]
+    return []
 
 
-def _with_ids(second: Sequence[str], third: Sequence[str]) -> str | None:
-    """Tell whether lists of ids have a text and its normalised form, which share words, or
-    speakers, who come again."""
+def _with_ids(second: Sequence[str], third: Sequence[str]) -> list[str]:
+    """Tell whether lists of ids have texts in two forms, which share words, or speakers, who
+    come again."""
     pairs = [*zip(second, third, strict=True)]
-    alike = [pair for pair in pairs if not _words(pair[0]).isdisjoint(_words(pair[1]))]
-    if len(alike) * 2 >= len(pairs):
-        return "ljspeech"
+    if sum(not _words(text).isdisjoint(_words(other)) for text, other in pairs) * 2 >= len(pairs):
+        return ["ljspeech"]
     if len(set(second)) < len(set(pairs)):
-        return "piper"
-    return None
+        return ["piper"]
+    return []
 
 
 def _words(text: str) -> set[str]:
@@ -362,14 +344,13 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 def read_bars(name: str, source: Source) -> Iterator[Batch]:
     """Read a list of this format; files of ids are `wavs/<id>.wav`. A header is optional."""
-    rows = split_rows(source.stream, source.faults, "|")
+    rows = split_rows(source.text, "|")
     cells = source.first_fields.split("|")
     if _is_header(cells):
         return table_batches(rows, source)
     columns = _columns(name, cells)
-    # Piper looks into `wav` first
     folder = "wavs"
-    if name == "piper" and (source.folder / "wav").is_dir():
+    if name == "piper" and (source.folder / "wav").is_dir():  # as Piper does
         folder = "wav"
     rows = (row for row in rows if len(row[1]) == len(columns) or "".join(row[1]).strip())
     names = [*dict.fromkeys((*columns, "path"))]
@@ -378,9 +359,8 @@ def read_bars(name: str, source: Source) -> Iterator[Batch]:
 
 def _with_path(columns: Sequence[str], folder: str, cells: list[str]) -> list[str]:
     if len(cells) != len(columns):
-        raise ValueError(
-            f"{counted(len(cells), 'field')}, but {'|'.join(columns)} has {len(columns)}"
-        )
+        fields = counted(len(cells), "field")
+        raise ValueError(f"{fields}, but {'|'.join(columns)} has {len(columns)}")
     if columns[0] == "id":
         return [*cells, f"{folder}/{cells[0]}.wav"]
     return cells
@@ -396,9 +376,7 @@ def fairseq_fits(source: Source) -> bool:
 
 def read_fairseq(source: Source) -> Iterator[Batch]:
     """Read a root, and on each line a path and a number of samples."""
-    rows = (
-        row for row in split_rows(source.stream, source.faults, "\t") if "".join(row[1]).strip()
-    )
+    rows = (row for row in split_rows(source.text, "\t") if "".join(row[1]).strip())
     line, cells = next(rows, (0, [""]))
     source.root = cells[0] if is_audio_url(cells[0]) else source.folder / cells[0]
     if len(cells) != 1:
@@ -420,6 +398,4 @@ def paths_fit(source: Source) -> bool:
 
 def read_paths(source: Source) -> Iterator[Batch]:
     """Read a path on each line."""
-    lines = enumerate(lines_of(source.stream, source.faults), 1)
-    rows = ((line, text.rstrip("\r\n")) for line, text in lines if text.strip())
-    return batched(rows, ("path",), lambda path: [path], source.faults)
+    return batched(split_rows(source.text, "\n"), ("path",), list, source.faults)
