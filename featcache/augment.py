@@ -48,8 +48,7 @@ class Draws:
         return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
 
     def up_to(self, most: Tensor) -> Tensor:
-        """Draw a whole number from 0 to each integer in `most`, inclusive, int64. Up to 10^6,
-        probabilities differ by less than one part in 10^12."""
+        """Draw a whole number from 0 to each integer in `most`, inclusive, int64."""
         drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
         return drawn % (most + 1)
 
@@ -60,8 +59,7 @@ class Draws:
         return torch._sample_dirichlet(both, generator=self.generator)[:, 0]
 
     def partners(self, count: int) -> Tensor:
-        """Draw another row for each row, each once, int64 `[count]`; a single row gets
-        itself."""
+        """Draw another row for each row, each once, int64 `[count]`; for a single row, itself."""
         order = self.uniform(count).argsort()
         return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
@@ -71,9 +69,9 @@ class Augmentation(nn.Module):
     """The base of augmentations.
 
     They are called with features, floats `[batch, frames, ...]`; with `lengths` in
-    frames, integers `[batch]` on the features' device, or without if no row has padding;
-    and with the `step` of the training. Raises ArgumentError if shapes, dtypes or devices
-    do not fit, or if an argument of the class is out of range."""
+    frames, integers `[batch]` on the features' device, unless no row has padding; and with
+    the `step` of the training. Raises ArgumentError if shapes, dtypes or devices do not
+    fit, or if an argument of the class is out of range."""
 
     seed: int = 0
     """The seed, a whole number."""
@@ -86,8 +84,7 @@ class Augmentation(nn.Module):
         self.probability = require_number("probability", self.probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
-        """Return the random numbers of one call; raise ArgumentError if `step` is not a
-        whole number."""
+        """Return the random numbers of one call."""
         if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
             raise ArgumentError("step is a tensor: give the step of the training, an int")
         return Draws(type(self).__name__, self.seed, require_int("step", step), device)
@@ -108,8 +105,7 @@ class Augmentation(nn.Module):
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """Return a range (low, high) as it is, a number as the range from it to itself; raise
-    ArgumentError for other values."""
+    """Return a range (low, high) as it is, a number as the range from it to itself."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
@@ -142,8 +138,7 @@ class GaussianNoise(Augmentation):
             self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`:
-        a tensor of their shape and dtype."""
+        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`."""
         if not self.training:
             return features
         check_floats(features, "batch", "...")
@@ -269,8 +264,7 @@ def _unmixed(features: Tensor) -> Mixed:
 
 
 def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
-    """Compute the logarithm of the mean power of each row's frames, `[batch]`; 0 without
-    frames."""
+    """Compute the logarithm of each row's mean power, `[batch]`; 0 without frames."""
     total = powers.where(expand(is_frame, powers), -torch.inf).flatten(1).logsumexp(1)
     values = is_frame.sum(1) * math.prod(powers.shape[2:])
     return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)
@@ -310,8 +304,7 @@ class SpecAugment(Augmentation):
             raise ArgumentError(f"value is {self.value!r}: give a number, or 'mean'")
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time
-        masks stay within `lengths`."""
+        """Mask a batch `[batch, frames, dims]`; time masks stay within `lengths`."""
         if not self.training:
             return features
         check_floats(features, "batch", "frames", "dims")
@@ -342,7 +335,7 @@ class SpecAugment(Augmentation):
 
 
 def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size: int) -> Tensor:
-    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`: bool
+    """Mark `count` stretches of each row, 0 to `longest` wide and within `lengths`, bool
     `[batch, size]`."""
     widths = draws.up_to(longest[:, None].expand(-1, count))
     starts = draws.up_to(lengths[:, None] - widths)
@@ -354,13 +347,12 @@ def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size:
 
 def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> Tensor:
     """Move one point of each row by up to `window` frames, and stretch or compress both
-    sides of it accordingly.
+    sides of it accordingly, by linear interpolation. Features are `[batch, frames, ...]`,
+    lengths int64 `[batch]`.
 
     As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames
-    further than `window` from both ends, and its shift uniformly from -window to window;
-    values are interpolated linearly. Rows of up to 2 * window + 2 frames have no such point
-    and are not changed, nor is padding. Features are `[batch, frames, ...]`, lengths int64
-    `[batch]`."""
+    further than `window` from both ends, and its shift uniformly from -window to window.
+    Rows of up to 2 * window + 2 frames have no such point and are not changed."""
     lengths = lengths[:, None]
     room = lengths - 2 * window - 2
     point = (draws.up_to(room.clamp(min=1) - 1) + window + 1).float()

@@ -35,7 +35,7 @@ from featcache.version.version import Version
 if TYPE_CHECKING:
     import torch
 
-    from featcache.loader.local_copies import Tiers
+    from featcache.loader.places import PlaceOf
     from featcache.version.ledger import Failure
 
 _LARGEST_KEPT = 256 << 20
@@ -54,22 +54,23 @@ Memory: TypeAlias = "Callable[[int], memoryview | torch.Tensor]"
 
 
 class Cache:
-    """The utterances of a version, as they were when it was opened.
+    """The utterances of a version, as they were when it was opened, also if it is pickled
+    into another process. Open the cache again to see shards that a run has added since.
 
     A cache is read as a mapping of ids to arrays, in the order of `ids`:
     `cache["utt-1"]`, `"utt-1" in cache`, `get`, `keys`, `values`, `items`, and a loop
     over ids. `cache[3]` is an array by its position. Nothing is read before it is
-    accessed. Open the cache again to see shards that a run has added since. A cache
-    pickled into another process has exactly the same utterances in the same order.
+    accessed.
 
     Args:
         version: The version to read.
-        check, tiers: As for `featcache.open`, whose `ram` and `copy_to` are the tiers.
+        check: As for `featcache.open`.
+        places: The places of local copies, the nearest one first: `ram`, then `copy_to`.
         index: Where each utterance is; by default the index of all its shards.
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
-        ArgumentError: The version is in an object store, and `tiers` has no room for a shard.
+        ArgumentError: The version is in an object store, and no place has room for a shard.
     """
 
     def __init__(
@@ -78,29 +79,28 @@ class Cache:
         *,
         check: bool = False,
         index: Index | None = None,
-        tiers: Tiers | None = None,
+        places: Sequence[PlaceOf] = (),
     ) -> None:
-        self.version, self.check, self._tiers = version, check, tiers
+        self.version, self.check, self._places = version, check, places
         self.index = _index_of(version) if index is None else index
         self._shards = self._open_shards()
         self._buffers = Buffers()
 
     def _open_shards(self) -> Shards:
-        if self._tiers is None and isinstance(self.version.path, Path):
+        if not self._places and isinstance(self.version.path, Path):
             return Shards(self.version, self.index, check=self.check)
         from featcache.loader.local_copies import open_copied
 
-        return open_copied(self.version, self.index, self.check, self._tiers)
+        return open_copied(self.version, self.index, self.check, self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         version = replace(self.version, shards=self.index.shards)
-        return partial(Cache, check=self.check, tiers=self._tiers), (version,)
+        return partial(Cache, check=self.check, places=self._places), (version,)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.version.path.name}: {', '.join(self._facts())})"
 
     def _facts(self) -> list[str]:
-        """Describe the content in numbers with their units."""
         spec, num_frames = self.spec, int(self.lengths.sum())
         num_bytes = num_frames * math.prod(spec.item_shape) * self.stored_dtype.itemsize
         dtype = f"{spec.dtype} in uint8" if spec.is_quantized else spec.dtype
@@ -154,9 +154,8 @@ class Cache:
         return self.version.dtype
 
     def track(self, name: str) -> Cache:
-        """Open one of the version's tracks, with the same utterances, as a cache:
-        `codes.track("codes_24hz")`. `spec.tracks` has their names. Raises ArgumentError if
-        there is no such track."""
+        """Open one of the version's tracks as a cache: `codes.track("codes_24hz")`.
+        `spec.tracks` has their names. Raises ArgumentError if there is no such track."""
         return self if name == MAIN else _TrackCache(self, name)
 
     @property
@@ -166,8 +165,7 @@ class Cache:
 
     @property
     def ids(self) -> Strings:
-        """The utterances' ids, in the cache's order: that of the manifest they were
-        extracted from."""
+        """The utterances' ids, in the order of the manifest they were extracted from."""
         return self.index.ids
 
     @cached_property
@@ -178,8 +176,7 @@ class Cache:
         return lengths
 
     def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
-        """Return the ids, in parts, and a hash of the source of each, uint64
-        `[utterances]`."""
+        """Return the ids, in parts, and the hashes of their sources, uint64 `[utterances]`."""
         return [self.index.ids], self.index.row_hash
 
     def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
@@ -208,12 +205,10 @@ class Cache:
         check: bool | None = None,
     ) -> NDArray[Any]:
         """Return the features of one utterance by its id or position, as `cache[key]`; or a
-        part of them, as in `batch`.
+        part of them. Arguments, dtypes and errors are as in `batch`.
 
-        Returns:
-            `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-            `check`, or if the features are quantised. Dtypes and errors are as in `batch`.
-        """
+        Returns `[frames, *item_shape]`, read-only and memory-mapped; a new array with
+        `check`, or if the features are quantised."""
         position = self.position(key)
         frames = self._shards.utterance(position)
         if self.check if check is None else check:
@@ -246,10 +241,9 @@ class Cache:
         ends to the longest; vectors are stacked.
 
         Args:
-            keys: Ids or positions, in any order; they may repeat. Without keys, the batch
-                is empty.
-            start: Where the parts begin, in seconds: one number, or one for each key; at
-                the beginning by default.
+            keys: Ids or positions, in any order; they may repeat, or be none.
+            start: The beginnings of the parts, in seconds: one number, or one for each key;
+                0 by default.
             duration: The length of the parts, in seconds; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
@@ -266,8 +260,8 @@ class Cache:
             If an utterance is one vector: `[batch, *item_shape]`, and None.
 
         Raises:
-            MissingItemError: Ids are missing; names up to ten, and says how many failed
-                in extraction, or why one did.
+            MissingItemError: Ids are missing; names up to ten, how many failed in
+                extraction, or why one did.
             IndexError: There is no such position.
             ArgumentError: There are no such parts, or `out` or a key is invalid.
             DamagedError: A shard is damaged, or `check` found a wrong checksum.
@@ -300,7 +294,7 @@ class Cache:
         check: bool | None = None,
     ) -> torch.Tensor:
         """Return the features that `batch` returns, of existing frames. Only `out` is
-        checked, which may also be memory; by default that of the cache's own buffers."""
+        checked, which may also be memory; by default the cache's own buffers."""
         as_values = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
         read = spans
@@ -331,8 +325,8 @@ class Cache:
     def _checked(
         self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
     ) -> Iterator[NDArray[Any]]:
-        """Read and check the frames of a batch, one utterance after the other. Each array
-        is valid until the next. It is read into its row, if that takes all of it as stored."""
+        """Read and check the frames of a batch, one utterance after the other: into its row,
+        if that takes all of it as stored. Each array is valid until the next."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
@@ -377,8 +371,8 @@ class Cache:
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """Return an utterance's entries of a side array in `spec.side`, such as scales:
         read-only, `[entries, *item_shape]`, maybe empty. With `check`, the shard's whole
-        array is compared with its checksum. Raises StoreError if there is
-        no such side array; other errors as in `batch`."""
+        array is compared with its checksum. Raises StoreError if there is no such array;
+        other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
@@ -387,8 +381,7 @@ class Cache:
         return self._shards.range(shard, first, count)
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
-        """Return the error for missing ids, of `num_wanted` in all; it says whether, and
-        why, they failed."""
+        """Return the error for missing ids, of `num_wanted` in all."""
         from featcache.version.join import missing_error
 
         return missing_error(self.version, self.index, self._failures, ids, num_wanted)
@@ -431,8 +424,7 @@ class Cache:
 
 
 def _index_of(version: Version) -> Index:
-    """Load a version's index, or build it. Few openings build one: the code that does is imported
-    then."""
+    """Load a version's index, or build it, by code that few openings import."""
     index = load_index(version, version.shard_names())
     if index is not None:
         return index
@@ -442,8 +434,7 @@ def _index_of(version: Version) -> Index:
 
 
 class _TrackCache(Cache):
-    """The utterances of a cache, with the entries of one of its other tracks as features.
-    With `check`, the track's array of a whole shard is compared with its checksum, once."""
+    """The utterances of a cache, with the entries of one of its other tracks as features."""
 
     def __init__(self, cache: Cache, name: str) -> None:
         from featcache.loader.track import index_of_track
@@ -473,11 +464,11 @@ class _TrackCache(Cache):
 
 
 class Buffers:
-    """Memory for batches, used again once they are gone. Safe to use from several threads.
+    """Memory for batches, used again once they are gone, up to `kept` at a time. Safe to use
+    from several threads.
 
     The kernel clears every page of new memory, which costs more than copying a batch into
-    it, and `malloc` does not keep blocks as large as a batch. Training drops each batch
-    for the next one, so the memory of two (`kept`) is enough."""
+    it, and `malloc` does not keep blocks as large as a batch."""
 
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
@@ -512,8 +503,7 @@ def tensor_in(
     out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> torch.Tensor:
     """Return a tensor of any content: the beginning of `out`, or in memory that it gives.
-    Raises ArgumentError if `out` is not a contiguous tensor in CPU memory, of this dtype
-    and large enough."""
+    Raises ArgumentError if `out` is another kind of tensor, or too small."""
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
         memory = out(needed * dtype.itemsize)
@@ -536,8 +526,7 @@ def tensor_in(
 
 
 def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
-    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with
-    a value beyond their ends."""
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`."""
     if not arrays:
         return
     padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])

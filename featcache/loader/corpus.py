@@ -1,7 +1,5 @@
 """An opened corpus: the versions of its parts as one sequence. A position counts through
-all parts, in the order of their names.
-
-The parts' indexes are mapped, and stay apart: a position is looked up in its part's index."""
+all parts, in the order of their names."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +30,7 @@ from featcache.version.version import Version
 from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
-    from featcache.loader.local_copies import Tiers
+    from featcache.loader.places import PlaceOf
 
 _FEW = 4096
 """The most positions that are looked up one by one; for more, whole columns are joined."""
@@ -58,30 +56,31 @@ class Corpus(Cache):
     it. `corpus.part("train-07")` is a `Cache`.
 
     `lengths` is made at the first look, 8 bytes for each utterance. All other columns stay
-    mapped, and processes share them. A corpus pickled into another process has the same
-    utterances in the same order.
+    mapped, and processes share them.
 
     Args:
         path: The folder of the corpus, or its URL.
         parts: The parts, in their order: at least one.
-        check, tiers: As for `Cache`.
+        check, places: As for `Cache`.
     """
+
+    index: _JoinedIndex
 
     def __init__(
         self,
         path: Location,
         parts: Sequence[_Part],
         check: bool = False,
-        tiers: Tiers | None = None,
+        places: Sequence[PlaceOf] = (),
     ) -> None:
-        self._path, self._joined = path, _JoinedIndex(parts)
+        self._path = path
         first = parts[0].version
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
-        super().__init__(version, check=check, index=cast(Index, self._joined), tiers=tiers)
+        super().__init__(version, check=check, index=_JoinedIndex(parts), places=places)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = [(part.name, part.version, part.index.shards) for part in self._joined.parts]
-        return _reopen, (self._path, parts, self.check, self._tiers)
+        parts = [(part.name, part.version, part.index.shards) for part in self.index.parts]
+        return _reopen, (self._path, parts, self.check, self._places)
 
     def _facts(self) -> list[str]:
         return [f"{len(self.parts):,} parts", *super()._facts()]
@@ -89,39 +88,38 @@ class Corpus(Cache):
     @property
     def parts(self) -> list[str]:
         """The names of the parts, in their order."""
-        return [part.name for part in self._joined.parts]
+        return [part.name for part in self.index.parts]
 
     def part(self, name: str) -> Cache:
-        """Open the version of one part, by the part's name. Raises StoreError if there is
-        no such part."""
+        """Open the version of a part. Raises StoreError if there is no such part."""
         part = self.part_of(name)
-        return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
+        return Cache(part.version, check=self.check, index=part.index, places=self._places)
 
     def locate(self, position: int) -> tuple[str, int]:
         """Return the name of the part that has a position, and the position in it."""
-        ((number, inside),) = self._joined.places(np.array([self.position(position)]))
-        return self._joined.parts[number].name, inside
+        ((number, inside),) = self.index.places(np.array([self.position(position)]))
+        return self.index.parts[number].name, inside
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
         failures: dict[str, Failure] = {}
-        for part in self._joined.parts:
+        for part in self.index.parts:
             failures.update(standing_failures(part.version, part.index))
         return failures
 
     def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
         """Return the ids and hashes, as of a cache; the names of the parts are hashed too."""
-        parts = self._joined.parts
+        parts = self.index.parts
         hashes = [part.index.row_hash ^ np.uint64(hash_of(part.name)) for part in parts]
         return [part.index.ids for part in parts], np.concatenate(hashes)
 
     def part_of(self, name: str) -> _Part:
         """Return the part of a name, as it was opened. Raises StoreError if there is none."""
-        if name not in self._joined.by_name:
+        if name not in self.index.by_name:
             raise StoreError(
                 f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}"
             )
-        return self._joined.by_name[name]
+        return self.index.by_name[name]
 
     def position(self, key: Any) -> int:
         """Return a position, as in a cache; or by a part's name, and an id or position in it."""
@@ -132,14 +130,12 @@ class Corpus(Cache):
         return self.part_of(key[0]).start + self.part(key[0]).position(key[1])
 
 
-def _reopen(
-    path: Location, parts: list[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None
-) -> Corpus:
+def _reopen(path: Location, parts: list[tuple[str, Version, list[str]]], *options: Any) -> Corpus:
     opened = [
         _Part(name, version, open_index(replace(version, shards=shards)))
         for name, version, shards in parts
     ]
-    return Corpus(path, opened, check=check, tiers=tiers)
+    return Corpus(path, opened, *options)
 
 
 class _VersionOfParts(Version):
@@ -153,8 +149,10 @@ class _VersionOfParts(Version):
         return Shard(store, shard, self.info.fingerprint, self.info.spec)
 
 
-class _JoinedIndex:
-    """The indexes of all parts as one; see `featcache.version.index.Index`."""
+class _JoinedIndex(Index):
+    """The indexes of all parts as one, without what nobody asks a corpus: their tables.
+
+    The parts' indexes are mapped, and stay apart: a position is looked up in its part's."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         indexes = [part.index for part in parts]
@@ -167,13 +165,12 @@ class _JoinedIndex:
         ]
         self.by_name = {part.name: part for part in self.parts}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
-        self.ids = _JoinedIds(self)
+        self.ids: Any = _JoinedIds(self)
         first_shards = [0, *accumulate(len(index.shards) for index in indexes[:-1])]
-        no_offsets = [0] * len(indexes)
-        self.shard = _JoinedColumn(self, "shard", first_shards)
-        self.item = _JoinedColumn(self, "item", no_offsets)
-        self.first_frame = _JoinedColumn(self, "first_frame", no_offsets)
-        self.num_frames = _JoinedColumn(self, "num_frames", no_offsets)
+        self.shard: Any = _JoinedColumn(self, "shard", first_shards)
+        self.item: Any = _JoinedColumn(self, "item")
+        self.first_frame: Any = _JoinedColumn(self, "first_frame")
+        self.num_frames: Any = _JoinedColumn(self, "num_frames")
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -183,8 +180,8 @@ class _JoinedIndex:
         numbers = np.searchsorted(self.starts, positions, "right") - 1
         return zip(numbers.tolist(), (positions - self.starts[numbers]).tolist(), strict=True)
 
-    def find(self, ids: Strings | _JoinedIds) -> NDArray[np.int64]:
-        """Return the position of each id, int64 `[n]`, in the first part that has it; -1 if
+    def find(self, ids: Any, hashes: object = None) -> NDArray[np.int64]:
+        """Return the position of each id in the first part that has it, int64 `[n]`; -1 if
         none has.
 
         The ids of another corpus are looked up in the parts of the same names."""
@@ -199,10 +196,10 @@ class _JoinedIndex:
             positions[missing] = self._find_in(name, ids.take(missing))
         return positions
 
-    def find_one(self, id_: str) -> int:
+    def find_one(self, id: str) -> int:  # noqa: A002
         """Return the position of an id in the first part that has it; -1 if none has."""
         for part in self.parts:
-            position = part.index.find_one(id_)
+            position = part.index.find_one(id)
             if position >= 0:
                 return part.start + position
         return -1
@@ -219,8 +216,10 @@ class _JoinedIndex:
 class _JoinedColumn:
     """A column over all parts, used as an array. Each part's numbers get an offset."""
 
-    def __init__(self, index: _JoinedIndex, name: str, offsets: Sequence[int]) -> None:
-        self._index, self._offsets = index, offsets
+    def __init__(
+        self, index: _JoinedIndex, name: str, offsets: Sequence[int] | None = None
+    ) -> None:
+        self._index, self._offsets = index, offsets or [0] * len(index.parts)
         self._columns = [getattr(part.index, name) for part in index.parts]
 
     def __len__(self) -> int:
@@ -275,10 +274,9 @@ class _JoinedIds(Sequence[str]):
 def open_parts(
     corpus: Location, name: str | None, config: tuple[str, str] | None, strict: bool
 ) -> list[_Part]:
-    """Open the version of this name (its own or its folder's), or of the config of this name
-    and fingerprint, in the parts of a corpus. A warning names the parts that lack it. Raises
-    StoreError if there is no such version, or several; with `strict`, also if something is
-    unfinished."""
+    """Open a version in the parts of a corpus: by its name or its folder's, or by the name
+    and fingerprint of a config. Warns of the parts that lack it. Raises StoreError if there
+    is no such version, or several; with `strict`, also if something is unfinished."""
     known = {part.name: part for part in read_parts(corpus)}
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
@@ -323,8 +321,7 @@ def open_parts(
 def _select(
     corpus: Location, paths: dict[str, Location], name: str | None, config: tuple[str, str] | None
 ) -> Version:
-    """Select the version of a name or config among the versions of the parts, at `paths` by
-    the names of their folders. Raises StoreError if there is none, or several."""
+    """Select one of the parts' versions, at `paths` by the names of their folders."""
     fingerprint = None if config is None else config[1]
     versions = [*map(Version.open, paths.values())]
     fitting = [

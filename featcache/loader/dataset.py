@@ -104,10 +104,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: The opened cache; or several, as a dictionary with names of your choice.
         manifest: A manifest in any of its formats, with an `id` for each utterance, in
             the dataset's order; or a data frame of pandas or Polars, a table of Arrow, or
-            a list of dictionaries. Rows with a path are compared with what was extracted.
-            Without one, the dataset has the (first) cache's utterances. For a corpus, the
-            paths of the manifests of its parts, as a pattern or a folder, or that of one
-            part.
+            a list of dictionaries. By default, the (first) cache's utterances. For a
+            corpus, the paths of the manifests of its parts, as a pattern or a folder, or
+            that of one part.
         padding_value: The value of frames beyond an utterance's end; one for all
             versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
@@ -115,9 +114,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             versions, a dictionary.
 
     Keyword Args:
-        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of
-            values matches any of them. Or by a function that gets each row as a
-            dictionary, `id` and all columns, and says whether to take it.
+        where: Select the manifest's rows by columns: `{"split": "train"}`, or a list of
+            values, compared as text: 3 is also 3.0, True also true, None an empty cell. Or
+            by a function that gets each row as a dictionary, `id` and all columns.
         skip_missing: Leave out utterances missing from the cache instead of raising an
             error; `skipped` lists them.
         on_changed: What to do about rows whose features are of another path, start,
@@ -131,25 +130,23 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`.
         classes: The name of a column of labels, or several: they become numbers from 0,
             in the labels' order as text, and the attribute `classes` has the labels. A
-            mapping gives the labels of each, as that attribute of the training data does
-            for others: `classes=train.classes`.
+            mapping gives the labels of each: `classes=train.classes`.
 
     Attributes:
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
         columns: The columns `[utterances]`, by name.
-        classes: The labels of `classes`, a list for each column: a number stands for the
-            label at that position.
+        classes: The labels of each column of `classes`: a number is a place in this list.
         skipped, dropped: The ids left out because a version lacks them, or because they
             are shorter than the crop.
 
     Raises:
         MissingItemError: The cache lacks utterances of the manifest; names up to ten, and
-            says how many failed.
+            how many failed.
         ManifestError: The manifest cannot be read or has errors; or a column is missing,
-            has another type than `columns` says, labels that `classes` has not, or a name
-            that items and batches use themselves; or rows are refused, see `on_changed`.
+            has another type than in `columns`, labels that `classes` lacks, or a name that
+            items and batches use themselves; or rows are refused, see `on_changed`.
         ArgumentError: Other arguments do not fit; or utterances are shorter than a crop
             with `short="error"`.
     """
@@ -244,19 +241,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return RowLengths.of(lengths, digest_of(parts, self.versions[0].values_of(row_hashes)))
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
-        """Return the dataset of some rows, in their order: of a fold, for example. It has an
-        epoch of its own.
-
-        It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like
-        this one, with `ids`, `lengths`, `columns` and `collate`.
+        """Return the dataset of some rows, in their order, such as a fold, with its own epoch.
+        Unlike `torch.utils.data.Subset(dataset, rows)`, it has `ids`, `lengths`, `columns` and
+        `collate`.
 
         Args:
             rows: Positions in the dataset, which may repeat; negative ones count from the
-                end.
+                end. For a mask, give `numpy.flatnonzero(mask)`.
 
         Raises:
             IndexError: There is no such row.
-            ArgumentError: They are no positions; for a mask, give `numpy.flatnonzero(mask)`.
+            ArgumentError: They are no positions.
         """
         positions = self.rows_at(rows)
         part = copy.copy(self)
@@ -277,11 +272,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also for the workers of torch's DataLoader. Other processes with
-        the dataset keep their epochs.
-
-        `featcache.DataLoader` calls this itself. Batches of a `BucketBatchSampler` whose
-        epoch has been set bring it along. With other samplers, call it before each pass."""
+        """Set the epoch, also for the workers of torch's DataLoader, before each pass.
+        `featcache.DataLoader` calls this itself, and batches of a `BucketBatchSampler` whose
+        epoch has been set bring it along."""
         self._epoch.set(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def epoch_of(self, rows: Sequence[int]) -> int:
@@ -289,8 +282,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return rows.epoch if isinstance(rows, Rows) else self.epoch
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the
-        batch is empty.
+        """Make a batch of items: the `collate_fn` for a DataLoader.
 
         In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the
         items are unchanged: passing them on takes longer than reading them."""
@@ -317,13 +309,12 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             frames = [item["features"] for item in items]
             if not isinstance(self.cache, Cache):
                 frames = [by_name[version.name] for by_name in frames]
-            if version.cache.spec.axis.is_ragged:
-                value = version.padding_value
-                features.append(pad_sequence(frames, batch_first=True, padding_value=value))
-                lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
-            else:
+            if not version.cache.spec.axis.is_ragged:
                 features.append(torch.stack(frames))
                 lengths.append(None)
+                continue
+            features.append(pad_sequence(frames, True, version.padding_value))
+            lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
         return {
             "ids": [item["id"] for item in items],
             "features": self.named(features),
@@ -333,8 +324,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         }
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return the batch of rows, gathered straight into padded tensors. Without rows,
-        the batch is empty."""
+        """Return the batch of rows, gathered straight into padded tensors."""
         return self.batch_in(self.epoch_of(rows), rows)
 
     def batch_in(
@@ -378,8 +368,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         ]
 
     def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """Count rows from the first row on; int64 `[rows]`. Raises IndexError if there is
-        no such row."""
+        """Count rows from the first row on. Raises IndexError if there is no such row."""
         return positions_in(
             "rows", rows, len(self), "the dataset", "a list of positions in the dataset"
         )
@@ -397,7 +386,6 @@ class Item(dict[str, Any]):
 
 
 def _stacked(items: Sequence[Item], *, collate_fn_map: Any) -> Any:
-    """Make a batch as torch does, which cannot stack features that differ in length."""
     try:
         return collate([dict(item) for item in items], collate_fn_map=collate_fn_map)
     except RuntimeError as error:
@@ -413,15 +401,15 @@ default_collate_fn_map[Item] = _stacked
 
 
 class Items(UserList[dict[str, Any]]):
-    """Items of a dataset, read at the first look into the list. `collate` gathers them
-    instead."""
+    """Items of a dataset, read at the first look into the list, unless `collate` gathers them.
+    Slices and sums hold items that were read."""
 
     dataset: FeatureDataset
     rows: Sequence[int]
 
     @classmethod
     def of(cls, dataset: FeatureDataset, rows: Sequence[int]) -> Self:
-        """Return the unread items of some rows. (Slices and sums hold items that were read.)"""
+        """Return the unread items of some rows."""
         items = cls.__new__(cls)
         items.dataset, items.rows = dataset, rows
         return items

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from featcache.errors import (
     ArgumentError,
@@ -21,16 +22,7 @@ from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
     from featcache.loader.local_copies import Copying
-
-
-class _Config(Protocol):
-    """The part of `featcache.config.Config` that `open` needs; without the extra `extract`,
-    `Config` cannot be imported."""
-
-    @property
-    def name(self) -> str: ...
-    def fingerprint(self) -> str: ...
-    def resolved(self) -> dict[str, Any]: ...
+    from featcache.loader.places import PlaceOf
 
 
 @naming({"ram": None, "copy_to": None, "copy_limit": None})
@@ -38,7 +30,7 @@ def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
     *,
-    config: str | Path | _Config | None = None,
+    config: str | Path | Any = None,
     tag: str | None = None,
     check: bool = False,
     strict: bool = False,
@@ -55,12 +47,10 @@ def open(  # noqa: A001
             one version.
         config: Open the version with this config's fingerprint: a YAML file or a packaged
             config's name, which need the extra `extract`, or a `Config`.
-        tag: Open the version as it was when `featcache tag` gave it this name. It also
-            selects, of several versions, the version with this tag.
-            "features/fbank80@paper" does the same.
+        tag: Open the version as it was when `featcache tag` gave it this name, which also
+            selects among several versions. "features/fbank80@paper" does the same.
         check: True to compare every utterance with its checksum. It is then read, and not
-            mapped: a disk that fails raises a DamagedError, and does not end the process
-            by SIGBUS.
+            mapped: a disk that fails raises a DamagedError, instead of SIGBUS.
         strict: True to refuse an unfinished version, instead of a warning. An unfinished
             version lacks utterances of a manifest that are not in the failure ledger, has
             lost shards, or has no records of what is wanted.
@@ -84,19 +74,18 @@ def open(  # noqa: A001
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
-    tiers = None
+    places: Sequence[PlaceOf] = ()
     if any(value is not None for value in copying.values()):
-        from featcache.loader.local_copies import Tiers
+        from featcache.loader.local_copies import parse_copying
 
-        tiers = Tiers.parse(**copying)
+        places = parse_copying(**copying)
     location = parse_location("path", path)
     config = None if config is None else _load(config)
     in_corpus = corpus_of(location)
     if in_corpus is not None:
         if tag is not None:
             raise ArgumentError(
-                f"tag is {tag!r}: {location} is a corpus: open its parts, which have tags "
-                "of their own"
+                f"tag is {tag!r}: {location} is a corpus: open its parts, which have their own tags"
             )
         from featcache.loader.corpus import Corpus, open_parts
 
@@ -105,7 +94,7 @@ def open(  # noqa: A001
         if name is None:
             name = name_in_path or None
         parts = open_parts(corpus, name, made_by, strict)
-        return Corpus(corpus, parts, check=check, tiers=tiers)
+        return Corpus(corpus, parts, check=check, places=places)
     if config is None:
         version = select_version(location, name, tag)
     else:
@@ -113,7 +102,7 @@ def open(  # noqa: A001
 
         made = select_configured(location, name, config.fingerprint(), config.resolved())
         version = at_tag(made, tag)
-    cache = Cache(version, check=check, tiers=tiers)
+    cache = Cache(version, check=check, places=places)
     for run in find_lacking(version, cache.index):
         message = f"{version.path}: {run}"
         if strict:
@@ -122,7 +111,7 @@ def open(  # noqa: A001
     return cache
 
 
-def _load(config: str | Path | _Config) -> _Config:
+def _load(config: Any) -> Any:
     if not isinstance(config, (str, Path)):
         if not hasattr(config, "fingerprint"):
             raise ArgumentError(

@@ -26,11 +26,9 @@ class Rows(list[int]):
 
 
 class Epoch:
-    """The epoch of a dataset, for batches without an epoch.
-
-    After a fork, a copy or unpickling, each process has its own epoch. Only the workers of
-    torch's DataLoader have the epoch of the process that they work for, their `leader`:
-    in shared memory, if it `is_followed`."""
+    """The epoch of a dataset, for batches without an epoch. Each process has its own, also
+    after a fork or unpickling. Only the workers of torch's DataLoader have the epoch of the
+    process that they work for, their `leader`: in shared memory, if it `is_followed`."""
 
     def __init__(self, number: int, is_followed: bool, leader: torch.Tensor | None = None) -> None:
         self._is_followed, self._leader = is_followed, leader
@@ -96,8 +94,7 @@ class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 def digest_of(ids: Sequence[Strings], row_hashes: NDArray[np.uint64]) -> str:
-    """Return a digest of rows: of their ids, in parts of any sizes, and of the hashes of
-    their sources, uint64 `[rows]`."""
+    """Return a digest of ids, in parts of any sizes, and hashes of sources, uint64 `[rows]`."""
     texts, lengths = hashlib.sha256(), hashlib.sha256()
     for part in ids:
         texts.update(part.utf8().data)

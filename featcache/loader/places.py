@@ -13,9 +13,8 @@ machine; or the memory of one process.
         <shard>.part              an unfinished copy, locked by the process that writes it
 
 A shard's name is a hash of its content, so a copy stays right for ever. All locks end with
-their processes: an unlocked part was left by a killed process, and is removed. A link in a
-folder is not featcache's: nothing is read, written or removed through it.
-"""
+their processes: an unlocked part was left by a killed process, and is removed. featcache
+reads, writes and removes nothing through links in a folder."""
 
 from __future__ import annotations
 
@@ -50,6 +49,9 @@ _LOCK, _PART, _READ = "lock", ".part", ".read"
 _LEFT_FREE = 0.1
 """The share of the disk that stays free without a limit."""
 
+_IDLE_SECONDS = 60.0
+"""The time without a read after which a copy from an object store may make room."""
+
 _TOUCH_SECONDS = 1.0
 """The time between two marks on a copy in use."""
 
@@ -71,23 +73,25 @@ class CopyRefused(Enum):
     FULL = "there is no room but what is in use"
 
 
-def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
-    """Return the place of a version's copies in memory. All processes share it, unless the
-    machine has less memory for files than `limit`, as in many containers, or another user
-    has made a folder of this user's name there."""
+def memory(version: Version, limit: int) -> Place:
+    """Return the place of a version's copies in memory. All processes share it, unless there
+    is less memory for files than `limit`, as in many containers, or another user has made a
+    folder of this user's name."""
     folder = _SHARED / f"featcache-{os.getuid()}"
     with suppress(OSError):
         shared = os.statvfs(_SHARED)
         if shared.f_blocks * shared.f_frsize >= limit:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
-            if (
-                stat.S_ISDIR(status.st_mode)
-                and status.st_uid == os.getuid()
-                and not status.st_mode & 0o022
-            ):
-                return Disk(folder, version, limit, idle_seconds, is_memory=True)
-    return _PrivateMemory(limit, idle_seconds)
+            is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+            if is_private and status.st_uid == os.getuid():
+                return Disk(version, folder, limit, is_memory=True)
+    return _PrivateMemory(version, limit)
+
+
+def _idle_seconds(version: Version) -> float:
+    """Return the time without a read after which a copy in use may make room."""
+    return math.inf if isinstance(version.path, Path) else _IDLE_SECONDS
 
 
 class _CopyOnDisk:
@@ -117,8 +121,8 @@ class _CopyOnDisk:
         self._mark((0, 0))
 
     def count(self, num_frames: int, whole: int) -> None:
-        """Count frames that were read, and let go of the copy once all processes together
-        have read the `whole`."""
+        """Count frames that were read; let go of the copy once all processes together have
+        read the `whole`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         # Another user's copy, or one on a full disk, goes when it is idle.
         with suppress(OSError), Lock(self.path.with_suffix(_READ), flags) as lock:
@@ -150,31 +154,17 @@ class Disk:
     it may be slow, or hang.
 
     While a process, or a child that it has forked, has copies open, only idle ones are
-    removed. Unused copies beyond the limit are removed at once.
+    removed, of a version in an object store. Unused copies beyond the `limit` are removed
+    at once: the bytes of everything in the folder; None for all but a tenth of the disk.
 
-    Args:
-        folder, version: The folder, and the version whose shards are copied.
-        limit: The limit of everything in the folder, in bytes; None for all but a tenth
-            of the disk.
-        idle_seconds: The time without a read after which a copy may make room, unless it
-            is held; None if copies in use always stay.
-        is_memory: True if the folder is in memory.
-
-    Raises:
-        OSError: From every method: the disk is full, broken, read-only, or lacks locks.
-    """
+    Every method raises OSError if the disk is full, broken, read-only, or lacks locks."""
 
     def __init__(
-        self,
-        folder: Path,
-        version: Version,
-        limit: int | None,
-        idle_seconds: float | None,
-        is_memory: bool = False,
+        self, version: Version, folder: Path, limit: int | None, is_memory: bool = False
     ) -> None:
         self.where = "memory" if is_memory else str(folder)
         self.setting = "ram" if is_memory else "copy_limit"
-        self.limit, self._idle_seconds = limit, idle_seconds
+        self.limit, self._idle_seconds = limit, _idle_seconds(version)
         path = version.path.resolve() if isinstance(version.path, Path) else version.path
         digest = hashlib.sha256(os.fsencode(str(path))).hexdigest()[:8]
         self._root = folder / "featcache"
@@ -203,8 +193,8 @@ class Disk:
             weakref.finalize(self, _end, users, self._root, self._home, os.getpid())
 
     def find(self, name: str, num_bytes: int) -> LocalCopy | None:
-        """Return the copy of this name and size, and mark it as the last to remove; None if
-        there is none."""
+        """Return the copy of this name and size, if there is one, and mark it as the last to
+        remove."""
         if self._is_broken:
             return None
         try:
@@ -223,8 +213,7 @@ class Disk:
     def make(
         self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]
     ) -> CopyRefused | None:
-        """Make a copy of these blocks, which appears whole or not at all. Their errors are
-        raised."""
+        """Make a copy of these blocks, which appears whole or not at all."""
         self._open()
         part = self._home / f"{name}{_PART}"
         with self._alone():
@@ -266,7 +255,7 @@ class Disk:
 
     def _make_room(self, num_bytes: int) -> bool:
         """Remove unused copies until there is room. Returns False, and removes none, if they
-        are too few. Raises OSError if the limit would allow it, but the disk has less."""
+        are too few. Raises OSError if the disk has less room than the limit."""
         files = {home: [*_survey(home)] for home in self._homes()}
         disk = os.statvfs(self._root)
         free = disk.f_bavail * disk.f_frsize
@@ -279,8 +268,8 @@ class Disk:
         for home, copies in files.items():
             if not _is_used(home / "users"):
                 idle += copies
-            elif home == self._home and self._idle_seconds is not None:
-                before = time.time_ns() - int(self._idle_seconds * 1e9)
+            elif home == self._home:
+                before = time.time_ns() - self._idle_seconds * 1e9
                 idle += [copy for copy in copies if copy.used < before and not _is_used(copy.path)]
         to_remove = _least_recent(idle, num_bytes - room)
         if to_remove is None:
@@ -312,8 +301,8 @@ def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
 
 
 def _end(users: Lock, root: Path, home: Path, process: int) -> None:
-    """Give memory back, unless other processes use the copies. It waits for no lock, since
-    the garbage collector calls it at any moment."""
+    """Give memory back, unless other processes use the copies. The garbage collector calls
+    this at any moment, so it waits for no lock."""
     users.release()
     if os.getpid() == process:  # a forked child may end before its parent
         _ended.append((root, home))
@@ -321,8 +310,8 @@ def _end(users: Lock, root: Path, home: Path, process: int) -> None:
 
 
 def _give_back(wait: bool = False) -> None:
-    """Remove the copies in memory that this process no longer uses. If another process
-    holds the lock, the next call does it, unless this is to `wait`."""
+    """Remove the copies in memory that this process no longer uses; those whose lock
+    another process holds, at the next call, unless this is to `wait`."""
     for root, home in [*_ended]:
         with suppress(OSError, ValueError), Lock(root / _LOCK) as lock:
             if lock.take(wait=wait):
@@ -367,7 +356,7 @@ def _is_used(path: Path) -> bool:
 
 
 class _CopyInMemory:
-    """A copy in this process's own memory, with the methods of `_CopyOnDisk`."""
+    """A copy in this process's own memory, as a `_CopyOnDisk`."""
 
     path = None
 
@@ -409,12 +398,12 @@ LocalCopy: TypeAlias = _CopyOnDisk | _CopyInMemory
 
 
 class _PrivateMemory:
-    """Copies in the process's own memory, with the methods of `Disk`. A forked child
-    begins with its parent's."""
+    """Copies in the process's own memory, as a `Disk`. A forked child begins with its
+    parent's."""
 
-    def __init__(self, limit: int, idle_seconds: float | None) -> None:
+    def __init__(self, version: Version, limit: int) -> None:
         self.where, self.setting, self.limit = "memory", "ram", limit
-        self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
+        self._idle_seconds = _idle_seconds(version)
         self._copies: dict[str, _CopyInMemory] = {}
         self._room = limit
 
@@ -455,3 +444,6 @@ class _PrivateMemory:
 
 
 Place: TypeAlias = Disk | _PrivateMemory
+
+PlaceOf: TypeAlias = Callable[[Version], Place]
+"""A function that returns the place for the copies of a version."""

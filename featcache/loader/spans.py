@@ -26,11 +26,9 @@ class Spans:
 
 def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
     """Count positions in a sequence of `count` from its beginning, int64 `[values]`;
-    negative values count from its end.
-
-    `name`, `where` and `wanted` are for messages: the argument, the sequence, and what to
-    give instead. Raises IndexError if there is no such position; ArgumentError if the
-    values are not whole numbers of Python, numpy or torch in a sized sequence."""
+    negative values count from its end. `name`, `where` and `wanted` are for messages: the
+    argument, the sequence, and what to give instead. Raises IndexError if there is no such
+    position; ArgumentError if the values are not whole numbers in a sized sequence."""
     try:
         positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
     except (TypeError, ValueError):  # a number, or lists of several lengths
@@ -44,8 +42,7 @@ def positions_in(name: str, values: Any, count: int, where: str, wanted: str) ->
 
 
 def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
-    """Return the number of codebooks to read, None for all. Raises ArgumentError if there
-    are fewer, or none."""
+    """Return the number of codebooks to read. Raises ArgumentError if there are fewer."""
     if codebooks is None:
         return None
     most = len(spec.codebook_sizes)
