@@ -4,9 +4,9 @@ without waiting for the device.
     augment = featcache.augment.SpecAugment(seed=0)
     features = augment(features, lengths, step=step)  # in eval mode, they are not changed
 
-The random numbers depend only on the seed, the step and the shapes; torch's global
-generators are neither read nor changed. Give two augmentations of the same kind different
-seeds, and each rank of a distributed run too. A CPU and a GPU draw different numbers.
+The random numbers depend only on the seed, the step and the shapes, not on torch's global
+generators. Give two augmentations of the same kind different seeds, and each rank of a
+distributed run too. A CPU and a GPU draw different numbers.
 
 Frames beyond an utterance's length, its padding, are not changed.
 """
@@ -14,7 +14,7 @@ Frames beyond an utterance's length, its padding, are not changed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -37,10 +37,12 @@ class Draws:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
 
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Draw numbers in [low, high), float32."""
-        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
-        return drawn * (high - low) + low
+    def uniform(self, count: int, limits: Any = (0.0, 1.0)) -> Tensor:
+        """Draw numbers from the first limit up to below the second, float32 `[count]`."""
+        low, high = limits
+        drawn = torch.rand(count, generator=self.generator, device=self.device, dtype=torch.float32)
+        scaled: Tensor = drawn * (high - low) + low
+        return scaled
 
     def normal(self, like: Tensor) -> Tensor:
         """Draw standard normal numbers of a tensor's shape, float64 if it is, else float32."""
@@ -97,11 +99,8 @@ class Augmentation(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""
-        return ", ".join(
-            f"{name}={value!r}"
-            for name, value in vars(self).items()
-            if name[0] != "_" and name != "training" and isinstance(value, (int, float, str, tuple))
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
@@ -116,9 +115,8 @@ def require_range(name: str, value: float | tuple[float, float]) -> tuple[float,
 class GaussianNoise(Augmentation):
     """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
 
-    Takes any float tensor with a batch dimension. Gradients pass through. Either `std` or
-    `snr_db` must be given, as a number, or as a range `(low, high)` from which each row
-    draws; both or neither is an ArgumentError."""
+    Takes any float tensor with a batch dimension. Gradients pass through. Give either `std`
+    or `snr_db`, as a number, or as a range `(low, high)` from which each row draws."""
 
     std: float | tuple[float, float] | None = None
     """The standard deviation of the noise, or its range."""
@@ -144,9 +142,7 @@ class GaussianNoise(Augmentation):
         check_floats(features, "batch", "...")
         is_frame = None if lengths is None else frame_mask(features, lengths)
         draws = self.draws(step, features.device)
-        limits = self.std or self.snr_db
-        assert isinstance(limits, tuple)
-        size = draws.uniform(len(features), low=limits[0], high=limits[1])
+        size = draws.uniform(len(features), self.std or self.snr_db)
         noise = draws.normal(features)
         if self.std is None:
             ratio = _power(features.detach(), is_frame) / _power(noise, is_frame)
@@ -218,9 +214,7 @@ class Mixup(Augmentation):
 @dataclass(eq=False, repr=False)
 class MixEnergies(Augmentation):
     """Adds the powers of another row of the batch to each, as background, in features
-    that are logarithms.
-
-    For log mel energies, the result is that of the sum of both waveforms, apart from
+    that are logarithms: for log mel energies, as the sum of both waveforms, apart from
     phase. Every row is a partner once."""
 
     snr_db: float | tuple[float, float] = (10.0, 20.0)
@@ -244,9 +238,7 @@ class MixEnergies(Augmentation):
         is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
-        assert isinstance(self.snr_db, tuple)
-        low, high = self.snr_db
-        snr = draws.uniform(len(features), low=low, high=high) * _NEPERS["db"]
+        snr = draws.uniform(len(features), self.snr_db) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
         both = is_frame & is_frame[partner] & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]
@@ -276,9 +268,9 @@ class SpecAugment(Augmentation):
 
     Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for
     Automatic Speech Recognition", arXiv:1904.08779. The defaults are the paper's policy
-    LD, except for time warping (80 frames in the paper) and `max_time_fraction` (1.0 in
-    the paper). The width and then the position of a mask are drawn uniformly; masks may
-    overlap. Widths and shifts are in frames and dimensions."""
+    LD, except for `time_warp` (80 in the paper) and `max_time_fraction` (1.0 in the paper).
+    The width and then the position of a mask are drawn uniformly; masks may overlap. Widths
+    and shifts are in frames and dimensions."""
 
     time_masks: int = 2
     """The number of time masks in each row."""

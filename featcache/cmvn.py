@@ -124,11 +124,11 @@ class Cmvn(nn.Module):
 
         Args:
             path: The file.
-            cache: A cache; statistics of another version are refused.
+            cache: A cache; statistics of another version raise StoreError.
             options: `norm_means`, `norm_vars`, `unknown` and `dtype`, as for the class.
 
         Raises:
-            StoreError: The file cannot be read, is not such a file, or is of another version.
+            StoreError: The file cannot be read, or is not such a file.
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:

@@ -27,7 +27,7 @@ from featcache.errors import (
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
-from featcache.spec import MAIN, FeatureSpec
+from featcache.spec import MAIN, FeatureSpec, Ints
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
 from featcache.version.version import Version
@@ -169,7 +169,7 @@ class Cache:
         return self.index.ids
 
     @cached_property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """The number of frames of each utterance; int64 `[utterances]`, read-only."""
         lengths = np.asarray(self.index.num_frames).view()
         lengths.flags.writeable = False
@@ -179,7 +179,7 @@ class Cache:
         """Return the ids, in parts, and the hashes of their sources, uint64 `[utterances]`."""
         return [self.index.ids], self.index.row_hash
 
-    def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
+    def find(self, ids: Iterable[str]) -> Ints:
         """Return the positions of utterances; int64 `[ids]`. Raises MissingItemError if ids
         are missing: names up to ten, and says how many failed in extraction."""
         if isinstance(ids, str):
@@ -337,7 +337,7 @@ class Cache:
     def _fill(
         self,
         rows: NDArray[Any],
-        positions: NDArray[np.int64],
+        positions: Ints,
         parts: Iterable[NDArray[Any]],
         padding_value: float,
         as_values: bool,
@@ -363,7 +363,7 @@ class Cache:
             )
         return tensor_of(self.scales_and_offsets(self._positions(keys)))
 
-    def scales_and_offsets(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+    def scales_and_offsets(self, positions: Ints) -> NDArray[np.float32]:
         """Return the scales and offsets at positions, as an array; nothing is checked."""
         parameters = [self._shards.quantization(position) for position in positions.tolist()]
         return np.array(parameters, np.float32).reshape(-1, 2, *self.spec.item_shape)
@@ -410,7 +410,7 @@ class Cache:
             raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
-    def _positions(self, keys: Keys) -> NDArray[np.int64]:
+    def _positions(self, keys: Keys) -> Ints:
         is_single = isinstance(keys, str) or getattr(keys, "ndim", 1) == 0
         if is_single or not isinstance(keys, Iterable):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
+from featcache.spec import Ints
 from featcache.storage.base import in_parallel
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -108,7 +109,7 @@ class Corpus(Cache):
         return failures
 
     def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
-        """Return the ids and hashes, as of a cache; the names of the parts are hashed too."""
+        """Return the ids, in parts, and hashes of their sources and parts' names."""
         parts = self.index.parts
         hashes = [part.index.row_hash ^ np.uint64(hash_of(part.name)) for part in parts]
         return [part.index.ids for part in parts], np.concatenate(hashes)
@@ -139,9 +140,8 @@ def _reopen(path: Location, parts: list[tuple[str, Version, list[str]]], *option
 
 
 class _VersionOfParts(Version):
-    """The versions of all parts as one, with shards called `train-07/<shard>`.
-
-    There is no folder at its path, which names it in messages and local copies."""
+    """The versions of all parts as one, with shards called `train-07/<shard>`. Its path is
+    only a name, for messages and local copies."""
 
     def shard(self, name: str) -> Shard:
         part, _, shard = name.rpartition("/")
@@ -180,11 +180,9 @@ class _JoinedIndex(Index):
         numbers = np.searchsorted(self.starts, positions, "right") - 1
         return zip(numbers.tolist(), (positions - self.starts[numbers]).tolist(), strict=True)
 
-    def find(self, ids: Any, hashes: object = None) -> NDArray[np.int64]:
-        """Return the position of each id in the first part that has it, int64 `[n]`; -1 if
-        none has.
-
-        The ids of another corpus are looked up in the parts of the same names."""
+    def find(self, ids: Any, hashes: object = None) -> Ints:
+        """Return the position of each id in the first part that has it, or -1; for the ids of
+        another corpus, in the parts of the same names."""
         if isinstance(ids, _JoinedIds):
             parts = ids.joined.parts
             return np.concatenate([self._find_in(part.name, part.index.ids) for part in parts])
@@ -197,15 +195,15 @@ class _JoinedIndex(Index):
         return positions
 
     def find_one(self, id: str) -> int:  # noqa: A002
-        """Return the position of an id in the first part that has it; -1 if none has."""
+        """Return the position of an id in the first part that has it, or -1."""
         for part in self.parts:
             position = part.index.find_one(id)
             if position >= 0:
                 return part.start + position
         return -1
 
-    def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
-        """Return the position of each id in a part; -1 without the id, or the part."""
+    def _find_in(self, name: str, ids: Strings) -> Ints:
+        """Return the position of each id in a part, or -1."""
         part = self.by_name.get(name)
         if part is None:
             return np.full(len(ids), -1, np.int64)
@@ -241,7 +239,7 @@ class _JoinedColumn:
 
 
 class _JoinedIds(Sequence[str]):
-    """The ids of all utterances, used as `Strings` are."""
+    """The ids of all utterances, used as `Strings`."""
 
     def __init__(self, joined: _JoinedIndex) -> None:
         self.joined = joined

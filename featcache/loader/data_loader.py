@@ -148,7 +148,7 @@ class DataLoader:
         return f"DataLoader({self.dataset!r}, {self.batch_sampler!r}, {settings})"
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch, if the sampler knows it."""
+        """Return the number of batches of an epoch."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -157,13 +157,11 @@ class DataLoader:
 
     @property
     def waited(self) -> float:
-        """Seconds that the training loop has waited for batches in the current or latest
-        iteration."""
+        """Seconds that training has waited for batches in the current or latest iteration."""
         return self._latest.waited
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, for new batches and new random crops. An iteration in progress
-        keeps its epoch."""
+        """Set the epoch, for new batches and random crops. Iterations in progress keep theirs."""
         sampler = self._with("set_epoch")
         if sampler is not None:
             sampler.set_epoch(epoch)
@@ -179,9 +177,9 @@ class DataLoader:
         return {"sampler": state, "rows": self.dataset.lengths.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration yield what was left when the state was taken; see
-        `BucketBatchSampler`. Raises ArgumentError if it is not such a state, or the
-        sampler keeps none."""
+        """Let the next iteration yield what was left when the state was taken, as of a
+        `BucketBatchSampler`. Raises ArgumentError if it is not such a state, or the sampler
+        keeps none."""
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:
@@ -195,7 +193,7 @@ class DataLoader:
         sampler.load_state_dict(inner)
 
     def _with(self, name: str) -> Any:
-        """Return the sampler with this attribute: the batch sampler, or its own sampler."""
+        """Return the batch sampler, or its own sampler, if it has this attribute."""
         samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
@@ -269,8 +267,7 @@ class DataLoader:
                     shards.close()
 
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
-        """Gather a batch and send it to the device. Returns the batch as training gets it,
-        and the mark of its arrival."""
+        """Return a batch as training gets it, and the mark of its arrival on the device."""
 
         def gather(ranges: FrameRanges) -> torch.Tensor:
             return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
@@ -284,7 +281,6 @@ class DataLoader:
 
 
 def _whole(dataset: Any) -> FeatureDataset:
-    """Return a dataset without the subsets of torch around it."""
     if isinstance(dataset, Subset):
         return _whole(dataset.dataset).subset(dataset.indices)
     if not isinstance(dataset, FeatureDataset):
@@ -320,8 +316,7 @@ def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[
 
 
 def _fault(dtype: object, version: DatasetVersion) -> str | None:
-    """Explain why a version's features cannot be converted to a dtype without loss; None
-    if they can."""
+    """Explain why a version's features cannot be converted to a dtype without loss."""
     if not isinstance(dtype, torch.dtype):
         return f"dtype is {dtype!r}: give one of torch's, such as torch.float32"
     spec, padding = version.cache.spec, version.padding_value
@@ -357,7 +352,6 @@ class _Progress:
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:
-    """Return the rows of a sampler's batch. Raises ArgumentError if it is no batch."""
     try:
         return [*batch]
     except TypeError:
@@ -531,7 +525,7 @@ class Transfer:
         self._converted = Buffers(kept=num_batches)
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather the padded frames of a batch; copy them to the device and convert them."""
+        """Gather padded frames; copy them to the device and convert them."""
         gathered = ranges.gather(self._gathered.take)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
@@ -546,17 +540,17 @@ class Transfer:
         return tensor.to(self._device)
 
     def begin(self) -> None:
-        """Let the work on batches wait for the earlier work on the caller's stream."""
+        """Let work on batches wait for earlier work on the caller's stream."""
 
     def working(self) -> AbstractContextManager[Any]:
-        """Return the context in which batches are changed, before the mark."""
+        """Return the context for changes of batches."""
         return nullcontext()
 
     def mark(self) -> Any:
-        """Return a mark after all that this thread has sent to the device."""
+        """Return a mark after the work that this thread has begun."""
 
     def make_ready(self, mark: Any, batch: Any) -> None:
-        """Let the caller's stream wait for a mark before it uses a batch's tensors."""
+        """Let the caller's stream wait for a mark before it uses a batch."""
 
 
 class _CudaTransfer(Transfer):
@@ -625,8 +619,8 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def dequantized(
     levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move
 ) -> torch.Tensor:
-    """Return the values of levels, uint8 `[batch, frames, *item_shape]`, on their device,
-    to which `move` copies."""
+    """Return the values of levels `[batch, frames, *item_shape]` on their device, to which
+    `move` copies."""
     quantization = move(ranges.version.cache.quantization(ranges.positions))
     lengths = move(torch.from_numpy(ranges.counts))
     return dequantize(

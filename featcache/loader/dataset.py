@@ -42,6 +42,7 @@ from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
+from featcache.spec import Ints
 from featcache.strings import Strings
 
 _Value = TypeVar("_Value")
@@ -80,14 +81,14 @@ class FrameRanges(Spans):
 class FeatureDataset(Dataset[dict[str, Any]]):
     """The utterances of a manifest, with their features from a cache; map-style.
 
-    An item is a dictionary:
+    An item is a dictionary of
 
     * `id`;
     * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy;
-    * each of the manifest's columns, with the types that its cells have;
-      `start` and `duration` in seconds, NaN if not given, and `channel`, -1 if not given.
+    * the manifest's columns, with the types of their cells; `start` and `duration` in
+      seconds, NaN if not given, and `channel`, -1 if not given.
 
-    A batch, made by `collate`, is a dictionary too:
+    A batch, made by `collate`, is a dictionary of
 
     * `ids`: a list;
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
@@ -95,10 +96,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `lengths`: int64 `[batch]`, in frames; None for vectors;
     * the columns: bool, int64 or float64 tensors `[batch]`, or lists.
 
-    With several versions, `features` and `lengths` are dictionaries with the versions'
-    names as keys. With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)`
-    a batch is gathered in one call, straight into the padded tensor;
-    `featcache.DataLoader` does this ahead of time.
+    With several versions, `features` and `lengths` are dictionaries by the versions' names.
+    With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is
+    gathered straight into the padded tensor; `featcache.DataLoader` does this ahead of time.
 
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
@@ -207,7 +207,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             ) from None
         return self.item_in(self.epoch, rows)
 
-    def item_in(self, epoch: int, row: NDArray[np.int64]) -> dict[str, Any]:
+    def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
         features = self.named([ranges.gather()[0] for ranges in self.frame_ranges(row, epoch)])
@@ -261,7 +261,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return part
 
     @property
-    def shards(self) -> NDArray[np.int64]:
+    def shards(self) -> Ints:
         """The number of each utterance's shard in the first version, from 0; int64
         `[utterances]`."""
         return self.versions[0].values_of(np.asarray(self.versions[0].cache.index.shard))
@@ -352,7 +352,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return values[0]
         return dict(zip(self.names, values, strict=True))
 
-    def frame_ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
+    def frame_ranges(self, rows: Ints, epoch: int) -> list[FrameRanges]:
         """List the frames of some rows in an epoch, for each version."""
         positions = [version.positions_of(rows) for version in self.versions]
         lengths = [
@@ -367,14 +367,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 
-    def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> Ints:
         """Count rows from the first row on. Raises IndexError if there is no such row."""
         return positions_in(
             "rows", rows, len(self), "the dataset", "a list of positions in the dataset"
         )
 
 
-def _in_batch(column: TypedColumn, rows: NDArray[np.int64], move: Move) -> Any:
+def _in_batch(column: TypedColumn, rows: Ints, move: Move) -> Any:
     """Return the values of some rows of a column, as a batch has them."""
     if isinstance(column, np.ndarray):
         return move(torch.from_numpy(column[rows]))

@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
 from featcache.loader.places import CopyRefused, Disk, LocalCopy, Place, PlaceOf, changing, memory
 from featcache.loader.shards import Range, Shards
+from featcache.spec import Ints
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
 from featcache.version.index import Index
@@ -68,21 +69,11 @@ _in_stores: weakref.WeakSet[ObjectShards] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
-class Copying(TypedDict, total=False):
-    """The arguments of `featcache.open` about local copies."""
-
-    ram: str | float | None
-    copy_to: str | Path | None
-    copy_limit: str | float | None
-
-
 def parse_copying(
-    ram: str | float | None = None,
-    copy_to: str | Path | None = None,
-    copy_limit: str | float | None = None,
+    ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None
 ) -> list[PlaceOf]:
-    """List the places of copies, the nearest one first. Raises ArgumentError for an invalid
-    size or folder, or a limit without a folder."""
+    """List the places that arguments of `featcache.open` mean, the nearest one first. Raises
+    ArgumentError for an invalid size or folder, or a limit without a folder."""
     if copy_limit is not None and copy_to is None:
         raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
     # An empty text, as of a variable that is not set, would be the working directory.
@@ -139,8 +130,6 @@ class CopiedShards(Shards):
     ) -> None:
         super().__init__(version, index, check=check)
         self.places = places
-        self.where = ", ".join(place.where for place in places)
-        """The places, for messages."""
         self._used_up: set[Place] = set()
         """The places where a copy has failed, and no more are made."""
         self._warnings: list[str] = []
@@ -181,11 +170,11 @@ class CopiedShards(Shards):
         try:
             yield
         except OSError as error:
-            self._used_up.add(place)
-            reason = f"{error.filename or place.where}: {error.strerror}"
-            self._warn_of_the_end(error, reason, place.where)
+            self._give_up([place], error, f"{error.filename or place.where}: {error.strerror}")
 
-    def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
+    def _give_up(self, places: Sequence[Place], error: Exception, reason: str) -> None:
+        self._used_up.update(places)
+        where = ", ".join(place.where for place in places)
         self._warn(
             type(error),
             f"{reason}: no more shards are copied to {where}; the others are read from "
@@ -222,10 +211,8 @@ class CopiedShards(Shards):
 class FolderShards(CopiedShards):
     """A version's shards in a folder, copied in the background once read."""
 
-    def __init__(
-        self, version: Version, index: Index, check: bool, places: Sequence[Place]
-    ) -> None:
-        super().__init__(version, index, check, places)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._wanted: dict[int, None] = {}
         """The numbers of the shards to copy, in the order in which they were read."""
         self._finished: list[tuple[int, LocalCopy, NDArray[Any]]] = []
@@ -272,8 +259,7 @@ class FolderShards(CopiedShards):
                 what = error.what if isinstance(error, DamagedError) else error
                 self._warn(type(error), f"{what}; it is not copied, but read in place")
             except Exception as error:  # noqa: BLE001 - in a thread, it would be lost
-                self._used_up.update(self.places)
-                self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
+                self._give_up(self.places, error, f"{type(error).__name__}: {error}")
             if copy is CopyRefused.UNDER_WAY:
                 continue
             with changing:
@@ -309,11 +295,10 @@ class ObjectShards(CopiedShards):
     places for copies, ranges of them are read: those of a batch at the same time, neighbours
     in one request. Raises ArgumentError if there is room for less than a shard."""
 
-    def __init__(
-        self, version: Version, index: Index, check: bool, places: Sequence[Place]
-    ) -> None:
-        super().__init__(version, index, check, places)
-        self._most_files = max(1, len(index.shards))  # they take no descriptors
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.where = [place.where for place in self.places]
+        self._most_files = max(1, len(self.index.shards))  # they take no descriptors
         self.begin_anew()
         with changing:
             _in_stores.add(self)
@@ -321,9 +306,9 @@ class ObjectShards(CopiedShards):
             return
         largest = int(self.sizes.max(initial=0))
         if self.room < largest:
-            setting = " and ".join(place.setting for place in places)
+            setting = " and ".join(place.setting for place in self.places)
             raise ArgumentError(
-                f"{setting} is {self.room:,} bytes: the largest shard of {version.path} has "
+                f"{setting} is {self.room:,} bytes: the largest shard of {self.version.path} has "
                 f"{largest:,}, and shards are copied whole: give more, or no "
                 f"{setting.replace('copy_limit', 'copy_to')}="
             )
@@ -343,12 +328,12 @@ class ObjectShards(CopiedShards):
         return max((math.inf if limit is None else limit for limit in limits), default=math.inf)
 
     @cached_property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """The bytes of each shard's features, by the index; int64 `[shards]`."""
         frames = np.zeros(len(self.index.shards), np.int64)
         ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
-        sizes: NDArray[np.int64] = self.version.info.spec.num_bytes(frames)
+        sizes: Ints = self.version.info.spec.num_bytes(frames)
         return sizes
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:

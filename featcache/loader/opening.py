@@ -6,26 +6,18 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from featcache.errors import (
-    ArgumentError,
-    FeatcacheWarning,
-    MissingDependencyError,
-    StoreError,
-    naming,
-)
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
 from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
-    from featcache.loader.local_copies import Copying
     from featcache.loader.places import PlaceOf
 
 
-@naming({"ram": None, "copy_to": None, "copy_limit": None})
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
@@ -34,7 +26,9 @@ def open(  # noqa: A001
     tag: str | None = None,
     check: bool = False,
     strict: bool = False,
-    **copying: Unpack[Copying],
+    ram: str | float | None = None,
+    copy_to: str | Path | None = None,
+    copy_limit: str | float | None = None,
 ) -> Cache:
     """Open a version of a cache for reading; or of a corpus, as a `Corpus`: all its parts
     as one sequence.
@@ -50,7 +44,7 @@ def open(  # noqa: A001
         tag: Open the version as it was when `featcache tag` gave it this name, which also
             selects among several versions. "features/fbank80@paper" does the same.
         check: True to compare every utterance with its checksum. It is then read, and not
-            mapped: a disk that fails raises a DamagedError, instead of SIGBUS.
+            mapped: a disk that fails raises DamagedError, instead of ending the process by SIGBUS.
         strict: True to refuse an unfinished version, instead of a warning. An unfinished
             version lacks utterances of a manifest that are not in the failure ledger, has
             lost shards, or has no records of what is wanted.
@@ -75,10 +69,10 @@ def open(  # noqa: A001
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
     places: Sequence[PlaceOf] = ()
-    if any(value is not None for value in copying.values()):
+    if (ram, copy_to, copy_limit) != (None, None, None):
         from featcache.loader.local_copies import parse_copying
 
-        places = parse_copying(**copying)
+        places = parse_copying(ram, copy_to, copy_limit)
     location = parse_location("path", path)
     config = None if config is None else _load(config)
     in_corpus = corpus_of(location)

@@ -2,15 +2,15 @@
 machine; or the memory of one process.
 
     <folder>/featcache/
-      lock                        held for a moment by a process that adds or removes a file
-      <version>.<place>/          named after the version's folder, and a hash of its path:
-                                  two caches of one config share no copies
-        users                     locked, shared, by every process that reads these copies
-        <shard>                   the file of the shard's features, whole; locked, shared, by
-                                  processes that will read it soon
-        <shard>.read              how many of its frames all processes together have read:
-                                  8 bytes, changed under its lock
-        <shard>.part              an unfinished copy, locked by the process that writes it
+      lock                   held for a moment by a process that adds or removes a file
+      <version>.<place>/     the version's folder, and a hash of its path: two caches of one
+                             config share no copies
+        users                locked, shared, by every process that reads these copies
+        <shard>              the file of the shard's features, whole; locked, shared, by
+                             processes that will read it soon
+        <shard>.read         how many of its frames all processes together have read: 8 bytes,
+                             changed under its lock
+        <shard>.part         an unfinished copy, locked by the process that writes it
 
 A shard's name is a hash of its content, so a copy stays right for ever. All locks end with
 their processes: an unlocked part was left by a killed process, and is removed. featcache
@@ -70,7 +70,7 @@ class CopyRefused(Enum):
     """The reason why a copy is not made."""
 
     UNDER_WAY = "somebody is making it, or has just made it"
-    FULL = "there is no room but what is in use"
+    FULL = "all room is in use"
 
 
 def memory(version: Version, limit: int) -> Place:
@@ -102,11 +102,11 @@ class _CopyOnDisk:
         self._touched = time.monotonic()
 
     def exists(self) -> bool:
-        """Tell whether the copy was not removed."""
+        """Tell whether the copy still exists."""
         return os.path.exists(self.path)
 
     def use(self) -> bool:
-        """Mark the copy as the last to remove. Returns False if it is gone."""
+        """Mark the copy as the last to remove. Tells whether it still exists."""
         now = time.monotonic()
         if now - self._touched > _TOUCH_SECONDS:
             self._mark(None)
@@ -116,7 +116,7 @@ class _CopyOnDisk:
         return True
 
     def let_go(self) -> None:
-        """Mark the copy as the first to remove, unless it is held, until it is used again."""
+        """Mark the copy as the first to remove, until it is used again."""
         self._touched = -_TOUCH_SECONDS
         self._mark((0, 0))
 

@@ -132,13 +132,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.has_epoch = False
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in the epoch, with those before a resume."""
+        """Return the number of this rank's batches in the epoch, also before a resume."""
         return sum(rounds for _, rounds in self._pass.before) + len(self._pass.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begin with the epoch's first batch; just after `load_state_dict`, with the first
-        unseen batch. Until its first batch is read, a pass follows `set_epoch` and
-        `load_state_dict`."""
+        """Begin with the epoch's first batch, or the first unseen one of a loaded state. Until
+        its first batch is read, a pass follows `set_epoch` and `load_state_dict`."""
         # With workers, torch's DataLoader asks for two iterators, and uses the second.
         self._pass = self._pass.again()
         return self._pass
@@ -152,8 +151,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> BucketBatchSampler:
-        """The sampler itself: Lightning and Fabric call `set_epoch` on a batch sampler's
-        `sampler`."""
+        """The sampler itself, on which Lightning and Fabric call `set_epoch`."""
         return self
 
     @property
@@ -288,8 +286,7 @@ class _Pass(Iterator[list[int]]):
         return self._batches
 
     def _make(self, rules: Rules, positions: Ints | None, num_seen: int) -> Batches:
-        """Make the epoch's batches of some positions, or of all. Raises ArgumentError if a
-        state has seen more rounds of them."""
+        """Make the epoch's batches. Raises ArgumentError if a state has seen more rounds."""
         batches = batches_of(
             self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards
         )
@@ -299,7 +296,7 @@ class _Pass(Iterator[list[int]]):
 
 
 def other_rows(count: int) -> str:
-    """Return the message about a state over other rows than these."""
+    """Return the message about a state over other rows."""
     return (
         f"the state is for other utterances than these {count:,}, or for other shards: resume "
         "with the same dataset, in the same order, or begin the epoch again"
@@ -435,7 +432,6 @@ def batches_of(
 
 
 def _random(rules: Rules, *numbers: int) -> Random:
-    """Return the random numbers of an epoch, or of one of its windows."""
     if not rules.shuffle:
         return None
     return np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers]))
@@ -504,8 +500,7 @@ def _sorted(lengths: Ints, positions: Ints | None, random: Random) -> Ints:
 
 
 def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
-    """Return how many utterances each batch takes, as many as possible, in an order of
-    falling lengths; int64 `[batches]`."""
+    """Return how many utterances each batch takes, at most, in an order of falling lengths."""
     most = len(order) if rules.batch_size is None else rules.batch_size
     # The most rows of a batch that begins at each place.
     rows: Ints = np.broadcast_to(most, len(order))
