@@ -121,9 +121,8 @@ class GaussianNoise(Augmentation):
     std: float | tuple[float, float] | None = None
     """The standard deviation of the noise, or its range."""
     snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
-    """The signal-to-noise ratio in dB, exact by row, or its range: the mean square of a
-    row's values over that of its noise. 20 dB on log energies is not 20 dB on speech.
-    Zero rows get no noise."""
+    """The signal-to-noise ratio in dB, or its range: the mean square of a row's values, not
+    of its speech, over that of its noise. Zero rows get no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +135,7 @@ class GaussianNoise(Augmentation):
             self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`."""
+        """Add noise to floats `[batch, ...]`; with `lengths`, `[batch, frames, ...]`."""
         if not self.training:
             return features
         check_floats(features, "batch", "...")
@@ -190,8 +189,8 @@ class Mixup(Augmentation):
     From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412."""
 
     alpha: float = 0.2
-    """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the
-    nearer to 0 or 1."""
+    """The parameter of Beta(alpha, alpha), from which weights are drawn: if small, near 0
+    or 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,8 +220,7 @@ class MixEnergies(Augmentation):
     """The ratio in dB of a row's mean power to its partner's, or its range."""
     log: str = field(default="power", kw_only=True)
     """The kind of the features: natural logarithms of "power", as in Kaldi's fbank, or of
-    "magnitude", as in the mels of vocoders; "power10", logarithms of power to base 10; or
-    "db"."""
+    "magnitude", as in vocoders; "power10", logarithms of power to base 10; or "db"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,8 +229,7 @@ class MixEnergies(Augmentation):
         self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
-        """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight
-        is its share of the power."""
+        """Mix a batch, in float32; a row's weight is its share of the power."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)

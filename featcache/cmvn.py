@@ -39,24 +39,23 @@ Groups = Sequence[str] | Tensor
 
 class Cmvn(nn.Module):
     """Normalisation by the statistics of a version: subtracts each dimension's mean,
-    divides by its standard deviation.
+    divides by its standard deviation. A dimension that does not vary is centred but not
+    scaled.
 
-    The statistics are float32 buffers in `state_dict`, with the names of the groups: a
-    `Cmvn(torch.zeros(80), torch.ones(80))` accepts the state of any trained model, without
-    their file. They stay float32 in a model of half precision. A dimension that does not
-    vary is centred but not scaled.
+    The statistics are float32 buffers in `state_dict`, also in a model of half precision,
+    with the names of the groups: a `Cmvn(torch.zeros(80), torch.ones(80))` accepts any
+    trained state, without a file.
 
     Args:
-        mean: The means over all frames, `[*item_shape]`.
-        std: The standard deviations over all frames, `[*item_shape]`.
-        norm_means: True to subtract means (Kaldi's name).
-        norm_vars: True to divide by standard deviations (Kaldi's name).
+        mean, std: The means and standard deviations over all frames, `[*item_shape]`.
+        norm_means, norm_vars: False not to subtract means, or not to divide by standard
+            deviations (Kaldi's names).
         unknown: For rows of unknown groups, "error" raises an error, "global" uses the
             statistics of all frames.
         dtype: The dtype of the result; by default float32, or float64 for float64 features.
         groups: The names of groups with their own statistics; unique.
-        group_mean: The groups' means, `[groups, *item_shape]`.
-        group_std: The groups' standard deviations, `[groups, *item_shape]`.
+        group_mean, group_std: The groups' means and standard deviations, `[groups,
+            *item_shape]`.
 
     Raises:
         ArgumentError: Shapes or names do not fit together, or the statistics are not finite.
@@ -172,23 +171,18 @@ class Cmvn(nn.Module):
     def forward(
         self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None
     ) -> Tensor:
-        """Normalise a batch. Computed in float32, or in float64 for float64 features.
+        """Return the normalised features, computed in float32, or in float64 for float64.
 
         Args:
             features: Floats `[batch, frames, *item_shape]`.
             lengths: The lengths in frames, integers `[batch]`; by default, all frames are
                 normalised.
             groups: The group of each row: names, or integers `[batch]` as returned by `find`,
-                on the features' device. By default, the statistics of all frames are used. On
-                a GPU, rows of unknown groups become NaN if `unknown` is "error", since
-                reporting them would wait.
-
-        Returns:
-            The normalised features, `[batch, frames, *item_shape]`.
+                on the features' device. By default, the statistics of all frames are used.
 
         Raises:
             ArgumentError: Shapes or dtypes do not fit, or a group is unknown and `unknown` is
-                "error".
+                "error". On a GPU, reporting groups would wait: their rows become NaN.
         """
         values, mean, std = self._with_statistics(features, groups)
         if self.norm_means:
@@ -276,17 +270,14 @@ def normalize_utterances(
     norm_vars: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Normalise each utterance by the mean and the standard deviation of its own frames.
-
-    The result has the same bits with any padding and on any device: sums are exact. A
-    dimension that does not vary within an utterance is centred but not scaled.
+    """Normalise each utterance by the mean and the standard deviation of its own frames, to
+    the same bits with any padding and on any device: sums are exact. A dimension that does
+    not vary within an utterance is centred but not scaled.
 
     Args:
         features: Floats `[batch, frames, *item_shape]`.
         lengths: The lengths in frames, integers `[batch]`; by default, all frames count.
-        norm_means: True to subtract means.
-        norm_vars: True to divide by standard deviations.
-        dtype: The dtype of the result; by default float32, or float64 for float64 features.
+        norm_means, norm_vars, dtype: As for `Cmvn`.
 
     Returns:
         The normalised features, `[batch, frames, *item_shape]`, computed in float64.

@@ -62,16 +62,8 @@ class Cache:
     over ids. `cache[3]` is an array by its position. Nothing is read before it is
     accessed.
 
-    Args:
-        version: The version to read.
-        check: As for `featcache.open`.
-        places: The places of local copies, the nearest one first: `ram`, then `copy_to`.
-        index: Where each utterance is; by default the index of all its shards.
-
-    Raises:
-        DamagedError: The index must be built, and a shard's metadata is damaged.
-        ArgumentError: The version is in an object store, and no place has room for a shard.
-    """
+    `featcache.open` makes caches, and lists errors. `index` is by default that of all
+    shards; `places` are those of local copies, the nearest one first."""
 
     def __init__(
         self,
@@ -137,7 +129,7 @@ class Cache:
     def get(
         self, key: str | SupportsIndex, default: _Default | None = None
     ) -> NDArray[Any] | _Default | None:
-        """Return the array of an utterance, as `cache[key]`; the default if there is none."""
+        """Return `cache[key]`, or the default if there is no such utterance."""
         try:
             return self.item(key)
         except (MissingItemError, IndexError):
@@ -181,7 +173,7 @@ class Cache:
 
     def find(self, ids: Iterable[str]) -> Ints:
         """Return the positions of utterances; int64 `[ids]`. Raises MissingItemError if ids
-        are missing: names up to ten, and says how many failed in extraction."""
+        are missing, as in `batch`."""
         if isinstance(ids, str):
             raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
         try:
@@ -352,11 +344,10 @@ class Cache:
             row[len(frames) :] = padding_value
 
     def quantization(self, keys: Keys) -> torch.Tensor:
-        """Return scale and offset of each utterance and dimension, for
-        `featcache.dequantize`: value = offset + scale * level.
-
-        Returns float32 `[keys, 2, *item_shape]`. Raises StoreError if the features are
-        not quantised, see `spec.is_quantized`; other errors as in `batch`."""
+        """Return scale and offset of each utterance and dimension, float32 `[keys, 2,
+        *item_shape]`, for `featcache.dequantize`: value = offset + scale * level. Raises
+        StoreError if the features are not quantised, see `spec.is_quantized`; other errors
+        as in `batch`."""
         if not self.spec.is_quantized:
             raise StoreError(
                 f"{self.version.path}: its features are not quantised: `batch` returns their values"
@@ -364,7 +355,7 @@ class Cache:
         return tensor_of(self.scales_and_offsets(self._positions(keys)))
 
     def scales_and_offsets(self, positions: Ints) -> NDArray[np.float32]:
-        """Return the scales and offsets at positions, as an array; nothing is checked."""
+        """Return the scales and offsets at positions, as an array."""
         parameters = [self._shards.quantization(position) for position in positions.tolist()]
         return np.array(parameters, np.float32).reshape(-1, 2, *self.spec.item_shape)
 
@@ -376,8 +367,7 @@ class Cache:
         return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Read frames of a shard by its number in the index, as stored: `[count,
-        *item_shape]`, unchecked."""
+        """Read stored frames of a shard by its number in the index, unchecked."""
         return self._shards.range(shard, first, count)
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
@@ -393,8 +383,7 @@ class Cache:
         return standing_failures(self.version, self.index)
 
     def position(self, key: str | SupportsIndex) -> int:
-        """Return the position of one utterance by its id or position, from 0; errors as
-        in `batch`."""
+        """Return the position of an utterance by its id or position; errors as in `batch`."""
         if isinstance(key, str):
             position = self.index.find_one(key)
             if position < 0:

@@ -3,7 +3,6 @@ all parts, in the order of their names."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
+from featcache.errors import ArgumentError, StoreError, counted, listing
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
 from featcache.spec import Ints
@@ -57,13 +56,7 @@ class Corpus(Cache):
     it. `corpus.part("train-07")` is a `Cache`.
 
     `lengths` is made at the first look, 8 bytes for each utterance. All other columns stay
-    mapped, and processes share them.
-
-    Args:
-        path: The folder of the corpus, or its URL.
-        parts: The parts, in their order: at least one.
-        check, places: As for `Cache`.
-    """
+    mapped, and processes share them."""
 
     index: _JoinedIndex
 
@@ -159,10 +152,8 @@ class _JoinedIndex(Index):
         self.starts = np.cumsum([0, *map(len, indexes)])
         """The position of each part's first utterance, and the end of the last part, int64
         `[parts + 1]`."""
-        self.parts = [
-            replace(part, start=start)
-            for part, start in zip(parts, self.starts.tolist(), strict=False)
-        ]
+        starts = self.starts[:-1].tolist()
+        self.parts = [replace(part, start=at) for part, at in zip(parts, starts, strict=True)]
         self.by_name = {part.name: part for part in self.parts}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
         self.ids: Any = _JoinedIds(self)
@@ -271,10 +262,10 @@ class _JoinedIds(Sequence[str]):
 
 def open_parts(
     corpus: Location, name: str | None, config: tuple[str, str] | None, strict: bool
-) -> list[_Part]:
+) -> tuple[list[_Part], list[str]]:
     """Open a version in the parts of a corpus: by its name or its folder's, or by the name
-    and fingerprint of a config. Warns of the parts that lack it. Raises StoreError if there
-    is no such version, or several; with `strict`, also if something is unfinished."""
+    and fingerprint of a config. Returns also what is unfinished; with `strict`, whatever
+    parts were known to lack. Raises StoreError if there is no such version, or several."""
     known = {part.name: part for part in read_parts(corpus)}
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
@@ -300,20 +291,16 @@ def open_parts(
                 f"{path}: has another fingerprint than the version of the same name in other parts"
             )
         index = open_index(version)
-        known_index = None if before is None or strict else before.index
-        unfinished: list[str] = []
-        if known_index is None or index_name(version, index.shards) != known_index:
-            unfinished = [f"{path}: {run}" for run in find_lacking(version, index)]
-        return _Part(part, version, index), unfinished
+        opened = _Part(part, version, index)
+        is_known = before is not None and before.index == index_name(version, index.shards)
+        if is_known and not strict:
+            return opened, []
+        return opened, [f"{path}: {run}" for run in find_lacking(version, index)]
 
     opened = in_parallel(open_part, [part for part in known if part not in lacking], threads)
     for _, unfinished in opened:
         messages += unfinished
-    for message in messages:
-        if strict:
-            raise StoreError(message)
-        warnings.warn(message, FeatcacheWarning, stacklevel=3)
-    return [part for part, _ in opened]
+    return [part for part, _ in opened], messages
 
 
 def _select(

@@ -49,10 +49,10 @@ class DataLoader:
     """The batches of a dataset, in a sampler's order, on a device; each is a dictionary,
     see `FeatureDataset`.
 
-    There is nothing to decode, so there are no worker processes: threads gather each
-    batch straight into a reused, padded buffer. For a GPU, buffers are page-locked, and
-    copied on a stream of their own. Features, lengths and numeric columns are tensors on
-    the device. On the CPU, a batch's memory is reused once no tensor refers to it.
+    Threads, and no worker processes, gather each batch straight into a reused, padded
+    buffer. For a GPU, buffers are page-locked, and copied on a stream of their own.
+    Features, lengths and numeric columns are tensors on the device. On the CPU, a batch's
+    memory is reused once no tensor refers to it.
 
     `DataLoader(dataset, batch_size=32)` makes its own `BucketBatchSampler`: the same
     batches on every machine, ranks, and exact resume; also without shuffling, the longest
@@ -87,8 +87,7 @@ class DataLoader:
         batch_sampler: As given, or the loader's own.
 
     Raises:
-        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit
-            it or each other.
+        ArgumentError: The arguments do not fit the dataset or each other.
     """
 
     def __init__(
@@ -252,8 +251,7 @@ class DataLoader:
                     yield batch
                     if os.getpid() != process:
                         raise FeatcacheError(
-                            "an iteration cannot continue in a forked process: begin a new "
-                            "one there"
+                            "an iteration cannot continue in a forked process: begin another"
                         )
                     started = perf_counter()
                     del batch
@@ -305,14 +303,12 @@ def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[
     only where it fits. Raises ArgumentError if it fits no version, or one of several dtypes
     does not fit its version."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
-    faults: dict[str, str] = {}
-    for version in dataset.versions:
-        fault = _fault(dtypes[version.name], version) if version.name in dtypes else None
-        if fault is not None:
-            faults[version.name] = fault
-    if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
-        raise ArgumentError(next(iter(faults.values())))
-    return {name: wanted for name, wanted in dtypes.items() if name not in faults}
+    given = [version for version in dataset.versions if version.name in dtypes]
+    fault_of = {version.name: _fault(dtypes[version.name], version) for version in given}
+    faults = [fault for fault in fault_of.values() if fault]
+    if faults and (isinstance(dtype, Mapping) or len(faults) == len(given)):
+        raise ArgumentError(faults[0])
+    return {name: wanted for name, wanted in dtypes.items() if not fault_of[name]}
 
 
 def _fault(dtype: object, version: DatasetVersion) -> str | None:

@@ -272,9 +272,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also for the workers of torch's DataLoader, before each pass.
-        `featcache.DataLoader` calls this itself, and batches of a `BucketBatchSampler` whose
-        epoch has been set bring it along."""
+        """Set the epoch, also for the workers of torch's DataLoader, before each pass: unless
+        with `featcache.DataLoader`, or a `BucketBatchSampler` whose epoch is set."""
         self._epoch.set(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def epoch_of(self, rows: Sequence[int]) -> int:

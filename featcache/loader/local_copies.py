@@ -137,7 +137,7 @@ class CopiedShards(Shards):
 
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """Return the nearest copy of a shard, whose features are `chunk`, after making it in
-        the nearer places. Raises StoreError if the features cannot be read, or are damaged."""
+        the nearer places."""
         copy: LocalCopy | None = None
         nearer: list[Place] = []
         name = self.index.shards[number].rpartition("/")[2]  # without a corpus part
@@ -342,7 +342,7 @@ class ObjectShards(CopiedShards):
 
     def hold(self, number: int) -> Callable[[], None] | None:
         """Copy a shard, and keep the copy. Returns the function that lets go of it; None if
-        there is no room. Raises StoreError if the shard is damaged, or cannot be fetched."""
+        there is no room."""
         copy = self._copy_of(number, self._file(number))
         if copy is None:
             return None

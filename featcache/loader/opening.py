@@ -87,18 +87,19 @@ def open(  # noqa: A001
         made_by = None if config is None else (config.name, config.fingerprint())
         if name is None:
             name = name_in_path or None
-        parts = open_parts(corpus, name, made_by, strict)
-        return Corpus(corpus, parts, check=check, places=places)
-    if config is None:
-        version = select_version(location, name, tag)
+        parts, messages = open_parts(corpus, name, made_by, strict)
+        cache: Cache = Corpus(corpus, parts, check=check, places=places)
     else:
-        from featcache.version.tags import at_tag
+        if config is None:
+            version = select_version(location, name, tag)
+        else:
+            from featcache.version.tags import at_tag
 
-        made = select_configured(location, name, config.fingerprint(), config.resolved())
-        version = at_tag(made, tag)
-    cache = Cache(version, check=check, places=places)
-    for run in find_lacking(version, cache.index):
-        message = f"{version.path}: {run}"
+            made = select_configured(location, name, config.fingerprint(), config.resolved())
+            version = at_tag(made, tag)
+        cache = Cache(version, check=check, places=places)
+        messages = [f"{version.path}: {run}" for run in find_lacking(version, cache.index)]
+    for message in messages:
         if strict:
             raise StoreError(message)
         warnings.warn(message, FeatcacheWarning, stacklevel=2)

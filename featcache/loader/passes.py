@@ -74,7 +74,7 @@ class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
     """The lengths of a dataset's rows, in frames, int64 `[rows]`, with the digest of the
     rows. A selection or a sum has no digest."""
 
-    digest: str
+    digest = ""
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64], digest: str) -> RowLengths:
@@ -82,9 +82,6 @@ class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
         known = lengths.view(cls)
         known.digest = digest
         return known
-
-    def __array_finalize__(self, _: object) -> None:
-        self.digest = ""
 
     def __getitem__(self, at: Any) -> Any:
         return np.asarray(self)[at]

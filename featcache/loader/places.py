@@ -102,17 +102,17 @@ class _CopyOnDisk:
         self._touched = time.monotonic()
 
     def exists(self) -> bool:
-        """Tell whether the copy still exists."""
         return os.path.exists(self.path)
 
     def use(self) -> bool:
         """Mark the copy as the last to remove. Tells whether it still exists."""
         now = time.monotonic()
-        if now - self._touched > _TOUCH_SECONDS:
-            self._mark(None)
-            if not self.exists():
-                return False
-            self._touched = now
+        if now - self._touched <= _TOUCH_SECONDS:
+            return True
+        self._mark(None)
+        if not self.exists():
+            return False
+        self._touched = now
         return True
 
     def let_go(self) -> None:
@@ -128,11 +128,10 @@ class _CopyOnDisk:
         with suppress(OSError), Lock(self.path.with_suffix(_READ), flags) as lock:
             lock.take(wait=True)
             num_frames += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
-            is_read = num_frames >= whole
-            count = 0 if is_read else num_frames
-            os.pwrite(lock.descriptor, count.to_bytes(8, "little"), 0)
-            if is_read:
+            if num_frames >= whole:
+                num_frames = 0
                 self.let_go()
+            os.pwrite(lock.descriptor, num_frames.to_bytes(8, "little"), 0)
 
     def hold(self) -> Callable[[], None] | None:
         """Pin the copy. Returns a function that unpins it; None if it is gone."""
@@ -149,13 +148,13 @@ class _CopyOnDisk:
 
 
 class Disk:
-    """The copies of a version, by their names, in a folder on a disk of this machine, or in
-    memory, where unused copies do not stay. The folder is opened at the first look, since
-    it may be slow, or hang.
+    """The copies of a version, in a folder on a disk of this machine, or in memory, where
+    unused copies do not stay. The folder, which may be slow, is opened at the first look.
 
-    While a process, or a child that it has forked, has copies open, only idle ones are
-    removed, of a version in an object store. Unused copies beyond the `limit` are removed
-    at once: the bytes of everything in the folder; None for all but a tenth of the disk.
+    While a process, or a child that it has forked, has copies open, only those of a version
+    in an object store are removed, if they are idle. Unused copies beyond the `limit` are
+    removed at once: the bytes of all copies in the folder; None for all but a tenth of the
+    disk.
 
     Every method raises OSError if the disk is full, broken, read-only, or lacks locks."""
 
@@ -225,8 +224,7 @@ class Disk:
             lock.take(wait=True)
             os.truncate(lock.descriptor, num_bytes)  # counted towards the limit now
         try:
-            # A full disk is found now, and not at the end.
-            os.posix_fallocate(lock.descriptor, 0, num_bytes)
+            os.posix_fallocate(lock.descriptor, 0, num_bytes)  # which fails on a full disk
             for block in blocks():
                 while len(block):  # one write may take a part
                     block = block[os.write(lock.descriptor, block) :]
@@ -243,7 +241,7 @@ class Disk:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Return the context in which no other process adds or removes files here."""
+        """Let no other process add or remove files in a block."""
         with locked(self._root / _LOCK):
             yield
         _give_back()
@@ -346,7 +344,7 @@ def _survey(home: Path) -> Iterator[_File]:
 
 
 def _is_used(path: Path) -> bool:
-    """Tell whether a process holds the lock of a file. Nobody can take it meanwhile."""
+    """Tell whether a process holds the lock of a file."""
     try:
         return is_held(path)
     except FileNotFoundError:

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -71,13 +71,11 @@ class BucketBatchSampler(Sampler[list[int]]):
     takes it as `batch_sampler`.
 
     Every utterance is in exactly one batch of an epoch, over all ranks, and every rank
-    gets the same number of batches: if they cannot be divided evenly, the batches with the
-    most rows are halved. In each step, the ranks' batches are similar in length. The batches
-    and their order are drawn again in each epoch, and depend only on the arguments and the
-    epoch, on every machine.
-
-    If fewer utterances are left than ranks, the last batch of some ranks is the empty list,
-    so that no rank waits forever for another; not with `drop_last=True`.
+    gets the same number of batches: if needed, the batches with the most rows are halved,
+    and if fewer utterances are left than ranks, the last batch of some ranks is the empty
+    list. In each step, the ranks' batches are similar in length. The batches and their order
+    are drawn again in each epoch, and depend only on the arguments and the epoch, on every
+    machine.
 
     Args:
         lengths: The length of each utterance, in frames; integers `[utterances]`. int64
@@ -96,9 +94,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         rank: The rank whose batches to yield, by default 0. All other arguments must be
             the same for all ranks.
         world_size: The number of ranks, by default 1.
-        drop_last: Drop batches that do not make a whole round over the ranks, instead of
-            halving others; with `batch_size` alone, also drop utterances that do not make
-            a whole batch. These are drawn in each epoch.
+        drop_last: Drop batches that do not make a whole round over the ranks, drawn in each
+            epoch, instead of halving others; with `batch_size` alone, also utterances that
+            do not make a whole batch.
         shards_in_memory: Take the utterances of that many shards at a time, drawn again in
             each epoch: for data that fits neither into memory nor into `copy_limit`. Then
             an epoch reads each shard once, and utterances of other shards do not share a
@@ -139,7 +137,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Begin with the epoch's first batch, or the first unseen one of a loaded state. Until
         its first batch is read, a pass follows `set_epoch` and `load_state_dict`."""
         # With workers, torch's DataLoader asks for two iterators, and uses the second.
-        self._pass = self._pass.again()
+        last, self._pass = self._pass, _Pass(self, self.epoch)
+        if not last.has_begun:
+            self._pass.restart(last.epoch, last.before, last.first)
+        if self._pass.before == last.before:
+            self._pass.made = last.batches
         return self._pass
 
     def __repr__(self) -> str:
@@ -245,17 +247,7 @@ class _Pass(Iterator[list[int]]):
         number of its rounds."""
         self.first = self.done = first
         self.has_begun = False
-        self._batches: Batches | None = None
-
-    def again(self) -> _Pass:
-        """Return a new pass of the epoch: from its beginning once this has begun, else from
-        the same round."""
-        fresh = _Pass(self.sampler, self.epoch)
-        if not self.has_begun:
-            fresh.restart(self.epoch, self.before, self.first)
-        if fresh.before == self.before:
-            fresh._batches = self.batches
-        return fresh
+        self.made: Batches | None = None
 
     def __next__(self) -> list[int]:
         self.has_begun = True
@@ -278,12 +270,12 @@ class _Pass(Iterator[list[int]]):
     @property
     def batches(self) -> Batches:
         """The batches under the current rules, for all ranks."""
-        if self._batches is None:
+        if self.made is None:
             remaining = None
             for rules, rounds in self.before:
                 remaining = self._make(rules, remaining, rounds).after(rounds)
-            self._batches = self._make(self.sampler.rules, remaining, self.first)
-        return self._batches
+            self.made = self._make(self.sampler.rules, remaining, self.first)
+        return self.made
 
     def _make(self, rules: Rules, positions: Ints | None, num_seen: int) -> Batches:
         """Make the epoch's batches. Raises ArgumentError if a state has seen more rounds."""
@@ -360,17 +352,14 @@ class Rules:
     def __post_init__(self) -> None:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        self._set("seed", require_int("seed", self.seed, 0))
-        self._set("world_size", require_int("world_size", self.world_size, 1, 1 << 20))
+        values = vars(self)
+        values["seed"] = require_int("seed", self.seed, 0)
+        values["world_size"] = require_int("world_size", self.world_size, 1, 1 << 20)
         for name in ("max_frames", "batch_size", "shards_in_memory"):
-            limit = getattr(self, name)
-            if limit is not None:
-                self._set(name, require_int(name, limit, 1, MOST_COUNTED))
-        self._set("shuffle", bool(self.shuffle))
-        self._set("drop_last", bool(self.drop_last))
-
-    def _set(self, name: str, value: int) -> None:
-        object.__setattr__(self, name, value)
+            if values[name] is not None:
+                values[name] = require_int(name, values[name], 1, MOST_COUNTED)
+        values["shuffle"] = bool(self.shuffle)
+        values["drop_last"] = bool(self.drop_last)
 
 
 @dataclass(frozen=True)
@@ -385,18 +374,6 @@ class Batches:
     """The end of each batch in `order`, of the same shape."""
     windows: Ints
     """The number of each round's window of shards, rising; int64 `[rounds]`."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Join the batches of some parts, one after the other; there is at least one."""
-        firsts = np.cumsum([0, *(len(part.order) for part in parts[:-1])]).tolist()
-        shifted = [*zip(parts, firsts, strict=True)]
-        return cls(
-            order=np.concatenate([part.order for part in parts]),
-            starts=np.concatenate([part.starts + first for part, first in shifted]),
-            ends=np.concatenate([part.ends + first for part, first in shifted]),
-            windows=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-        )
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -424,11 +401,14 @@ def batches_of(
     random = _random(rules, epoch)
     if shards is None or rules.shards_in_memory is None:
         return _make_batches(lengths, positions, rules, random)
-    parts: list[Batches] = []
+    parts: list[tuple[Ints, Ints, Ints, Ints]] = []
+    first = 0
     for number, inside in enumerate(_windows(shards, positions, rules.shards_in_memory, random)):
-        if len(inside) or not parts:
-            parts.append(_make_batches(lengths, inside, rules, _random(rules, epoch, number)))
-    return Batches.joined(parts)
+        part = _make_batches(lengths, inside, rules, _random(rules, epoch, number))
+        windows = np.full(len(part), number)
+        parts.append((part.order, part.starts + first, part.ends + first, windows))
+        first += len(part.order)
+    return Batches(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _random(rules: Rules, *numbers: int) -> Random:

@@ -125,8 +125,7 @@ class Utterances:
     """The labels of each column of labels. A number in the column is a place in the list."""
 
     def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
-        """Return the utterances that all versions have, and the ids of the others. Raises
-        MissingItemError if all are missing, or some are and must not be."""
+        """Return the utterances that all versions have, and the ids of the others."""
         missing = np.zeros(len(self.ids), bool)
         for version in self.versions:
             if version.positions is None:
@@ -141,8 +140,7 @@ class Utterances:
         return self._without(np.flatnonzero(missing))
 
     def without_short(self, windows: Windows) -> tuple[Utterances, list[str]]:
-        """Return the utterances to read in windows, and the ids of those dropped as too
-        short. Raises ArgumentError if all are too short, or some are and must not be."""
+        """Return the utterances to read in windows, and the ids of those that are too short."""
         crop = windows.crop
         if crop.short == "pad":
             return self, []
