@@ -22,11 +22,11 @@ from featcache.errors import (
     MissingItemError,
     StoreError,
     hours,
+    is_number,
     megabytes,
 )
 from featcache.format.shard import dequantize_array
-from featcache.loader.shards import Shards
-from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
+from featcache.loader.shards import Shards, Spans
 from featcache.spec import MAIN, FeatureSpec, Ints
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
@@ -526,3 +526,54 @@ def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> Non
             pieces.append(padding[len(array) :])
     # One call is faster than a loop over rows.
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))
+
+
+def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
+    """Count positions in a sequence of `count` from its beginning, int64 `[values]`;
+    negative values count from its end. `name`, `where` and `wanted` are for messages: the
+    argument, the sequence, and what to give instead. Raises IndexError if there is no such
+    position; ArgumentError if the values are not whole numbers in a sized sequence."""
+    try:
+        positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    except (TypeError, ValueError):  # a number, or lists of several lengths
+        raise ArgumentError(f"{name} is {values!r}: give {wanted}") from None
+    if positions.dtype.kind not in "iu" or positions.ndim != 1:
+        raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
+    outside = positions[(positions < -count) | (positions >= count)]
+    if len(outside):
+        raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
+    return positions.astype(np.int64) % max(1, count)
+
+
+def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
+    """Return the number of codebooks to read. Raises ArgumentError if there are fewer."""
+    if codebooks is None:
+        return None
+    most = len(spec.codebook_sizes)
+    if not most or spec.item_shape != (most,):
+        raise ArgumentError(
+            f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks"
+        )
+    if isinstance(codebooks, SupportsIndex) and 1 <= operator.index(codebooks) <= most:
+        return operator.index(codebooks)
+    raise ArgumentError(f"codebooks is {codebooks!r}: there are {most}, so it must be 1 to {most}")
+
+
+def check_padding(spec: FeatureSpec, value: float) -> None:
+    """Raise ArgumentError for a padding value that the features' dtype cannot hold."""
+    dtype = np.dtype(spec.dtype)
+    if not is_number(value):
+        raise ArgumentError(f"padding_value is {value!r}: give a number")
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        if largest < abs(value) < np.inf:
+            raise ArgumentError(
+                f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}"
+            )
+        return
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max or int(value) != value:
+        raise ArgumentError(
+            f"padding_value is {value}: these features are {dtype}, so it must be a whole "
+            f"number from {limits.min} to {limits.max}; lengths tell where padding begins"
+        )

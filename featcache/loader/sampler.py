@@ -15,7 +15,7 @@ operations. Sorting takes the most memory: some 18 bytes for each utterance."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, TypedDict, Unpack
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
-from featcache.loader.passes import Rows
 from featcache.spec import Ints
 
 Random: TypeAlias = np.random.PCG64 | None
@@ -230,6 +229,14 @@ class BucketBatchSampler(Sampler[list[int]]):
         if self.shards is not None:
             digest.update(self.shards.astype("<u4", copy=False).data)
         return digest.hexdigest()
+
+
+class Rows(list[int]):
+    """The rows of a batch, with the epoch of its pass."""
+
+    def __init__(self, rows: Iterable[int], epoch: int) -> None:
+        super().__init__(rows)
+        self.epoch = epoch
 
 
 class _Pass(Iterator[list[int]]):

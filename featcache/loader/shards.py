@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.format.shard import Frames, Shard, SideArray
-from featcache.loader.spans import Spans
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, Ints
 from featcache.storage.files import Readahead
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -27,6 +27,18 @@ Range: TypeAlias = tuple[int, int, int]
 
 _FILES_OPEN = 128
 """The most open files of shards, unless an eighth of the process's limit is less."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Some frames of some utterances of a version."""
+
+    positions: Ints
+    """The positions of the utterances."""
+    firsts: Ints
+    """The first frame of each."""
+    counts: Ints
+    """The number of frames of each."""
 
 
 class Shards:

@@ -22,9 +22,8 @@ from featcache.errors import (
     MissingItemError,
     listing,
 )
-from featcache.loader.cache import Cache
+from featcache.loader.cache import Cache, check_codebooks, check_padding
 from featcache.loader.corpus import Corpus
-from featcache.loader.spans import check_codebooks, check_padding
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
 from featcache.manifest.copies import Copies, copies_of
