@@ -4,9 +4,9 @@ without waiting for the device.
     augment = featcache.augment.SpecAugment(seed=0)
     features = augment(features, lengths, step=step)  # in eval mode, they are not changed
 
-The random numbers depend only on the seed, the step and the shapes; torch's global
-generators are neither read nor changed. Give two augmentations of the same kind different
-seeds, and each rank of a distributed run too. A CPU and a GPU draw different numbers.
+The random numbers depend only on the seed, the step and the shapes, not on torch's global
+generators. Give two augmentations of the same kind different seeds, and each rank of a
+distributed run too. A CPU and a GPU draw different numbers.
 
 Frames beyond an utterance's length, its padding, are not changed.
 """
@@ -14,7 +14,7 @@ Frames beyond an utterance's length, its padding, are not changed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -37,10 +37,12 @@ class Draws:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
 
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Draw numbers in [low, high), float32."""
-        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
-        return drawn * (high - low) + low
+    def uniform(self, count: int, limits: Any = (0.0, 1.0)) -> Tensor:
+        """Draw numbers from the first limit up to below the second, float32 `[count]`."""
+        low, high = limits
+        drawn = torch.rand(count, generator=self.generator, device=self.device, dtype=torch.float32)
+        scaled: Tensor = drawn * (high - low) + low
+        return scaled
 
     def normal(self, like: Tensor) -> Tensor:
         """Draw standard normal numbers of a tensor's shape, float64 if it is, else float32."""
@@ -48,8 +50,7 @@ class Draws:
         return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
 
     def up_to(self, most: Tensor) -> Tensor:
-        """Draw a whole number from 0 to each integer in `most`, inclusive, int64. Up to 10^6,
-        probabilities differ by less than one part in 10^12."""
+        """Draw a whole number from 0 to each integer in `most`, inclusive, int64."""
         drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
         return drawn % (most + 1)
 
@@ -60,8 +61,7 @@ class Draws:
         return torch._sample_dirichlet(both, generator=self.generator)[:, 0]
 
     def partners(self, count: int) -> Tensor:
-        """Draw another row for each row, each once, int64 `[count]`; a single row gets
-        itself."""
+        """Draw another row for each row, each once, int64 `[count]`; for a single row, itself."""
         order = self.uniform(count).argsort()
         return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
@@ -71,9 +71,9 @@ class Augmentation(nn.Module):
     """The base of augmentations.
 
     They are called with features, floats `[batch, frames, ...]`; with `lengths` in
-    frames, integers `[batch]` on the features' device, or without if no row has padding;
-    and with the `step` of the training. Raises ArgumentError if shapes, dtypes or devices
-    do not fit, or if an argument of the class is out of range."""
+    frames, integers `[batch]` on the features' device, unless no row has padding; and with
+    the `step` of the training. Raises ArgumentError if shapes, dtypes or devices do not
+    fit, or if an argument of the class is out of range."""
 
     seed: int = 0
     """The seed, a whole number."""
@@ -86,8 +86,7 @@ class Augmentation(nn.Module):
         self.probability = require_number("probability", self.probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
-        """Return the random numbers of one call; raise ArgumentError if `step` is not a
-        whole number."""
+        """Return the random numbers of one call."""
         if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
             raise ArgumentError("step is a tensor: give the step of the training, an int")
         return Draws(type(self).__name__, self.seed, require_int("step", step), device)
@@ -100,16 +99,12 @@ class Augmentation(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""
-        return ", ".join(
-            f"{name}={value!r}"
-            for name, value in vars(self).items()
-            if name[0] != "_" and name != "training" and isinstance(value, (int, float, str, tuple))
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """Return a range (low, high) as it is, a number as the range from it to itself; raise
-    ArgumentError for other values."""
+    """Return a range (low, high) as it is, a number as the range from it to itself."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
@@ -120,16 +115,14 @@ def require_range(name: str, value: float | tuple[float, float]) -> tuple[float,
 class GaussianNoise(Augmentation):
     """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
 
-    Takes any float tensor with a batch dimension. Gradients pass through. Either `std` or
-    `snr_db` must be given, as a number, or as a range `(low, high)` from which each row
-    draws; both or neither is an ArgumentError."""
+    Takes any float tensor with a batch dimension. Gradients pass through. Give either `std`
+    or `snr_db`, as a number, or as a range `(low, high)` from which each row draws."""
 
     std: float | tuple[float, float] | None = None
     """The standard deviation of the noise, or its range."""
     snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
-    """The signal-to-noise ratio in dB, exact by row, or its range: the mean square of a
-    row's values over that of its noise. 20 dB on log energies is not 20 dB on speech.
-    Zero rows get no noise."""
+    """The signal-to-noise ratio in dB, or its range: the mean square of a row's values, not
+    of its speech, over that of its noise. Zero rows get no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,16 +135,13 @@ class GaussianNoise(Augmentation):
             self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`:
-        a tensor of their shape and dtype."""
+        """Add noise to floats `[batch, ...]`; with `lengths`, `[batch, frames, ...]`."""
         if not self.training:
             return features
         check_floats(features, "batch", "...")
         is_frame = None if lengths is None else frame_mask(features, lengths)
         draws = self.draws(step, features.device)
-        limits = self.std or self.snr_db
-        assert isinstance(limits, tuple)
-        size = draws.uniform(len(features), low=limits[0], high=limits[1])
+        size = draws.uniform(len(features), self.std or self.snr_db)
         noise = draws.normal(features)
         if self.std is None:
             ratio = _power(features.detach(), is_frame) / _power(noise, is_frame)
@@ -199,8 +189,8 @@ class Mixup(Augmentation):
     From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412."""
 
     alpha: float = 0.2
-    """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the
-    nearer to 0 or 1."""
+    """The parameter of Beta(alpha, alpha), from which weights are drawn: if small, near 0
+    or 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,17 +213,14 @@ class Mixup(Augmentation):
 @dataclass(eq=False, repr=False)
 class MixEnergies(Augmentation):
     """Adds the powers of another row of the batch to each, as background, in features
-    that are logarithms.
-
-    For log mel energies, the result is that of the sum of both waveforms, apart from
+    that are logarithms: for log mel energies, as the sum of both waveforms, apart from
     phase. Every row is a partner once."""
 
     snr_db: float | tuple[float, float] = (10.0, 20.0)
     """The ratio in dB of a row's mean power to its partner's, or its range."""
     log: str = field(default="power", kw_only=True)
     """The kind of the features: natural logarithms of "power", as in Kaldi's fbank, or of
-    "magnitude", as in the mels of vocoders; "power10", logarithms of power to base 10; or
-    "db"."""
+    "magnitude", as in vocoders; "power10", logarithms of power to base 10; or "db"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -242,16 +229,13 @@ class MixEnergies(Augmentation):
         self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
-        """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight
-        is its share of the power."""
+        """Mix a batch, in float32; a row's weight is its share of the power."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
-        assert isinstance(self.snr_db, tuple)
-        low, high = self.snr_db
-        snr = draws.uniform(len(features), low=low, high=high) * _NEPERS["db"]
+        snr = draws.uniform(len(features), self.snr_db) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
         both = is_frame & is_frame[partner] & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]
@@ -269,8 +253,7 @@ def _unmixed(features: Tensor) -> Mixed:
 
 
 def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
-    """Compute the logarithm of the mean power of each row's frames, `[batch]`; 0 without
-    frames."""
+    """Compute the logarithm of each row's mean power, `[batch]`; 0 without frames."""
     total = powers.where(expand(is_frame, powers), -torch.inf).flatten(1).logsumexp(1)
     values = is_frame.sum(1) * math.prod(powers.shape[2:])
     return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)
@@ -282,9 +265,9 @@ class SpecAugment(Augmentation):
 
     Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for
     Automatic Speech Recognition", arXiv:1904.08779. The defaults are the paper's policy
-    LD, except for time warping (80 frames in the paper) and `max_time_fraction` (1.0 in
-    the paper). The width and then the position of a mask are drawn uniformly; masks may
-    overlap. Widths and shifts are in frames and dimensions."""
+    LD, except for `time_warp` (80 in the paper) and `max_time_fraction` (1.0 in the paper).
+    The width and then the position of a mask are drawn uniformly; masks may overlap. Widths
+    and shifts are in frames and dimensions."""
 
     time_masks: int = 2
     """The number of time masks in each row."""
@@ -310,8 +293,7 @@ class SpecAugment(Augmentation):
             raise ArgumentError(f"value is {self.value!r}: give a number, or 'mean'")
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time
-        masks stay within `lengths`."""
+        """Mask a batch `[batch, frames, dims]`; time masks stay within `lengths`."""
         if not self.training:
             return features
         check_floats(features, "batch", "frames", "dims")
@@ -342,7 +324,7 @@ class SpecAugment(Augmentation):
 
 
 def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size: int) -> Tensor:
-    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`: bool
+    """Mark `count` stretches of each row, 0 to `longest` wide and within `lengths`, bool
     `[batch, size]`."""
     widths = draws.up_to(longest[:, None].expand(-1, count))
     starts = draws.up_to(lengths[:, None] - widths)
@@ -354,13 +336,12 @@ def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size:
 
 def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> Tensor:
     """Move one point of each row by up to `window` frames, and stretch or compress both
-    sides of it accordingly.
+    sides of it accordingly, by linear interpolation. Features are `[batch, frames, ...]`,
+    lengths int64 `[batch]`.
 
     As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames
-    further than `window` from both ends, and its shift uniformly from -window to window;
-    values are interpolated linearly. Rows of up to 2 * window + 2 frames have no such point
-    and are not changed, nor is padding. Features are `[batch, frames, ...]`, lengths int64
-    `[batch]`."""
+    further than `window` from both ends, and its shift uniformly from -window to window.
+    Rows of up to 2 * window + 2 frames have no such point and are not changed."""
     lengths = lengths[:, None]
     room = lengths - 2 * window - 2
     point = (draws.up_to(room.clamp(min=1) - 1) + window + 1).float()

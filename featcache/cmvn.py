@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcache.errors import ArgumentError, StoreError, listing, naming
+from featcache.errors import ArgumentError, StoreError, listing
 from featcache.masks import check_floats, described, expand, frame_mask, is_whole
 from featcache.stats import Stats
 
@@ -33,41 +33,29 @@ _CONSTANT = 1e-6
 """The largest share of a mean that a standard deviation may be by rounding alone: such a
 dimension counts as constant."""
 
-
 Groups = Sequence[str] | Tensor
 """The group of each row, by its name or its number."""
 
 
-class GroupStatistics(TypedDict, total=False):
-    """The statistics of groups, as `Cmvn` takes them."""
-
-    groups: Sequence[str]
-    group_mean: Any
-    group_std: Any
-
-
 class Cmvn(nn.Module):
     """Normalisation by the statistics of a version: subtracts each dimension's mean,
-    divides by its standard deviation.
+    divides by its standard deviation. A dimension that does not vary is centred but not
+    scaled.
 
-    The statistics are float32 buffers in `state_dict`, with the names of the groups, so a
-    trained model does not need their file: a `Cmvn(torch.zeros(80), torch.ones(80))`
-    accepts any such state. They stay float32 in a model of half precision. A dimension
-    that does not vary is centred but not scaled.
+    The statistics are float32 buffers in `state_dict`, also in a model of half precision,
+    with the names of the groups: a `Cmvn(torch.zeros(80), torch.ones(80))` accepts any
+    trained state, without a file.
 
     Args:
-        mean: The means over all frames, `[*item_shape]`.
-        std: The standard deviations over all frames, `[*item_shape]`.
-        norm_means: True to subtract means (Kaldi's name).
-        norm_vars: True to divide by standard deviations (Kaldi's name).
+        mean, std: The means and standard deviations over all frames, `[*item_shape]`.
+        norm_means, norm_vars: False not to subtract means, or not to divide by standard
+            deviations (Kaldi's names).
         unknown: For rows of unknown groups, "error" raises an error, "global" uses the
             statistics of all frames.
         dtype: The dtype of the result; by default float32, or float64 for float64 features.
-
-    Keyword Args:
         groups: The names of groups with their own statistics; unique.
-        group_mean: The groups' means, `[groups, *item_shape]`.
-        group_std: The groups' standard deviations, `[groups, *item_shape]`.
+        group_mean, group_std: The groups' means and standard deviations, `[groups,
+            *item_shape]`.
 
     Raises:
         ArgumentError: Shapes or names do not fit together, or the statistics are not finite.
@@ -85,7 +73,6 @@ class Cmvn(nn.Module):
     _number_of: dict[str, int]
     """The numbers of groups by name; reading `group_numbers` would wait for a GPU."""
 
-    @naming({"groups": (), "group_mean": None, "group_std": None})
     def __init__(
         self,
         mean: Any,
@@ -95,7 +82,9 @@ class Cmvn(nn.Module):
         norm_vars: bool = True,
         unknown: Literal["error", "global"] = "error",
         dtype: torch.dtype | None = None,
-        **groups: Unpack[GroupStatistics],
+        groups: Sequence[str] = (),
+        group_mean: Any = None,
+        group_std: Any = None,
     ) -> None:
         super().__init__()
         if unknown not in ("error", "global"):
@@ -106,16 +95,6 @@ class Cmvn(nn.Module):
         self.norm_vars = norm_vars
         self.unknown = unknown
         self.dtype = dtype
-        self._set_statistics(mean, std, **groups)
-
-    def _set_statistics(
-        self,
-        mean: Any,
-        std: Any,
-        groups: Sequence[str] = (),
-        group_mean: Any = None,
-        group_std: Any = None,
-    ) -> None:
         if len(set(groups)) < len(groups):
             raise ArgumentError("groups: two groups have the same name")
         numbers = _group_numbers(groups)
@@ -144,11 +123,11 @@ class Cmvn(nn.Module):
 
         Args:
             path: The file.
-            cache: A cache; statistics of another version are refused.
+            cache: A cache; statistics of another version raise StoreError.
             options: `norm_means`, `norm_vars`, `unknown` and `dtype`, as for the class.
 
         Raises:
-            StoreError: The file cannot be read, is not such a file, or is of another version.
+            StoreError: The file cannot be read, or is not such a file.
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:
@@ -172,16 +151,11 @@ class Cmvn(nn.Module):
 
     def find(self, names: Sequence[str]) -> Tensor:
         """Return the numbers of groups, which can be moved to the device ahead of time
-        and passed as `groups`.
+        and passed as `groups`: int64 `[names]`, on the CPU; -1 for an unknown name.
 
-        Returns:
-            int64 `[names]`, on the CPU. If the names of all groups are whole numbers, these are the
-            numbers, as in the batches of a `FeatureDataset`; otherwise groups are numbered from 0.
-            An unknown name is -1.
-
-        Raises:
-            ArgumentError: A name is unknown, and `unknown` is "error".
-        """
+        If the names of all groups are whole numbers, these are the numbers, as in the
+        batches of a `FeatureDataset`; otherwise groups are numbered from 0. Raises
+        ArgumentError if a name is unknown, and `unknown` is "error"."""
         if isinstance(names, str):
             raise ArgumentError(f"names is one name, {names!r}: give a list, one name for each row")
         unknown = {name for name in names if name not in self._number_of}
@@ -197,55 +171,50 @@ class Cmvn(nn.Module):
     def forward(
         self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None
     ) -> Tensor:
-        """Normalise a batch. Computed in float32, or in float64 for float64 features.
+        """Return the normalised features, computed in float32, or in float64 for float64.
 
         Args:
             features: Floats `[batch, frames, *item_shape]`.
-            lengths: The lengths in frames, integers `[batch]`; frames beyond them are not
-                changed. By default, all frames are normalised.
+            lengths: The lengths in frames, integers `[batch]`; by default, all frames are
+                normalised.
             groups: The group of each row: names, or integers `[batch]` as returned by `find`,
-                on the features' device. By default, the statistics of all frames are used. On
-                a GPU, rows of unknown groups become NaN if `unknown` is "error", since
-                reporting them would wait.
-
-        Returns:
-            The normalised features, `[batch, frames, *item_shape]`.
+                on the features' device. By default, the statistics of all frames are used.
 
         Raises:
             ArgumentError: Shapes or dtypes do not fit, or a group is unknown and `unknown` is
-                "error".
+                "error". On a GPU, reporting groups would wait: their rows become NaN.
         """
-        mean, std = self._statistics(features, groups)
-        normalised = features.to(torch.promote_types(features.dtype, std.dtype))
+        values, mean, std = self._with_statistics(features, groups)
         if self.norm_means:
-            normalised = normalised - mean
+            values = values - mean
         if self.norm_vars:
-            normalised = normalised / std
-        return _finish(normalised, features, lengths, self.dtype)
+            values = values / std
+        return _finish(values, features, lengths, self.dtype)
 
     def unnormalize(
         self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None
     ) -> Tensor:
         """Invert `forward`. Takes the same arguments."""
-        mean, std = self._statistics(features, groups)
-        restored = features.to(torch.promote_types(features.dtype, std.dtype))
+        values, mean, std = self._with_statistics(features, groups)
         if self.norm_vars:
-            restored = restored * std
+            values = values * std
         if self.norm_means:
-            restored = restored + mean
-        return _finish(restored, features, lengths, self.dtype)
+            values = values + mean
+        return _finish(values, features, lengths, self.dtype)
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""
         return f"{list(self.mean.shape[1:])}, {len(self._number_of)} groups"
 
-    def _statistics(self, features: Tensor, groups: Groups | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation, `[1, *item_shape]`; with groups, of each
-        row, `[batch, 1, *item_shape]`."""
+    def _with_statistics(
+        self, features: Tensor, groups: Groups | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the features in float32 or float64, and mean and standard deviation, `[1,
+        *item_shape]`; with groups, of each row, `[batch, 1, *item_shape]`."""
         check_floats(features, "batch", "frames", *self.mean.shape[1:])
+        values = features.to(torch.promote_types(features.dtype, self.std.dtype))
         if groups is None:
-            # a tensor without dimensions would not promote half precision
-            return self.mean[:1], self.std[:1]
+            return values, self.mean[0], self.std[0]
         numbers = groups
         if not isinstance(numbers, Tensor):
             numbers = self.find(numbers)
@@ -273,7 +242,7 @@ class Cmvn(nn.Module):
             is_unknown = expand(is_unknown, mean)
             mean = mean.masked_fill(is_unknown, torch.nan)
             std = std.masked_fill(is_unknown, torch.nan)
-        return mean, std
+        return values, mean, std
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         """Accept any number of groups in the state."""
@@ -285,8 +254,7 @@ class Cmvn(nn.Module):
         self._number_of = _numbers_by_name(self.group_names)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the buffers to another device, and never to another dtype: half precision
-        would change the means."""
+        """Move the buffers to another device, and never to another dtype."""
         for name, buffer in self._buffers.items():
             assert buffer is not None
             moved = fn(buffer)
@@ -302,18 +270,14 @@ def normalize_utterances(
     norm_vars: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Normalise each utterance by the mean and the standard deviation of its own frames.
-
-    The result has the same bits whatever the padding and the device: sums are exact. A
-    dimension that does not vary within an utterance is centred but not scaled.
+    """Normalise each utterance by the mean and the standard deviation of its own frames, to
+    the same bits with any padding and on any device: sums are exact. A dimension that does
+    not vary within an utterance is centred but not scaled.
 
     Args:
         features: Floats `[batch, frames, *item_shape]`.
-        lengths: The lengths in frames, integers `[batch]`; frames beyond them do not count and
-            are not changed. By default, all frames count.
-        norm_means: True to subtract means.
-        norm_vars: True to divide by standard deviations.
-        dtype: The dtype of the result; by default float32, or float64 for float64 features.
+        lengths: The lengths in frames, integers `[batch]`; by default, all frames count.
+        norm_means, norm_vars, dtype: As for `Cmvn`.
 
     Returns:
         The normalised features, `[batch, frames, *item_shape]`, computed in float64.
@@ -335,8 +299,8 @@ def normalize_utterances(
 
 
 def _stacked(of_all: Any, of_groups: Any, order: Any) -> Tensor:
-    """Stack the statistics of all frames and of the groups in this order, float64 `[1 +
-    groups, *item_shape]`."""
+    """Stack statistics of all frames and of groups in this order, float64 `[1 + groups,
+    *item_shape]`."""
     table: Tensor = torch.as_tensor(of_all, dtype=torch.float64, device="cpu").detach()[None]
     if (of_groups is None) != (not len(order)):
         raise ArgumentError("give groups, group_mean and group_std together, or none of them")
@@ -367,9 +331,8 @@ def _numbers_by_name(names: Tensor) -> dict[str, int]:
 
 
 def _exact_sum(values: Tensor, counts: Tensor) -> Tensor:
-    """Sum `values` over frames, float64 `[batch, 1, ...]`, with the same bits in any
-    order and with any padding by zeros. `values` are float64 `[batch, frames, ...]`, and
-    `counts` has the number of frames without padding.
+    """Sum `values`, float64 `[batch, frames, ...]`, over frames, with the same bits in any
+    order and with any padding by zeros. `counts` has the number of frames without padding.
 
     Values are rounded to multiples of a power of two: 2^-52 of the largest size that the
     sum can have. So float64 holds all partial sums exactly."""

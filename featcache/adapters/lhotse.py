@@ -16,7 +16,7 @@ from featcache.adapters.caches import cache_of, folder_of, missing_toolkit, reme
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.spans import Spans
+from featcache.loader.shards import Spans
 from featcache.loader.utterances import flat, records_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID

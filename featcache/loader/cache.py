@@ -22,12 +22,12 @@ from featcache.errors import (
     MissingItemError,
     StoreError,
     hours,
+    is_number,
     megabytes,
 )
 from featcache.format.shard import dequantize_array
-from featcache.loader.shards import Shards
-from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
-from featcache.spec import MAIN, FeatureSpec
+from featcache.loader.shards import Shards, Spans
+from featcache.spec import MAIN, FeatureSpec, Ints
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
 from featcache.version.version import Version
@@ -35,7 +35,7 @@ from featcache.version.version import Version
 if TYPE_CHECKING:
     import torch
 
-    from featcache.loader.local_copies import Tiers
+    from featcache.loader.places import PlaceOf
     from featcache.version.ledger import Failure
 
 _LARGEST_KEPT = 256 << 20
@@ -54,23 +54,16 @@ Memory: TypeAlias = "Callable[[int], memoryview | torch.Tensor]"
 
 
 class Cache:
-    """The utterances of a version, as they were when it was opened.
+    """The utterances of a version, as they were when it was opened, also if it is pickled
+    into another process. Open the cache again to see shards that a run has added since.
 
     A cache is read as a mapping of ids to arrays, in the order of `ids`:
     `cache["utt-1"]`, `"utt-1" in cache`, `get`, `keys`, `values`, `items`, and a loop
     over ids. `cache[3]` is an array by its position. Nothing is read before it is
-    accessed. Open the cache again to see shards that a run has added since. A cache
-    pickled into another process has exactly the same utterances in the same order.
+    accessed.
 
-    Args:
-        version: The version to read.
-        check, tiers: As for `featcache.open`, whose `ram` and `copy_to` are the tiers.
-        index: Where each utterance is; by default the index of all its shards.
-
-    Raises:
-        DamagedError: The index must be built, and a shard's metadata is damaged.
-        ArgumentError: The version is in an object store, and `tiers` has no room for a shard.
-    """
+    `featcache.open` makes caches, and lists errors. `index` is by default that of all
+    shards; `places` are those of local copies, the nearest one first."""
 
     def __init__(
         self,
@@ -78,29 +71,28 @@ class Cache:
         *,
         check: bool = False,
         index: Index | None = None,
-        tiers: Tiers | None = None,
+        places: Sequence[PlaceOf] = (),
     ) -> None:
-        self.version, self.check, self._tiers = version, check, tiers
+        self.version, self.check, self._places = version, check, places
         self.index = _index_of(version) if index is None else index
         self._shards = self._open_shards()
         self._buffers = Buffers()
 
     def _open_shards(self) -> Shards:
-        if self._tiers is None and isinstance(self.version.path, Path):
+        if not self._places and isinstance(self.version.path, Path):
             return Shards(self.version, self.index, check=self.check)
         from featcache.loader.local_copies import open_copied
 
-        return open_copied(self.version, self.index, self.check, self._tiers)
+        return open_copied(self.version, self.index, self.check, self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         version = replace(self.version, shards=self.index.shards)
-        return partial(Cache, check=self.check, tiers=self._tiers), (version,)
+        return partial(Cache, check=self.check, places=self._places), (version,)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.version.path.name}: {', '.join(self._facts())})"
 
     def _facts(self) -> list[str]:
-        """Describe the content in numbers with their units."""
         spec, num_frames = self.spec, int(self.lengths.sum())
         num_bytes = num_frames * math.prod(spec.item_shape) * self.stored_dtype.itemsize
         dtype = f"{spec.dtype} in uint8" if spec.is_quantized else spec.dtype
@@ -137,7 +129,7 @@ class Cache:
     def get(
         self, key: str | SupportsIndex, default: _Default | None = None
     ) -> NDArray[Any] | _Default | None:
-        """Return the array of an utterance, as `cache[key]`; the default if there is none."""
+        """Return `cache[key]`, or the default if there is no such utterance."""
         try:
             return self.item(key)
         except (MissingItemError, IndexError):
@@ -154,9 +146,8 @@ class Cache:
         return self.version.dtype
 
     def track(self, name: str) -> Cache:
-        """Open one of the version's tracks, with the same utterances, as a cache:
-        `codes.track("codes_24hz")`. `spec.tracks` has their names. Raises ArgumentError if
-        there is no such track."""
+        """Open one of the version's tracks as a cache: `codes.track("codes_24hz")`.
+        `spec.tracks` has their names. Raises ArgumentError if there is no such track."""
         return self if name == MAIN else _TrackCache(self, name)
 
     @property
@@ -166,25 +157,23 @@ class Cache:
 
     @property
     def ids(self) -> Strings:
-        """The utterances' ids, in the cache's order: that of the manifest they were
-        extracted from."""
+        """The utterances' ids, in the order of the manifest they were extracted from."""
         return self.index.ids
 
     @cached_property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """The number of frames of each utterance; int64 `[utterances]`, read-only."""
         lengths = np.asarray(self.index.num_frames).view()
         lengths.flags.writeable = False
         return lengths
 
     def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
-        """Return the ids, in parts, and a hash of the source of each, uint64
-        `[utterances]`."""
+        """Return the ids, in parts, and the hashes of their sources, uint64 `[utterances]`."""
         return [self.index.ids], self.index.row_hash
 
-    def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
+    def find(self, ids: Iterable[str]) -> Ints:
         """Return the positions of utterances; int64 `[ids]`. Raises MissingItemError if ids
-        are missing: names up to ten, and says how many failed in extraction."""
+        are missing, as in `batch`."""
         if isinstance(ids, str):
             raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
         try:
@@ -208,12 +197,10 @@ class Cache:
         check: bool | None = None,
     ) -> NDArray[Any]:
         """Return the features of one utterance by its id or position, as `cache[key]`; or a
-        part of them, as in `batch`.
+        part of them. Arguments, dtypes and errors are as in `batch`.
 
-        Returns:
-            `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-            `check`, or if the features are quantised. Dtypes and errors are as in `batch`.
-        """
+        Returns `[frames, *item_shape]`, read-only and memory-mapped; a new array with
+        `check`, or if the features are quantised."""
         position = self.position(key)
         frames = self._shards.utterance(position)
         if self.check if check is None else check:
@@ -246,10 +233,9 @@ class Cache:
         ends to the longest; vectors are stacked.
 
         Args:
-            keys: Ids or positions, in any order; they may repeat. Without keys, the batch
-                is empty.
-            start: Where the parts begin, in seconds: one number, or one for each key; at
-                the beginning by default.
+            keys: Ids or positions, in any order; they may repeat, or be none.
+            start: The beginnings of the parts, in seconds: one number, or one for each key;
+                0 by default.
             duration: The length of the parts, in seconds; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
@@ -266,8 +252,8 @@ class Cache:
             If an utterance is one vector: `[batch, *item_shape]`, and None.
 
         Raises:
-            MissingItemError: Ids are missing; names up to ten, and says how many failed
-                in extraction, or why one did.
+            MissingItemError: Ids are missing; names up to ten, how many failed in
+                extraction, or why one did.
             IndexError: There is no such position.
             ArgumentError: There are no such parts, or `out` or a key is invalid.
             DamagedError: A shard is damaged, or `check` found a wrong checksum.
@@ -300,7 +286,7 @@ class Cache:
         check: bool | None = None,
     ) -> torch.Tensor:
         """Return the features that `batch` returns, of existing frames. Only `out` is
-        checked, which may also be memory; by default that of the cache's own buffers."""
+        checked, which may also be memory; by default the cache's own buffers."""
         as_values = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
         read = spans
@@ -331,8 +317,8 @@ class Cache:
     def _checked(
         self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
     ) -> Iterator[NDArray[Any]]:
-        """Read and check the frames of a batch, one utterance after the other. Each array
-        is valid until the next. It is read into its row, if that takes all of it as stored."""
+        """Read and check the frames of a batch, one utterance after the other: into its row,
+        if that takes all of it as stored. Each array is valid until the next."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
@@ -343,7 +329,7 @@ class Cache:
     def _fill(
         self,
         rows: NDArray[Any],
-        positions: NDArray[np.int64],
+        positions: Ints,
         parts: Iterable[NDArray[Any]],
         padding_value: float,
         as_values: bool,
@@ -358,37 +344,34 @@ class Cache:
             row[len(frames) :] = padding_value
 
     def quantization(self, keys: Keys) -> torch.Tensor:
-        """Return scale and offset of each utterance and dimension, for
-        `featcache.dequantize`: value = offset + scale * level.
-
-        Returns float32 `[keys, 2, *item_shape]`. Raises StoreError if the features are
-        not quantised, see `spec.is_quantized`; other errors as in `batch`."""
+        """Return scale and offset of each utterance and dimension, float32 `[keys, 2,
+        *item_shape]`, for `featcache.dequantize`: value = offset + scale * level. Raises
+        StoreError if the features are not quantised, see `spec.is_quantized`; other errors
+        as in `batch`."""
         if not self.spec.is_quantized:
             raise StoreError(
                 f"{self.version.path}: its features are not quantised: `batch` returns their values"
             )
         return tensor_of(self.scales_and_offsets(self._positions(keys)))
 
-    def scales_and_offsets(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the scales and offsets at positions, as an array; nothing is checked."""
+    def scales_and_offsets(self, positions: Ints) -> NDArray[np.float32]:
+        """Return the scales and offsets at positions, as an array."""
         parameters = [self._shards.quantization(position) for position in positions.tolist()]
         return np.array(parameters, np.float32).reshape(-1, 2, *self.spec.item_shape)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """Return an utterance's entries of a side array in `spec.side`, such as scales:
         read-only, `[entries, *item_shape]`, maybe empty. With `check`, the shard's whole
-        array is compared with its checksum. Raises StoreError if there is
-        no such side array; other errors as in `batch`."""
+        array is compared with its checksum. Raises StoreError if there is no such array;
+        other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Read frames of a shard by its number in the index, as stored: `[count,
-        *item_shape]`, unchecked."""
+        """Read stored frames of a shard by its number in the index, unchecked."""
         return self._shards.range(shard, first, count)
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
-        """Return the error for missing ids, of `num_wanted` in all; it says whether, and
-        why, they failed."""
+        """Return the error for missing ids, of `num_wanted` in all."""
         from featcache.version.join import missing_error
 
         return missing_error(self.version, self.index, self._failures, ids, num_wanted)
@@ -400,8 +383,7 @@ class Cache:
         return standing_failures(self.version, self.index)
 
     def position(self, key: str | SupportsIndex) -> int:
-        """Return the position of one utterance by its id or position, from 0; errors as
-        in `batch`."""
+        """Return the position of an utterance by its id or position; errors as in `batch`."""
         if isinstance(key, str):
             position = self.index.find_one(key)
             if position < 0:
@@ -417,7 +399,7 @@ class Cache:
             raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
-    def _positions(self, keys: Keys) -> NDArray[np.int64]:
+    def _positions(self, keys: Keys) -> Ints:
         is_single = isinstance(keys, str) or getattr(keys, "ndim", 1) == 0
         if is_single or not isinstance(keys, Iterable):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
@@ -431,8 +413,7 @@ class Cache:
 
 
 def _index_of(version: Version) -> Index:
-    """Load a version's index, or build it. Few openings build one: the code that does is imported
-    then."""
+    """Load a version's index, or build it, by code that few openings import."""
     index = load_index(version, version.shard_names())
     if index is not None:
         return index
@@ -442,8 +423,7 @@ def _index_of(version: Version) -> Index:
 
 
 class _TrackCache(Cache):
-    """The utterances of a cache, with the entries of one of its other tracks as features.
-    With `check`, the track's array of a whole shard is compared with its checksum, once."""
+    """The utterances of a cache, with the entries of one of its other tracks as features."""
 
     def __init__(self, cache: Cache, name: str) -> None:
         from featcache.loader.track import index_of_track
@@ -473,11 +453,11 @@ class _TrackCache(Cache):
 
 
 class Buffers:
-    """Memory for batches, used again once they are gone. Safe to use from several threads.
+    """Memory for batches, used again once they are gone, up to `kept` at a time. Safe to use
+    from several threads.
 
     The kernel clears every page of new memory, which costs more than copying a batch into
-    it, and `malloc` does not keep blocks as large as a batch. Training drops each batch
-    for the next one, so the memory of two (`kept`) is enough."""
+    it, and `malloc` does not keep blocks as large as a batch."""
 
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
@@ -512,8 +492,7 @@ def tensor_in(
     out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> torch.Tensor:
     """Return a tensor of any content: the beginning of `out`, or in memory that it gives.
-    Raises ArgumentError if `out` is not a contiguous tensor in CPU memory, of this dtype
-    and large enough."""
+    Raises ArgumentError if `out` is another kind of tensor, or too small."""
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
         memory = out(needed * dtype.itemsize)
@@ -536,8 +515,7 @@ def tensor_in(
 
 
 def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
-    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with
-    a value beyond their ends."""
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`."""
     if not arrays:
         return
     padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
@@ -548,3 +526,54 @@ def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> Non
             pieces.append(padding[len(array) :])
     # One call is faster than a loop over rows.
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))
+
+
+def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
+    """Count positions in a sequence of `count` from its beginning, int64 `[values]`;
+    negative values count from its end. `name`, `where` and `wanted` are for messages: the
+    argument, the sequence, and what to give instead. Raises IndexError if there is no such
+    position; ArgumentError if the values are not whole numbers in a sized sequence."""
+    try:
+        positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    except (TypeError, ValueError):  # a number, or lists of several lengths
+        raise ArgumentError(f"{name} is {values!r}: give {wanted}") from None
+    if positions.dtype.kind not in "iu" or positions.ndim != 1:
+        raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
+    outside = positions[(positions < -count) | (positions >= count)]
+    if len(outside):
+        raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
+    return positions.astype(np.int64) % max(1, count)
+
+
+def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
+    """Return the number of codebooks to read. Raises ArgumentError if there are fewer."""
+    if codebooks is None:
+        return None
+    most = len(spec.codebook_sizes)
+    if not most or spec.item_shape != (most,):
+        raise ArgumentError(
+            f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks"
+        )
+    if isinstance(codebooks, SupportsIndex) and 1 <= operator.index(codebooks) <= most:
+        return operator.index(codebooks)
+    raise ArgumentError(f"codebooks is {codebooks!r}: there are {most}, so it must be 1 to {most}")
+
+
+def check_padding(spec: FeatureSpec, value: float) -> None:
+    """Raise ArgumentError for a padding value that the features' dtype cannot hold."""
+    dtype = np.dtype(spec.dtype)
+    if not is_number(value):
+        raise ArgumentError(f"padding_value is {value!r}: give a number")
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        if largest < abs(value) < np.inf:
+            raise ArgumentError(
+                f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}"
+            )
+        return
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max or int(value) != value:
+        raise ArgumentError(
+            f"padding_value is {value}: these features are {dtype}, so it must be a whole "
+            f"number from {limits.min} to {limits.max}; lengths tell where padding begins"
+        )

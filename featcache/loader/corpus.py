@@ -1,24 +1,22 @@
 """An opened corpus: the versions of its parts as one sequence. A position counts through
-all parts, in the order of their names.
-
-The parts' indexes are mapped, and stay apart: a position is looked up in its part's index."""
+all parts, in the order of their names."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
+from featcache.errors import ArgumentError, StoreError, counted, listing
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
+from featcache.spec import Ints
 from featcache.storage.base import in_parallel
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -32,7 +30,7 @@ from featcache.version.version import Version
 from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
-    from featcache.loader.local_copies import Tiers
+    from featcache.loader.places import PlaceOf
 
 _FEW = 4096
 """The most positions that are looked up one by one; for more, whole columns are joined."""
@@ -58,30 +56,25 @@ class Corpus(Cache):
     it. `corpus.part("train-07")` is a `Cache`.
 
     `lengths` is made at the first look, 8 bytes for each utterance. All other columns stay
-    mapped, and processes share them. A corpus pickled into another process has the same
-    utterances in the same order.
+    mapped, and processes share them."""
 
-    Args:
-        path: The folder of the corpus, or its URL.
-        parts: The parts, in their order: at least one.
-        check, tiers: As for `Cache`.
-    """
+    index: _JoinedIndex
 
     def __init__(
         self,
         path: Location,
         parts: Sequence[_Part],
         check: bool = False,
-        tiers: Tiers | None = None,
+        places: Sequence[PlaceOf] = (),
     ) -> None:
-        self._path, self._joined = path, _JoinedIndex(parts)
+        self._path = path
         first = parts[0].version
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
-        super().__init__(version, check=check, index=cast(Index, self._joined), tiers=tiers)
+        super().__init__(version, check=check, index=_JoinedIndex(parts), places=places)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = [(part.name, part.version, part.index.shards) for part in self._joined.parts]
-        return _reopen, (self._path, parts, self.check, self._tiers)
+        parts = [(part.name, part.version, part.index.shards) for part in self.index.parts]
+        return _reopen, (self._path, parts, self.check, self._places)
 
     def _facts(self) -> list[str]:
         return [f"{len(self.parts):,} parts", *super()._facts()]
@@ -89,39 +82,38 @@ class Corpus(Cache):
     @property
     def parts(self) -> list[str]:
         """The names of the parts, in their order."""
-        return [part.name for part in self._joined.parts]
+        return [part.name for part in self.index.parts]
 
     def part(self, name: str) -> Cache:
-        """Open the version of one part, by the part's name. Raises StoreError if there is
-        no such part."""
+        """Open the version of a part. Raises StoreError if there is no such part."""
         part = self.part_of(name)
-        return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
+        return Cache(part.version, check=self.check, index=part.index, places=self._places)
 
     def locate(self, position: int) -> tuple[str, int]:
         """Return the name of the part that has a position, and the position in it."""
-        ((number, inside),) = self._joined.places(np.array([self.position(position)]))
-        return self._joined.parts[number].name, inside
+        ((number, inside),) = self.index.places(np.array([self.position(position)]))
+        return self.index.parts[number].name, inside
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
         failures: dict[str, Failure] = {}
-        for part in self._joined.parts:
+        for part in self.index.parts:
             failures.update(standing_failures(part.version, part.index))
         return failures
 
     def identity(self) -> tuple[list[Strings], NDArray[np.uint64]]:
-        """Return the ids and hashes, as of a cache; the names of the parts are hashed too."""
-        parts = self._joined.parts
+        """Return the ids, in parts, and hashes of their sources and parts' names."""
+        parts = self.index.parts
         hashes = [part.index.row_hash ^ np.uint64(hash_of(part.name)) for part in parts]
         return [part.index.ids for part in parts], np.concatenate(hashes)
 
     def part_of(self, name: str) -> _Part:
         """Return the part of a name, as it was opened. Raises StoreError if there is none."""
-        if name not in self._joined.by_name:
+        if name not in self.index.by_name:
             raise StoreError(
                 f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}"
             )
-        return self._joined.by_name[name]
+        return self.index.by_name[name]
 
     def position(self, key: Any) -> int:
         """Return a position, as in a cache; or by a part's name, and an id or position in it."""
@@ -132,20 +124,17 @@ class Corpus(Cache):
         return self.part_of(key[0]).start + self.part(key[0]).position(key[1])
 
 
-def _reopen(
-    path: Location, parts: list[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None
-) -> Corpus:
+def _reopen(path: Location, parts: list[tuple[str, Version, list[str]]], *options: Any) -> Corpus:
     opened = [
         _Part(name, version, open_index(replace(version, shards=shards)))
         for name, version, shards in parts
     ]
-    return Corpus(path, opened, check=check, tiers=tiers)
+    return Corpus(path, opened, *options)
 
 
 class _VersionOfParts(Version):
-    """The versions of all parts as one, with shards called `train-07/<shard>`.
-
-    There is no folder at its path, which names it in messages and local copies."""
+    """The versions of all parts as one, with shards called `train-07/<shard>`. Its path is
+    only a name, for messages and local copies."""
 
     def shard(self, name: str) -> Shard:
         part, _, shard = name.rpartition("/")
@@ -153,27 +142,26 @@ class _VersionOfParts(Version):
         return Shard(store, shard, self.info.fingerprint, self.info.spec)
 
 
-class _JoinedIndex:
-    """The indexes of all parts as one; see `featcache.version.index.Index`."""
+class _JoinedIndex(Index):
+    """The indexes of all parts as one, without what nobody asks a corpus: their tables.
+
+    The parts' indexes are mapped, and stay apart: a position is looked up in its part's."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         indexes = [part.index for part in parts]
         self.starts = np.cumsum([0, *map(len, indexes)])
         """The position of each part's first utterance, and the end of the last part, int64
         `[parts + 1]`."""
-        self.parts = [
-            replace(part, start=start)
-            for part, start in zip(parts, self.starts.tolist(), strict=False)
-        ]
+        starts = self.starts[:-1].tolist()
+        self.parts = [replace(part, start=at) for part, at in zip(parts, starts, strict=True)]
         self.by_name = {part.name: part for part in self.parts}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
-        self.ids = _JoinedIds(self)
+        self.ids: Any = _JoinedIds(self)
         first_shards = [0, *accumulate(len(index.shards) for index in indexes[:-1])]
-        no_offsets = [0] * len(indexes)
-        self.shard = _JoinedColumn(self, "shard", first_shards)
-        self.item = _JoinedColumn(self, "item", no_offsets)
-        self.first_frame = _JoinedColumn(self, "first_frame", no_offsets)
-        self.num_frames = _JoinedColumn(self, "num_frames", no_offsets)
+        self.shard: Any = _JoinedColumn(self, "shard", first_shards)
+        self.item: Any = _JoinedColumn(self, "item")
+        self.first_frame: Any = _JoinedColumn(self, "first_frame")
+        self.num_frames: Any = _JoinedColumn(self, "num_frames")
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -183,11 +171,9 @@ class _JoinedIndex:
         numbers = np.searchsorted(self.starts, positions, "right") - 1
         return zip(numbers.tolist(), (positions - self.starts[numbers]).tolist(), strict=True)
 
-    def find(self, ids: Strings | _JoinedIds) -> NDArray[np.int64]:
-        """Return the position of each id, int64 `[n]`, in the first part that has it; -1 if
-        none has.
-
-        The ids of another corpus are looked up in the parts of the same names."""
+    def find(self, ids: Any, hashes: object = None) -> Ints:
+        """Return the position of each id in the first part that has it, or -1; for the ids of
+        another corpus, in the parts of the same names."""
         if isinstance(ids, _JoinedIds):
             parts = ids.joined.parts
             return np.concatenate([self._find_in(part.name, part.index.ids) for part in parts])
@@ -199,16 +185,16 @@ class _JoinedIndex:
             positions[missing] = self._find_in(name, ids.take(missing))
         return positions
 
-    def find_one(self, id_: str) -> int:
-        """Return the position of an id in the first part that has it; -1 if none has."""
+    def find_one(self, id: str) -> int:  # noqa: A002
+        """Return the position of an id in the first part that has it, or -1."""
         for part in self.parts:
-            position = part.index.find_one(id_)
+            position = part.index.find_one(id)
             if position >= 0:
                 return part.start + position
         return -1
 
-    def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
-        """Return the position of each id in a part; -1 without the id, or the part."""
+    def _find_in(self, name: str, ids: Strings) -> Ints:
+        """Return the position of each id in a part, or -1."""
         part = self.by_name.get(name)
         if part is None:
             return np.full(len(ids), -1, np.int64)
@@ -219,8 +205,10 @@ class _JoinedIndex:
 class _JoinedColumn:
     """A column over all parts, used as an array. Each part's numbers get an offset."""
 
-    def __init__(self, index: _JoinedIndex, name: str, offsets: Sequence[int]) -> None:
-        self._index, self._offsets = index, offsets
+    def __init__(
+        self, index: _JoinedIndex, name: str, offsets: Sequence[int] | None = None
+    ) -> None:
+        self._index, self._offsets = index, offsets or [0] * len(index.parts)
         self._columns = [getattr(part.index, name) for part in index.parts]
 
     def __len__(self) -> int:
@@ -242,7 +230,7 @@ class _JoinedColumn:
 
 
 class _JoinedIds(Sequence[str]):
-    """The ids of all utterances, used as `Strings` are."""
+    """The ids of all utterances, used as `Strings`."""
 
     def __init__(self, joined: _JoinedIndex) -> None:
         self.joined = joined
@@ -274,11 +262,10 @@ class _JoinedIds(Sequence[str]):
 
 def open_parts(
     corpus: Location, name: str | None, config: tuple[str, str] | None, strict: bool
-) -> list[_Part]:
-    """Open the version of this name (its own or its folder's), or of the config of this name
-    and fingerprint, in the parts of a corpus. A warning names the parts that lack it. Raises
-    StoreError if there is no such version, or several; with `strict`, also if something is
-    unfinished."""
+) -> tuple[list[_Part], list[str]]:
+    """Open a version in the parts of a corpus: by its name or its folder's, or by the name
+    and fingerprint of a config. Returns also what is unfinished; with `strict`, whatever
+    parts were known to lack. Raises StoreError if there is no such version, or several."""
     known = {part.name: part for part in read_parts(corpus)}
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
@@ -304,27 +291,22 @@ def open_parts(
                 f"{path}: has another fingerprint than the version of the same name in other parts"
             )
         index = open_index(version)
-        known_index = None if before is None or strict else before.index
-        unfinished: list[str] = []
-        if known_index is None or index_name(version, index.shards) != known_index:
-            unfinished = [f"{path}: {run}" for run in find_lacking(version, index)]
-        return _Part(part, version, index), unfinished
+        opened = _Part(part, version, index)
+        is_known = before is not None and before.index == index_name(version, index.shards)
+        if is_known and not strict:
+            return opened, []
+        return opened, [f"{path}: {run}" for run in find_lacking(version, index)]
 
     opened = in_parallel(open_part, [part for part in known if part not in lacking], threads)
     for _, unfinished in opened:
         messages += unfinished
-    for message in messages:
-        if strict:
-            raise StoreError(message)
-        warnings.warn(message, FeatcacheWarning, stacklevel=3)
-    return [part for part, _ in opened]
+    return [part for part, _ in opened], messages
 
 
 def _select(
     corpus: Location, paths: dict[str, Location], name: str | None, config: tuple[str, str] | None
 ) -> Version:
-    """Select the version of a name or config among the versions of the parts, at `paths` by
-    the names of their folders. Raises StoreError if there is none, or several."""
+    """Select one of the parts' versions, at `paths` by the names of their folders."""
     fingerprint = None if config is None else config[1]
     versions = [*map(Version.open, paths.values())]
     fitting = [

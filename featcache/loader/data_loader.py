@@ -1,10 +1,5 @@
 """Batches made ahead of training: gathered by threads, copied to the device while it
-works on the previous batch.
-
-**Shards of an object store** are fetched ahead of batches, if the sampler takes the
-utterances of a few shards at a time. While the batches of one window are made, the shards
-of the next windows are copied in the order in which they are read, as far as there is
-room. A copy is held until the last of these batches that reads it has been made."""
+works on the previous batch."""
 
 from __future__ import annotations
 
@@ -54,20 +49,18 @@ class DataLoader:
     """The batches of a dataset, in a sampler's order, on a device; each is a dictionary,
     see `FeatureDataset`.
 
-    There is nothing to decode, so there are no worker processes: threads gather each
-    batch straight into a reused, padded buffer. For a GPU, buffers are page-locked, and
-    copied on a stream of their own. Features, lengths and numeric columns are tensors on
-    the device. On the CPU, a batch's memory is reused once no tensor refers to it.
+    Threads, and no worker processes, gather each batch straight into a reused, padded
+    buffer. For a GPU, buffers are page-locked, and copied on a stream of their own.
+    Features, lengths and numeric columns are tensors on the device. On the CPU, a batch's
+    memory is reused once no tensor refers to it.
 
-    `DataLoader(dataset, batch_size=32)` makes a `BucketBatchSampler` of its own, with
-    everything that it offers: the same batches on every machine, ranks, and exact resume.
-    Its batches are in another order than the dataset, also without shuffling: the longest
+    `DataLoader(dataset, batch_size=32)` makes its own `BucketBatchSampler`: the same
+    batches on every machine, ranks, and exact resume; also without shuffling, the longest
     utterances first. The end of a pass begins the next epoch, for the next pass and for
     `state_dict`.
 
-    Random crops follow the sampler's epoch. The loader can be iterated over repeatedly.
-    Simultaneous iterations do not affect each other, but `state_dict` and `waited` are
-    those of the latest.
+    Random crops follow the sampler's epoch. Simultaneous iterations do not affect each
+    other, but `state_dict` and `waited` are those of the latest.
 
     Args:
         dataset: The dataset to read; or a `torch.utils.data.Subset` of one, also of a
@@ -76,15 +69,15 @@ class DataLoader:
             `BucketBatchSampler`, a `torch.utils.data.BatchSampler`, or a list of lists.
         device: The device for the batches.
         prefetch: How many batches to prepare while training works on one; by default 2,
-            or 8 if their bytes are asked of an object store. There each has a thread;
-            else there is at most one per core.
+            each in a thread, of which there is at most one per core. If bytes are requested
+            from an object store, 8 by default, each in a thread.
         dtype: Converts features to this dtype, on the device; by default, they keep their
             stored dtype. Of several versions, a dictionary by name, or one for all that
             it fits: a float dtype leaves codes as they are.
-        transform: Called with each batch as training would get it, on the device and
-            after `dtype`; what it returns is what training gets. The loader's threads
-            call it, up to `prefetch` at once and ahead of training; on a GPU, on the
-            stream of the copies. The batch is its own: it may write to the tensors.
+        transform: A function that training gets the results of. It is called with each
+            batch, on the device and after `dtype`, by the loader's threads, up to
+            `prefetch` at once and ahead of training; on a GPU, on the stream of the copies.
+            It may write to the tensors.
         batching: Instead of `batch_sampler`, `max_frames` or `batch_size` or both, and
             `shuffle` (by default true), `seed`, `drop_last`, `rank`, `world_size` and
             `shards_in_memory`: arguments of `BucketBatchSampler`.
@@ -92,11 +85,9 @@ class DataLoader:
     Attributes:
         dataset: The dataset, or that of the subset's utterances: `FeatureDataset.subset`.
         batch_sampler: As given, or the loader's own.
-        device, prefetch, transform: As given.
 
     Raises:
-        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit
-            it or each other.
+        ArgumentError: The arguments do not fit the dataset or each other.
     """
 
     def __init__(
@@ -156,7 +147,7 @@ class DataLoader:
         return f"DataLoader({self.dataset!r}, {self.batch_sampler!r}, {settings})"
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch, if the sampler knows it."""
+        """Return the number of batches of an epoch."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -165,21 +156,19 @@ class DataLoader:
 
     @property
     def waited(self) -> float:
-        """Seconds that the training loop has waited for batches in the current or latest
-        iteration."""
+        """Seconds that training has waited for batches in the current or latest iteration."""
         return self._latest.waited
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, for new batches and new random crops. An iteration in progress
-        keeps its epoch."""
+        """Set the epoch, for new batches and random crops. Iterations in progress keep theirs."""
         sampler = self._with("set_epoch")
         if sampler is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of training in the epoch: after the batches that it has received,
-        not after those made ahead. Raises ArgumentError if the sampler keeps no state."""
+        """Return the state of training in the epoch, after the batches that it has received.
+        Raises ArgumentError if the sampler keeps no state."""
         sampler = self._stateful()
         # The sampler may be in another pass.
         consumed = min(sampler.given, self._latest.received)
@@ -187,9 +176,9 @@ class DataLoader:
         return {"sampler": state, "rows": self.dataset.lengths.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration yield what was left when the state was taken; see
-        `BucketBatchSampler`. Raises ArgumentError if it is not such a state, or the
-        sampler keeps none."""
+        """Let the next iteration yield what was left when the state was taken, as of a
+        `BucketBatchSampler`. Raises ArgumentError if it is not such a state, or the sampler
+        keeps none."""
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:
@@ -203,7 +192,7 @@ class DataLoader:
         sampler.load_state_dict(inner)
 
     def _with(self, name: str) -> Any:
-        """Return the sampler with this attribute: the batch sampler, or its own sampler."""
+        """Return the batch sampler, or its own sampler, if it has this attribute."""
         samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
@@ -262,8 +251,7 @@ class DataLoader:
                     yield batch
                     if os.getpid() != process:
                         raise FeatcacheError(
-                            "an iteration cannot continue in a forked process: begin a new "
-                            "one there"
+                            "an iteration cannot continue in a forked process: begin another"
                         )
                     started = perf_counter()
                     del batch
@@ -277,8 +265,7 @@ class DataLoader:
                     shards.close()
 
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
-        """Gather a batch and send it to the device. Returns the batch as training gets it,
-        and the mark of its arrival."""
+        """Return a batch as training gets it, and the mark of its arrival on the device."""
 
         def gather(ranges: FrameRanges) -> torch.Tensor:
             return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
@@ -292,7 +279,6 @@ class DataLoader:
 
 
 def _whole(dataset: Any) -> FeatureDataset:
-    """Return a dataset without the subsets of torch around it."""
     if isinstance(dataset, Subset):
         return _whole(dataset.dataset).subset(dataset.indices)
     if not isinstance(dataset, FeatureDataset):
@@ -313,23 +299,20 @@ def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSamp
 
 
 def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[str, torch.dtype]:
-    """Return the dtypes to convert features to, by the versions' names. One dtype for all
-    is left out where it does not fit. Raises ArgumentError if it fits no version, or one of
-    several dtypes does not fit its version."""
+    """Return the dtypes to convert features to, by the versions' names; one dtype for all,
+    only where it fits. Raises ArgumentError if it fits no version, or one of several dtypes
+    does not fit its version."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
-    faults: dict[str, str] = {}
-    for version in dataset.versions:
-        fault = _fault(dtypes[version.name], version) if version.name in dtypes else None
-        if fault is not None:
-            faults[version.name] = fault
-    if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
-        raise ArgumentError(next(iter(faults.values())))
-    return {name: wanted for name, wanted in dtypes.items() if name not in faults}
+    given = [version for version in dataset.versions if version.name in dtypes]
+    fault_of = {version.name: _fault(dtypes[version.name], version) for version in given}
+    faults = [fault for fault in fault_of.values() if fault]
+    if faults and (isinstance(dtype, Mapping) or len(faults) == len(given)):
+        raise ArgumentError(faults[0])
+    return {name: wanted for name, wanted in dtypes.items() if not fault_of[name]}
 
 
 def _fault(dtype: object, version: DatasetVersion) -> str | None:
-    """Explain why a version's features cannot be converted to a dtype without loss; None
-    if they can."""
+    """Explain why a version's features cannot be converted to a dtype without loss."""
     if not isinstance(dtype, torch.dtype):
         return f"dtype is {dtype!r}: give one of torch's, such as torch.float32"
     spec, padding = version.cache.spec, version.padding_value
@@ -357,16 +340,14 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
 
 @dataclass
 class _Progress:
-    """The state of an iteration."""
+    """The number of batches that training has received in an iteration, and the seconds
+    that it has waited."""
 
     received: int = 0
-    """The number of batches that training has received."""
     waited: float = 0.0
-    """The seconds that training has waited."""
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:
-    """Return the rows of a sampler's batch. Raises ArgumentError if it is no batch."""
     try:
         return [*batch]
     except TypeError:
@@ -377,8 +358,7 @@ def _rows_of(batch: Iterable[int]) -> list[int]:
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
-    """List the versions in an object store; without places for copies, batches send
-    requests."""
+    """List the versions in an object store."""
     versions = ((version, version.cache._shards) for version in dataset.versions)
     return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
 
@@ -391,12 +371,14 @@ _Window: TypeAlias = list[tuple[int, list[int]]]
 
 
 class ShardsAhead:
-    """The shards that the batches of one iteration will read. Safe to use from several
-    threads.
+    """The shards of an object store that the batches of one iteration will read, if the
+    sampler takes the utterances of a few shards at a time. Safe to use from several threads.
 
-    A batch waits for its shards. The first of the unmade batches waits only while there is
-    room for them, so that one batch always goes on. A shard that cannot be fetched raises
-    its error where it is read."""
+    While the batches of one window are made, the shards of the next windows are copied in
+    the order in which they are read, as far as there is room. A copy is held until the last
+    of these batches that reads it has been made. A batch waits for its shards; the first of
+    the unmade batches, only while there is room for them, so that one batch always goes on.
+    A shard that cannot be fetched raises its error where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
         remote = _remote(dataset)
@@ -406,7 +388,7 @@ class ShardsAhead:
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
         self._is_closed = False
         self._batches: deque[int] = deque()
-        """The numbers of the batches that have not been made, in their order."""
+        """The numbers of the unmade batches, in their order."""
         self._last: dict[_Key, int] = {}
         """The last batch that reads each shard, in the order in which shards are fetched."""
         self._begun: set[_Key] = set()
@@ -417,11 +399,10 @@ class ShardsAhead:
     def windows(
         self, batches: Iterator[list[int]], sampler: Any
     ) -> Iterator[tuple[list[int], Reading]]:
-        """Yield the batches, each with the context to make it in. Windows are taken ahead:
-        at least one, and more while there are threads and room. `sampler` yields the
-        batches, and its `window` is that of the latest.
-
-        The context raises CancelledError if all was closed meanwhile."""
+        """Yield the batches, each with the context to make it in, which raises CancelledError
+        if all was closed meanwhile. Windows are taken ahead: at least one, and more while
+        there are threads and room. `sampler` yields the batches, and its `window` is that of
+        the latest."""
         upcoming: deque[_Window] = deque()
         for _, group in groupby(enumerate(batches), lambda _: sampler.window):
             window = [*group]
@@ -436,8 +417,8 @@ class ShardsAhead:
         return ((rows, self._reading(number, rows)) for number, rows in window)
 
     def _expect(self, window: _Window) -> bool:
-        """Fetch the shards of a window as soon as there is room. Returns whether the
-        fetching of all expected shards has begun."""
+        """Fetch the shards of a window as soon as there is room. Tells whether the fetching
+        of all expected shards has begun."""
         last = {key: number for number, rows in window for key in self._keys(rows)}
         with self._changed:
             self._batches += [number for number, _ in window]
@@ -481,8 +462,7 @@ class ShardsAhead:
         self._threads.shutdown(wait=False)
 
     def _may_read(self, number: int, keys: Iterable[_Key]) -> bool:
-        """Tell whether a batch's shards are fetched; for the first batch, whether there is
-        no room for more."""
+        """Tell whether a batch's shards are fetched, or, for the first batch, have no room."""
         missing = [key for key in keys if key not in self._held]
         if not self._begun.isdisjoint(missing):
             return False
@@ -498,9 +478,9 @@ class ShardsAhead:
         return key if num_bytes <= key[0].room else None
 
     def _go_on(self) -> None:
-        """Let go of the shards that were read last. Begin to fetch others, in their order,
-        as far as there are threads and room: the interpreter does not end before what has
-        begun. Wake all waiting threads."""
+        """Let go of the shards that were read last. Begin to fetch others, as far as there
+        are threads and room: the interpreter does not end before what has begun. Wake all
+        waiting threads."""
         first = self._batches[0] if self._batches else math.inf
         for key in [key for key, last in self._last.items() if last < first]:
             if key in self._begun and key not in self._held:
@@ -533,8 +513,7 @@ class ShardsAhead:
 
 class Transfer:
     """The way of batches to CPU memory, or to a device other than CUDA, where torch copies
-    them and waits. Subclasses may return tensors that are still on their way. Safe to use
-    from several threads."""
+    them and waits. Safe to use from several threads."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = device
@@ -542,7 +521,7 @@ class Transfer:
         self._converted = Buffers(kept=num_batches)
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather the padded frames of a batch; copy them to the device and convert them."""
+        """Gather padded frames; copy them to the device and convert them."""
         gathered = ranges.gather(self._gathered.take)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
@@ -557,24 +536,22 @@ class Transfer:
         return tensor.to(self._device)
 
     def begin(self) -> None:
-        """Let the work on batches wait for the earlier work on the caller's stream."""
+        """Let work on batches wait for earlier work on the caller's stream."""
 
     def working(self) -> AbstractContextManager[Any]:
-        """Return the context in which batches are changed, before the mark."""
+        """Return the context for changes of batches."""
         return nullcontext()
 
     def mark(self) -> Any:
-        """Return a mark after all that this thread has sent to the device."""
+        """Return a mark after the work that this thread has begun."""
 
     def make_ready(self, mark: Any, batch: Any) -> None:
-        """Let the caller's stream wait for a mark before it uses a batch's tensors."""
+        """Let the caller's stream wait for a mark before it uses a batch."""
 
 
 class _CudaTransfer(Transfer):
-    """The way of batches to a GPU, from page-locked memory on a stream of its own.
-
-    `record_stream` keeps the allocator from reusing a batch's memory, which was taken on
-    this stream, while training's stream still works on it."""
+    """The way of batches to a GPU, from page-locked memory on a stream of its own. Tensors
+    may still be on their way until `make_ready`."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = on_this_device(device)
@@ -620,6 +597,7 @@ class _CudaTransfer(Transfer):
         stream.wait_event(mark)
         for tensor in _tensors_in(batch):
             if tensor.is_cuda:
+                # Its memory must not be used again while training's stream works on it.
                 tensor.record_stream(stream)
 
 
@@ -637,8 +615,8 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def dequantized(
     levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move
 ) -> torch.Tensor:
-    """Return the values of levels, uint8 `[batch, frames, *item_shape]`, on their device,
-    to which `move` copies."""
+    """Return the values of levels `[batch, frames, *item_shape]` on their device, to which
+    `move` copies."""
     quantization = move(ranges.version.cache.quantization(ranges.positions))
     lengths = move(torch.from_numpy(ranges.counts))
     return dequantize(

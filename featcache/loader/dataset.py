@@ -4,14 +4,18 @@ a manifest."""
 from __future__ import annotations
 
 import copy
+import hashlib
 import operator
+import os
 import warnings
 from collections import UserList
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar, Unpack
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -28,9 +32,9 @@ from featcache.errors import (
     naming,
     require_int,
 )
-from featcache.loader.cache import Cache, Memory
-from featcache.loader.passes import Epoch, RowLengths, Rows, digest_of
-from featcache.loader.spans import Spans, positions_in
+from featcache.loader.cache import Cache, Memory, positions_in
+from featcache.loader.sampler import Rows
+from featcache.loader.shards import Spans
 from featcache.loader.utterances import (
     DatasetVersion,
     Selection,
@@ -42,6 +46,7 @@ from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
+from featcache.spec import Ints
 from featcache.strings import Strings
 
 _Value = TypeVar("_Value")
@@ -80,14 +85,14 @@ class FrameRanges(Spans):
 class FeatureDataset(Dataset[dict[str, Any]]):
     """The utterances of a manifest, with their features from a cache; map-style.
 
-    An item is a dictionary:
+    An item is a dictionary of
 
     * `id`;
     * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy;
-    * each of the manifest's columns, with the types that its cells have;
-      `start` and `duration` in seconds, NaN if not given, and `channel`, -1 if not given.
+    * the manifest's columns, with the types of their cells; `start` and `duration` in
+      seconds, NaN if not given, and `channel`, -1 if not given.
 
-    A batch, made by `collate`, is a dictionary too:
+    A batch, made by `collate`, is a dictionary of
 
     * `ids`: a list;
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
@@ -95,19 +100,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `lengths`: int64 `[batch]`, in frames; None for vectors;
     * the columns: bool, int64 or float64 tensors `[batch]`, or lists.
 
-    With several versions, `features` and `lengths` are dictionaries with the versions'
-    names as keys. With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)`
-    a batch is gathered in one call, straight into the padded tensor;
-    `featcache.DataLoader` does this ahead of time.
+    With several versions, `features` and `lengths` are dictionaries by the versions' names.
+    With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is
+    gathered straight into the padded tensor; `featcache.DataLoader` does this ahead of time.
 
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
         manifest: A manifest in any of its formats, with an `id` for each utterance, in
             the dataset's order; or a data frame of pandas or Polars, a table of Arrow, or
-            a list of dictionaries. Rows with a path are compared with what was extracted.
-            Without one, the dataset has the (first) cache's utterances. For a corpus, the
-            paths of the manifests of its parts, as a pattern or a folder, or that of one
-            part.
+            a list of dictionaries. By default, the (first) cache's utterances. For a
+            corpus, the paths of the manifests of its parts, as a pattern or a folder, or
+            that of one part.
         padding_value: The value of frames beyond an utterance's end; one for all
             versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
@@ -115,9 +118,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             versions, a dictionary.
 
     Keyword Args:
-        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of
-            values matches any of them. Or by a function that gets each row as a
-            dictionary, `id` and all columns, and says whether to take it.
+        where: Select the manifest's rows by columns: `{"split": "train"}`, or a list of
+            values, compared as text: 3 is also 3.0, True also true, None an empty cell. Or
+            by a function that gets each row as a dictionary, `id` and all columns.
         skip_missing: Leave out utterances missing from the cache instead of raising an
             error; `skipped` lists them.
         on_changed: What to do about rows whose features are of another path, start,
@@ -131,25 +134,23 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`.
         classes: The name of a column of labels, or several: they become numbers from 0,
             in the labels' order as text, and the attribute `classes` has the labels. A
-            mapping gives the labels of each, as that attribute of the training data does
-            for others: `classes=train.classes`.
+            mapping gives the labels of each: `classes=train.classes`.
 
     Attributes:
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
         columns: The columns `[utterances]`, by name.
-        classes: The labels of `classes`, a list for each column: a number stands for the
-            label at that position.
+        classes: The labels of each column of `classes`: a number is a place in this list.
         skipped, dropped: The ids left out because a version lacks them, or because they
             are shorter than the crop.
 
     Raises:
         MissingItemError: The cache lacks utterances of the manifest; names up to ten, and
-            says how many failed.
+            how many failed.
         ManifestError: The manifest cannot be read or has errors; or a column is missing,
-            has another type than `columns` says, labels that `classes` has not, or a name
-            that items and batches use themselves; or rows are refused, see `on_changed`.
+            has another type than in `columns`, labels that `classes` lacks, or a name that
+            items and batches use themselves; or rows are refused, see `on_changed`.
         ArgumentError: Other arguments do not fit; or utterances are shorter than a crop
             with `short="error"`.
     """
@@ -210,7 +211,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             ) from None
         return self.item_in(self.epoch, rows)
 
-    def item_in(self, epoch: int, row: NDArray[np.int64]) -> dict[str, Any]:
+    def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
         features = self.named([ranges.gather()[0] for ranges in self.frame_ranges(row, epoch)])
@@ -244,19 +245,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return RowLengths.of(lengths, digest_of(parts, self.versions[0].values_of(row_hashes)))
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
-        """Return the dataset of some rows, in their order: of a fold, for example. It has an
-        epoch of its own.
-
-        It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like
-        this one, with `ids`, `lengths`, `columns` and `collate`.
+        """Return the dataset of some rows, in their order, such as a fold, with its own epoch.
+        Unlike `torch.utils.data.Subset(dataset, rows)`, it has `ids`, `lengths`, `columns` and
+        `collate`.
 
         Args:
             rows: Positions in the dataset, which may repeat; negative ones count from the
-                end.
+                end. For a mask, give `numpy.flatnonzero(mask)`.
 
         Raises:
             IndexError: There is no such row.
-            ArgumentError: They are no positions; for a mask, give `numpy.flatnonzero(mask)`.
+            ArgumentError: They are no positions.
         """
         positions = self.rows_at(rows)
         part = copy.copy(self)
@@ -266,7 +265,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return part
 
     @property
-    def shards(self) -> NDArray[np.int64]:
+    def shards(self) -> Ints:
         """The number of each utterance's shard in the first version, from 0; int64
         `[utterances]`."""
         return self.versions[0].values_of(np.asarray(self.versions[0].cache.index.shard))
@@ -277,11 +276,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also for the workers of torch's DataLoader. Other processes with
-        the dataset keep their epochs.
-
-        `featcache.DataLoader` calls this itself. Batches of a `BucketBatchSampler` whose
-        epoch has been set bring it along. With other samplers, call it before each pass."""
+        """Set the epoch, also for the workers of torch's DataLoader, before each pass: unless
+        with `featcache.DataLoader`, or a `BucketBatchSampler` whose epoch is set."""
         self._epoch.set(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def epoch_of(self, rows: Sequence[int]) -> int:
@@ -289,8 +285,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return rows.epoch if isinstance(rows, Rows) else self.epoch
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the
-        batch is empty.
+        """Make a batch of items: the `collate_fn` for a DataLoader.
 
         In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the
         items are unchanged: passing them on takes longer than reading them."""
@@ -317,13 +312,12 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             frames = [item["features"] for item in items]
             if not isinstance(self.cache, Cache):
                 frames = [by_name[version.name] for by_name in frames]
-            if version.cache.spec.axis.is_ragged:
-                value = version.padding_value
-                features.append(pad_sequence(frames, batch_first=True, padding_value=value))
-                lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
-            else:
+            if not version.cache.spec.axis.is_ragged:
                 features.append(torch.stack(frames))
                 lengths.append(None)
+                continue
+            features.append(pad_sequence(frames, True, version.padding_value))
+            lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
         return {
             "ids": [item["id"] for item in items],
             "features": self.named(features),
@@ -333,8 +327,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         }
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return the batch of rows, gathered straight into padded tensors. Without rows,
-        the batch is empty."""
+        """Return the batch of rows, gathered straight into padded tensors."""
         return self.batch_in(self.epoch_of(rows), rows)
 
     def batch_in(
@@ -362,7 +355,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return values[0]
         return dict(zip(self.names, values, strict=True))
 
-    def frame_ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
+    def frame_ranges(self, rows: Ints, epoch: int) -> list[FrameRanges]:
         """List the frames of some rows in an epoch, for each version."""
         positions = [version.positions_of(rows) for version in self.versions]
         lengths = [
@@ -377,15 +370,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 
-    def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """Count rows from the first row on; int64 `[rows]`. Raises IndexError if there is
-        no such row."""
+    def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> Ints:
+        """Count rows from the first row on. Raises IndexError if there is no such row."""
         return positions_in(
             "rows", rows, len(self), "the dataset", "a list of positions in the dataset"
         )
 
 
-def _in_batch(column: TypedColumn, rows: NDArray[np.int64], move: Move) -> Any:
+def _in_batch(column: TypedColumn, rows: Ints, move: Move) -> Any:
     """Return the values of some rows of a column, as a batch has them."""
     if isinstance(column, np.ndarray):
         return move(torch.from_numpy(column[rows]))
@@ -397,7 +389,6 @@ class Item(dict[str, Any]):
 
 
 def _stacked(items: Sequence[Item], *, collate_fn_map: Any) -> Any:
-    """Make a batch as torch does, which cannot stack features that differ in length."""
     try:
         return collate([dict(item) for item in items], collate_fn_map=collate_fn_map)
     except RuntimeError as error:
@@ -413,15 +404,15 @@ default_collate_fn_map[Item] = _stacked
 
 
 class Items(UserList[dict[str, Any]]):
-    """Items of a dataset, read at the first look into the list. `collate` gathers them
-    instead."""
+    """Items of a dataset, read at the first look into the list, unless `collate` gathers them.
+    Slices and sums hold items that were read."""
 
     dataset: FeatureDataset
     rows: Sequence[int]
 
     @classmethod
     def of(cls, dataset: FeatureDataset, rows: Sequence[int]) -> Self:
-        """Return the unread items of some rows. (Slices and sums hold items that were read.)"""
+        """Return the unread items of some rows."""
         items = cls.__new__(cls)
         items.dataset, items.rows = dataset, rows
         return items
@@ -437,3 +428,79 @@ class Items(UserList[dict[str, Any]]):
         return list, (self.data,)
 
     __copy__ = UserList.copy
+
+
+class Epoch:
+    """The epoch of a dataset, for batches without an epoch. Each process has its own, also
+    after a fork or unpickling. Only the workers of torch's DataLoader have the epoch of the
+    process that they work for, their `leader`: in shared memory, if it `is_followed`."""
+
+    def __init__(self, number: int, is_followed: bool, leader: torch.Tensor | None = None) -> None:
+        self._is_followed, self._leader = is_followed, leader
+        with torch.inference_mode(False):  # which would let nothing set it later
+            self._own = torch.tensor(number, dtype=torch.int64, device="cpu")
+        if is_followed:
+            # Without shared memory, persistent workers stay in their first epoch.
+            with suppress(RuntimeError):
+                self._own.share_memory_()  # type: ignore[no-untyped-call]
+            _FOLLOWED.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Epoch, (self.number, self._is_followed, self._memory)
+
+    @property
+    def number(self) -> int:
+        """The epoch, from 0."""
+        return int(self._memory)
+
+    def set(self, number: int) -> None:
+        """Set the epoch for this process and its workers."""
+        self._leader = None
+        self._own.fill_(number)
+
+    @property
+    def _memory(self) -> torch.Tensor:
+        is_worker = get_worker_info() is not None
+        return self._leader if is_worker and self._leader is not None else self._own
+
+
+_FOLLOWED: WeakSet[Epoch] = WeakSet()
+
+
+def _begin_own() -> None:
+    for epoch in [*_FOLLOWED]:
+        Epoch.__init__(epoch, epoch.number, True, epoch._memory)
+
+
+os.register_at_fork(after_in_child=_begin_own)
+
+
+class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
+    """The lengths of a dataset's rows, in frames, int64 `[rows]`, with the digest of the
+    rows. A selection or a sum has no digest."""
+
+    digest = ""
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64], digest: str) -> RowLengths:
+        """Return lengths with the digest of their rows."""
+        known = lengths.view(cls)
+        known.digest = digest
+        return known
+
+    def __getitem__(self, at: Any) -> Any:
+        return np.asarray(self)[at]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowLengths.of, (np.asarray(self), self.digest)
+
+
+def digest_of(ids: Sequence[Strings], row_hashes: NDArray[np.uint64]) -> str:
+    """Return a digest of ids, in parts of any sizes, and hashes of sources, uint64 `[rows]`."""
+    texts, lengths = hashlib.sha256(), hashlib.sha256()
+    for part in ids:
+        texts.update(part.utf8().data)
+        lengths.update(part.byte_lengths().astype("<u4").data)
+    digest = hashlib.sha256(texts.digest() + lengths.digest())
+    digest.update(np.ascontiguousarray(row_hashes, "<u8").data)
+    return digest.hexdigest()

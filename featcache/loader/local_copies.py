@@ -1,17 +1,14 @@
-"""Local copies of shards, on a disk of the machine, in its memory, or both (memory is
-filled from the disk); and shards that are read from copies, or from an object store.
+"""Shards that are read from local copies (see `places`), or from an object store.
 
 **A cache in a folder** is copied in the background, and a shard is read from its copy once
 that is complete. One thread in each process makes the copies for all its caches, in the
-order in which shards were first read, and ends when there is nothing to do. The thread
-puts a finished copy into a list, and `Shards` collects it before its next read.
+order in which shards were first read, and ends when there is nothing to do.
 
 **A shard of an object store** is copied whole before anything of it is read, so each byte
-is fetched once, however many processes read it, while the copy stays. Without room, two
-kinds of copies go: those that nobody holds (see `ShardsAhead`) and nobody has read for a
-while; and those of which the processes together have read as many frames as there are. If
-all are in use, ranges are read from the store: copying a shard again for single utterances
-would fetch far more.
+is fetched once, however many processes read it. Without room, two kinds of copies go: those
+that nobody holds (see `ShardsAhead`) and nobody has read for a while; and those of which the
+processes together have read as many frames as there are. If all are in use, ranges are read
+from the store: copying a shard again for single utterances would fetch far more.
 
 Threads and their locks do not survive a fork: a child begins again when it reads."""
 
@@ -27,11 +24,10 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,15 +42,13 @@ from featcache.errors import (
 )
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
-from featcache.loader.places import CopyRefused, Disk, LocalCopy, Place, changing, memory
-from featcache.loader.shards import Shards
+from featcache.loader.places import CopyRefused, Disk, LocalCopy, Place, PlaceOf, changing, memory
+from featcache.loader.shards import Range, Shards
+from featcache.spec import Ints
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
 from featcache.version.index import Index
 from featcache.version.version import Version
-
-_IDLE_SECONDS = 60.0
-"""The time without a read after which a copy from an object store may make room."""
 
 _WAIT_SECONDS = 0.5
 """The time between two looks if other processes are copying all wanted shards."""
@@ -75,59 +69,28 @@ _in_stores: weakref.WeakSet[ObjectShards] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
-class Copying(TypedDict, total=False):
-    """The arguments of `featcache.open` about local copies."""
-
-    ram: str | float | None
-    copy_to: str | Path | None
-    copy_limit: str | float | None
-
-
-@dataclass(frozen=True)
-class Tiers:
-    """The checked arguments of `featcache.open` about local copies, in bytes."""
-
-    ram: int | None = None
-    copy_to: Path | None = None
-    copy_limit: int | None = None
-
-    @classmethod
-    def parse(
-        cls,
-        ram: str | float | None = None,
-        copy_to: str | Path | None = None,
-        copy_limit: str | float | None = None,
-    ) -> Tiers:
-        """Check the arguments. Raises ArgumentError for an invalid size or folder, or a limit
-        without a folder."""
-        if copy_limit is not None and copy_to is None:
-            raise ArgumentError(
-                f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to="
-            )
-        # An empty text, as of a variable that is not set, would be the working directory.
-        if copy_to == "" or not isinstance(copy_to, (str, os.PathLike, NoneType)):
-            raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
-        memory_bytes = disk_bytes = folder = None
-        if copy_to is not None:
-            refuse_url("copy_to", copy_to)
-            folder = Path(copy_to).expanduser().absolute()
-        if ram is not None:
-            memory_bytes = parse_size("ram", ram)
-            if memory_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-                raise ArgumentError(f"ram is {memory_bytes:,} bytes: more than this machine has")
-        if copy_limit is not None:
-            disk_bytes = parse_size("copy_limit", copy_limit)
-        return cls(memory_bytes, folder, disk_bytes)
-
-    def places(self, version: Version) -> list[Place]:
-        """List the places of a version's copies, the nearest one first."""
-        idle_seconds = None if isinstance(version.path, Path) else _IDLE_SECONDS
-        places: list[Place] = []
-        if self.ram is not None:
-            places.append(memory(version, self.ram, idle_seconds))
-        if self.copy_to is not None:
-            places.append(Disk(self.copy_to, version, self.copy_limit, idle_seconds))
-        return places
+def parse_copying(
+    ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None
+) -> list[PlaceOf]:
+    """List the places that arguments of `featcache.open` mean, the nearest one first. Raises
+    ArgumentError for an invalid size or folder, or a limit without a folder."""
+    if copy_limit is not None and copy_to is None:
+        raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
+    # An empty text, as of a variable that is not set, would be the working directory.
+    if copy_to == "" or not isinstance(copy_to, (str, os.PathLike, NoneType)):
+        raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
+    places: list[PlaceOf] = []
+    if ram is not None:
+        limit = parse_size("ram", ram)
+        if limit > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise ArgumentError(f"ram is {limit:,} bytes: more than this machine has")
+        places.append(partial(memory, limit=limit))
+    if copy_to is not None:
+        refuse_url("copy_to", copy_to)
+        disk_limit = None if copy_limit is None else parse_size("copy_limit", copy_limit)
+        folder = Path(copy_to).expanduser().absolute()
+        places.append(partial(Disk, folder=folder, limit=disk_limit))
+    return places
 
 
 def parse_size(name: str, value: str | float) -> int:
@@ -140,9 +103,7 @@ def parse_size(name: str, value: str | float) -> int:
             f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes'
         )
     if num_bytes < 1:
-        raise ArgumentError(
-            f"{name} is {value!r}: it must be at least one byte; leave it out for none"
-        )
+        raise ArgumentError(f"{name} is {value!r}: give at least one byte, or leave it out")
     return int(num_bytes)
 
 
@@ -157,9 +118,8 @@ def _parse_text(text: str) -> float:
 
 
 def _features_in(copy: LocalCopy, chunk: Frames) -> NDArray[Any]:
-    """Return the features in a copy of a shard, `[frames, *item_shape]`."""
-    features: NDArray[Any] = copy.data[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
-    return features
+    values: NDArray[Any] = copy.data[: chunk.num_bytes].view(chunk.dtype)
+    return values.reshape(chunk.shape)
 
 
 class CopiedShards(Shards):
@@ -175,14 +135,9 @@ class CopiedShards(Shards):
         self._warnings: list[str] = []
         self._warned_of: set[type] = set()
 
-    @property
-    def where(self) -> str:
-        """The places, for messages."""
-        return ", ".join(place.where for place in self.places)
-
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """Return the nearest copy of a shard, whose features are `chunk`, after making it in
-        the nearer places. Raises StoreError if the features cannot be read, or are damaged."""
+        the nearer places."""
         copy: LocalCopy | None = None
         nearer: list[Place] = []
         name = self.index.shards[number].rpartition("/")[2]  # without a corpus part
@@ -206,7 +161,7 @@ class CopiedShards(Shards):
 
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
         """Yield the checked blocks of the file of a shard's features, or of its copy."""
-        with nullcontext() if copy is None else _blaming_the_copy():
+        with _blaming(copy):
             yield from self.version.shard(self.index.shards[number]).feature_blocks(copy)
 
     @contextmanager
@@ -215,11 +170,11 @@ class CopiedShards(Shards):
         try:
             yield
         except OSError as error:
-            self._used_up.add(place)
-            reason = f"{error.filename or place.where}: {error.strerror}"
-            self._warn_of_the_end(error, reason, place.where)
+            self._give_up([place], error, f"{error.filename or place.where}: {error.strerror}")
 
-    def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
+    def _give_up(self, places: Sequence[Place], error: Exception, reason: str) -> None:
+        self._used_up.update(places)
+        where = ", ".join(place.where for place in places)
         self._warn(
             type(error),
             f"{reason}: no more shards are copied to {where}; the others are read from "
@@ -256,13 +211,12 @@ class CopiedShards(Shards):
 class FolderShards(CopiedShards):
     """A version's shards in a folder, copied in the background once read."""
 
-    def __init__(
-        self, version: Version, index: Index, check: bool, places: Sequence[Place]
-    ) -> None:
-        super().__init__(version, index, check, places)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._wanted: dict[int, None] = {}
         """The numbers of the shards to copy, in the order in which they were read."""
         self._finished: list[tuple[int, LocalCopy, NDArray[Any]]] = []
+        """The copies that the thread has made, and the next read begins to use."""
         with changing:
             _in_folders.add(self)
 
@@ -271,22 +225,18 @@ class FolderShards(CopiedShards):
         """True if shards are still to be copied in the background."""
         return bool(self._wanted)
 
-    def _slices(
-        self, shards: list[int], firsts: list[int], counts: list[int]
-    ) -> list[NDArray[Any]]:
+    def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
         if self._finished or self._warnings or (self._wanted and _thread is None):
             self._collect()
-        return super()._slices(shards, firsts, counts)
+        return super()._slices(ranges)
 
     def _collect(self) -> None:
-        """Read from the copies that the thread has finished, and give its warnings. In a
-        forked child, go on with the parent's wanted shards."""
         with changing:
             for number, copy, features in self._finished:
                 self._features[number], self._copied[number] = features, copy
                 self._files.pop(number, None)
             self._finished.clear()
-            if self.is_at_work:
+            if self._wanted:  # also by the parent of a forked child
                 _wake()
         self._tell()
 
@@ -309,8 +259,7 @@ class FolderShards(CopiedShards):
                 what = error.what if isinstance(error, DamagedError) else error
                 self._warn(type(error), f"{what}; it is not copied, but read in place")
             except Exception as error:  # noqa: BLE001 - in a thread, it would be lost
-                self._used_up.update(self.places)
-                self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
+                self._give_up(self.places, error, f"{type(error).__name__}: {error}")
             if copy is CopyRefused.UNDER_WAY:
                 continue
             with changing:
@@ -327,7 +276,7 @@ class FolderShards(CopiedShards):
         if copy is not None and copy.path is None:  # in this process's memory
             out[...] = self._features[number][first : first + len(out)]
             return
-        with nullcontext() if copy is None else _blaming_the_copy():
+        with _blaming(copy):
             super()._read_into(out, number, first, frames)
 
     def _open_file(self, number: int) -> Frames:
@@ -343,17 +292,13 @@ class FolderShards(CopiedShards):
 
 class ObjectShards(CopiedShards):
     """The shards of a version in an object store, copied whole before they are read; without
-    places for copies, ranges of them are read.
+    places for copies, ranges of them are read: those of a batch at the same time, neighbours
+    in one request. Raises ArgumentError if there is room for less than a shard."""
 
-    A batch requests the frames of all its shards at the same time, neighbours in one
-    request. Features are not kept in memory. Raises ArgumentError if there is room for
-    less than a shard."""
-
-    def __init__(
-        self, version: Version, index: Index, check: bool, places: Sequence[Place]
-    ) -> None:
-        super().__init__(version, index, check, places)
-        self._most_files = max(1, len(index.shards))  # they take no descriptors
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.where = [place.where for place in self.places]
+        self._most_files = max(1, len(self.index.shards))  # they take no descriptors
         self.begin_anew()
         with changing:
             _in_stores.add(self)
@@ -361,9 +306,9 @@ class ObjectShards(CopiedShards):
             return
         largest = int(self.sizes.max(initial=0))
         if self.room < largest:
-            setting = " and ".join(place.setting for place in places)
+            setting = " and ".join(place.setting for place in self.places)
             raise ArgumentError(
-                f"{setting} is {self.room:,} bytes: the largest shard of {version.path} has "
+                f"{setting} is {self.room:,} bytes: the largest shard of {self.version.path} has "
                 f"{largest:,}, and shards are copied whole: give more, or no "
                 f"{setting.replace('copy_limit', 'copy_to')}="
             )
@@ -383,21 +328,21 @@ class ObjectShards(CopiedShards):
         return max((math.inf if limit is None else limit for limit in limits), default=math.inf)
 
     @cached_property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """The bytes of each shard's features, by the index; int64 `[shards]`."""
         frames = np.zeros(len(self.index.shards), np.int64)
         ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
-        sizes: NDArray[np.int64] = self.version.info.spec.num_bytes(frames)
+        sizes: Ints = self.version.info.spec.num_bytes(frames)
         return sizes
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """Return a context to read arrays in, which are in memory already."""
+        """Return a context for arrays that are in memory already."""
         return nullcontext()
 
     def hold(self, number: int) -> Callable[[], None] | None:
         """Copy a shard, and keep the copy. Returns the function that lets go of it; None if
-        there is no room. Raises StoreError if the shard is damaged, or cannot be fetched."""
+        there is no room."""
         copy = self._copy_of(number, self._file(number))
         if copy is None:
             return None
@@ -414,15 +359,13 @@ class ObjectShards(CopiedShards):
                 release()
         copy.let_go()
 
-    def _slices(
-        self, shards: list[int], firsts: list[int], counts: list[int]
-    ) -> list[NDArray[Any]]:
-        ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, first, count in zip(shards, firsts, counts, strict=True):
-            ranges[number].append((first, count))
-        read = in_parallel(self._of_shard, [*ranges.items()])
-        frames_of = dict(zip(ranges, map(iter, read), strict=True))
-        return [next(frames_of[number]) for number in shards]
+    def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
+        by_shard: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, first, count in ranges:
+            by_shard[number].append((first, count))
+        read = in_parallel(self._of_shard, [*by_shard.items()])
+        frames_of = dict(zip(by_shard, map(iter, read), strict=True))
+        return [next(frames_of[number]) for number, _, _ in ranges]
 
     def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
         number, ranges = number_and_ranges
@@ -467,19 +410,22 @@ class ObjectShards(CopiedShards):
         out[...] = frames
 
 
-def open_copied(version: Version, index: Index, check: bool, tiers: Tiers | None) -> CopiedShards:
+def open_copied(
+    version: Version, index: Index, check: bool, places: Sequence[PlaceOf]
+) -> CopiedShards:
     """Open the shards of a version that is copied nearer, or lies in an object store."""
     kind = FolderShards if isinstance(version.path, Path) else ObjectShards
-    places = [] if tiers is None else tiers.places(version)
-    return kind(version, index, check, places)
+    return kind(version, index, check, [place_of(version) for place_of in places])
 
 
 @contextmanager
-def _blaming_the_copy() -> Iterator[None]:
-    """Let an error about damage say that the copy is to be removed."""
+def _blaming(copy: object) -> Iterator[None]:
+    """Let an error about damage say that the copy is to be removed, if it is one."""
     try:
         yield
     except DamagedError as error:
+        if copy is None:
+            raise
         raise DamagedError(f"{error.what}; remove this copy") from error
 
 

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any
 
-from featcache.errors import (
-    ArgumentError,
-    FeatcacheWarning,
-    MissingDependencyError,
-    StoreError,
-    naming,
-)
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
 from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
-    from featcache.loader.local_copies import Copying
+    from featcache.loader.places import PlaceOf
 
 
-class _Config(Protocol):
-    """The part of `featcache.config.Config` that `open` needs; without the extra `extract`,
-    `Config` cannot be imported."""
-
-    @property
-    def name(self) -> str: ...
-    def fingerprint(self) -> str: ...
-    def resolved(self) -> dict[str, Any]: ...
-
-
-@naming({"ram": None, "copy_to": None, "copy_limit": None})
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
     *,
-    config: str | Path | _Config | None = None,
+    config: str | Path | Any = None,
     tag: str | None = None,
     check: bool = False,
     strict: bool = False,
-    **copying: Unpack[Copying],
+    ram: str | float | None = None,
+    copy_to: str | Path | None = None,
+    copy_limit: str | float | None = None,
 ) -> Cache:
     """Open a version of a cache for reading; or of a corpus, as a `Corpus`: all its parts
     as one sequence.
@@ -55,12 +41,10 @@ def open(  # noqa: A001
             one version.
         config: Open the version with this config's fingerprint: a YAML file or a packaged
             config's name, which need the extra `extract`, or a `Config`.
-        tag: Open the version as it was when `featcache tag` gave it this name. It also
-            selects, of several versions, the version with this tag.
-            "features/fbank80@paper" does the same.
+        tag: Open the version as it was when `featcache tag` gave it this name, which also
+            selects among several versions. "features/fbank80@paper" does the same.
         check: True to compare every utterance with its checksum. It is then read, and not
-            mapped: a disk that fails raises a DamagedError, and does not end the process
-            by SIGBUS.
+            mapped: a disk that fails raises DamagedError, instead of ending the process by SIGBUS.
         strict: True to refuse an unfinished version, instead of a warning. An unfinished
             version lacks utterances of a manifest that are not in the failure ledger, has
             lost shards, or has no records of what is wanted.
@@ -84,19 +68,18 @@ def open(  # noqa: A001
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
-    tiers = None
-    if any(value is not None for value in copying.values()):
-        from featcache.loader.local_copies import Tiers
+    places: Sequence[PlaceOf] = ()
+    if (ram, copy_to, copy_limit) != (None, None, None):
+        from featcache.loader.local_copies import parse_copying
 
-        tiers = Tiers.parse(**copying)
+        places = parse_copying(ram, copy_to, copy_limit)
     location = parse_location("path", path)
     config = None if config is None else _load(config)
     in_corpus = corpus_of(location)
     if in_corpus is not None:
         if tag is not None:
             raise ArgumentError(
-                f"tag is {tag!r}: {location} is a corpus: open its parts, which have tags "
-                "of their own"
+                f"tag is {tag!r}: {location} is a corpus: open its parts, which have their own tags"
             )
         from featcache.loader.corpus import Corpus, open_parts
 
@@ -104,25 +87,26 @@ def open(  # noqa: A001
         made_by = None if config is None else (config.name, config.fingerprint())
         if name is None:
             name = name_in_path or None
-        parts = open_parts(corpus, name, made_by, strict)
-        return Corpus(corpus, parts, check=check, tiers=tiers)
-    if config is None:
-        version = select_version(location, name, tag)
+        parts, messages = open_parts(corpus, name, made_by, strict)
+        cache: Cache = Corpus(corpus, parts, check=check, places=places)
     else:
-        from featcache.version.tags import at_tag
+        if config is None:
+            version = select_version(location, name, tag)
+        else:
+            from featcache.version.tags import at_tag
 
-        made = select_configured(location, name, config.fingerprint(), config.resolved())
-        version = at_tag(made, tag)
-    cache = Cache(version, check=check, tiers=tiers)
-    for run in find_lacking(version, cache.index):
-        message = f"{version.path}: {run}"
+            made = select_configured(location, name, config.fingerprint(), config.resolved())
+            version = at_tag(made, tag)
+        cache = Cache(version, check=check, places=places)
+        messages = [f"{version.path}: {run}" for run in find_lacking(version, cache.index)]
+    for message in messages:
         if strict:
             raise StoreError(message)
         warnings.warn(message, FeatcacheWarning, stacklevel=2)
     return cache
 
 
-def _load(config: str | Path | _Config) -> _Config:
+def _load(config: Any) -> Any:
     if not isinstance(config, (str, Path)):
         if not hasattr(config, "fingerprint"):
             raise ArgumentError(

@@ -2,20 +2,19 @@
 machine; or the memory of one process.
 
     <folder>/featcache/
-      lock                        held for a moment by a process that adds or removes a file
-      <version>.<place>/          named after the version's folder, and a hash of its path:
-                                  two caches of one config share no copies
-        users                     locked, shared, by every process that reads these copies
-        <shard>                   the file of the shard's features, whole; locked, shared, by
-                                  processes that will read it soon
-        <shard>.read              how many of its frames all processes together have read:
-                                  8 bytes, changed under its lock
-        <shard>.part              an unfinished copy, locked by the process that writes it
+      lock                   held for a moment by a process that adds or removes a file
+      <version>.<place>/     the version's folder, and a hash of its path: two caches of one
+                             config share no copies
+        users                locked, shared, by every process that reads these copies
+        <shard>              the file of the shard's features, whole; locked, shared, by
+                             processes that will read it soon
+        <shard>.read         how many of its frames all processes together have read: 8 bytes,
+                             changed under its lock
+        <shard>.part         an unfinished copy, locked by the process that writes it
 
 A shard's name is a hash of its content, so a copy stays right for ever. All locks end with
-their processes: an unlocked part was left by a killed process, and is removed. A link in a
-folder is not featcache's: nothing is read, written or removed through it.
-"""
+their processes: an unlocked part was left by a killed process, and is removed. featcache
+reads, writes and removes nothing through links in a folder."""
 
 from __future__ import annotations
 
@@ -50,6 +49,9 @@ _LOCK, _PART, _READ = "lock", ".part", ".read"
 _LEFT_FREE = 0.1
 """The share of the disk that stays free without a limit."""
 
+_IDLE_SECONDS = 60.0
+"""The time without a read after which a copy from an object store may make room."""
+
 _TOUCH_SECONDS = 1.0
 """The time between two marks on a copy in use."""
 
@@ -68,26 +70,28 @@ class CopyRefused(Enum):
     """The reason why a copy is not made."""
 
     UNDER_WAY = "somebody is making it, or has just made it"
-    FULL = "there is no room but what is in use"
+    FULL = "all room is in use"
 
 
-def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
-    """Return the place of a version's copies in memory. All processes share it, unless the
-    machine has less memory for files than `limit`, as in many containers, or another user
-    has made a folder of this user's name there."""
+def memory(version: Version, limit: int) -> Place:
+    """Return the place of a version's copies in memory. All processes share it, unless there
+    is less memory for files than `limit`, as in many containers, or another user has made a
+    folder of this user's name."""
     folder = _SHARED / f"featcache-{os.getuid()}"
     with suppress(OSError):
         shared = os.statvfs(_SHARED)
         if shared.f_blocks * shared.f_frsize >= limit:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
-            if (
-                stat.S_ISDIR(status.st_mode)
-                and status.st_uid == os.getuid()
-                and not status.st_mode & 0o022
-            ):
-                return Disk(folder, version, limit, idle_seconds, is_memory=True)
-    return _PrivateMemory(limit, idle_seconds)
+            is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+            if is_private and status.st_uid == os.getuid():
+                return Disk(version, folder, limit, is_memory=True)
+    return _PrivateMemory(version, limit)
+
+
+def _idle_seconds(version: Version) -> float:
+    """Return the time without a read after which a copy in use may make room."""
+    return math.inf if isinstance(version.path, Path) else _IDLE_SECONDS
 
 
 class _CopyOnDisk:
@@ -98,37 +102,36 @@ class _CopyOnDisk:
         self._touched = time.monotonic()
 
     def exists(self) -> bool:
-        """Tell whether the copy was not removed."""
         return os.path.exists(self.path)
 
     def use(self) -> bool:
-        """Mark the copy as the last to remove. Returns False if it is gone."""
+        """Mark the copy as the last to remove. Tells whether it still exists."""
         now = time.monotonic()
-        if now - self._touched > _TOUCH_SECONDS:
-            self._mark(None)
-            if not self.exists():
-                return False
-            self._touched = now
+        if now - self._touched <= _TOUCH_SECONDS:
+            return True
+        self._mark(None)
+        if not self.exists():
+            return False
+        self._touched = now
         return True
 
     def let_go(self) -> None:
-        """Mark the copy as the first to remove, unless it is held, until it is used again."""
+        """Mark the copy as the first to remove, until it is used again."""
         self._touched = -_TOUCH_SECONDS
         self._mark((0, 0))
 
     def count(self, num_frames: int, whole: int) -> None:
-        """Count frames that were read, and let go of the copy once all processes together
-        have read the `whole`."""
+        """Count frames that were read; let go of the copy once all processes together have
+        read the `whole`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         # Another user's copy, or one on a full disk, goes when it is idle.
         with suppress(OSError), Lock(self.path.with_suffix(_READ), flags) as lock:
             lock.take(wait=True)
             num_frames += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
-            is_read = num_frames >= whole
-            count = 0 if is_read else num_frames
-            os.pwrite(lock.descriptor, count.to_bytes(8, "little"), 0)
-            if is_read:
+            if num_frames >= whole:
+                num_frames = 0
                 self.let_go()
+            os.pwrite(lock.descriptor, num_frames.to_bytes(8, "little"), 0)
 
     def hold(self) -> Callable[[], None] | None:
         """Pin the copy. Returns a function that unpins it; None if it is gone."""
@@ -145,36 +148,22 @@ class _CopyOnDisk:
 
 
 class Disk:
-    """The copies of a version, by their names, in a folder on a disk of this machine, or in
-    memory, where unused copies do not stay. The folder is opened at the first look, since
-    it may be slow, or hang.
+    """The copies of a version, in a folder on a disk of this machine, or in memory, where
+    unused copies do not stay. The folder, which may be slow, is opened at the first look.
 
-    While a process, or a child that it has forked, has copies open, only idle ones are
-    removed. Unused copies beyond the limit are removed at once.
+    While a process, or a child that it has forked, has copies open, only those of a version
+    in an object store are removed, if they are idle. Unused copies beyond the `limit` are
+    removed at once: the bytes of all copies in the folder; None for all but a tenth of the
+    disk.
 
-    Args:
-        folder, version: The folder, and the version whose shards are copied.
-        limit: The limit of everything in the folder, in bytes; None for all but a tenth
-            of the disk.
-        idle_seconds: The time without a read after which a copy may make room, unless it
-            is held; None if copies in use always stay.
-        is_memory: True if the folder is in memory.
-
-    Raises:
-        OSError: From every method: the disk is full, broken, read-only, or lacks locks.
-    """
+    Every method raises OSError if the disk is full, broken, read-only, or lacks locks."""
 
     def __init__(
-        self,
-        folder: Path,
-        version: Version,
-        limit: int | None,
-        idle_seconds: float | None,
-        is_memory: bool = False,
+        self, version: Version, folder: Path, limit: int | None, is_memory: bool = False
     ) -> None:
         self.where = "memory" if is_memory else str(folder)
         self.setting = "ram" if is_memory else "copy_limit"
-        self.limit, self._idle_seconds = limit, idle_seconds
+        self.limit, self._idle_seconds = limit, _idle_seconds(version)
         path = version.path.resolve() if isinstance(version.path, Path) else version.path
         digest = hashlib.sha256(os.fsencode(str(path))).hexdigest()[:8]
         self._root = folder / "featcache"
@@ -203,8 +192,8 @@ class Disk:
             weakref.finalize(self, _end, users, self._root, self._home, os.getpid())
 
     def find(self, name: str, num_bytes: int) -> LocalCopy | None:
-        """Return the copy of this name and size, and mark it as the last to remove; None if
-        there is none."""
+        """Return the copy of this name and size, if there is one, and mark it as the last to
+        remove."""
         if self._is_broken:
             return None
         try:
@@ -223,8 +212,7 @@ class Disk:
     def make(
         self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]
     ) -> CopyRefused | None:
-        """Make a copy of these blocks, which appears whole or not at all. Their errors are
-        raised."""
+        """Make a copy of these blocks, which appears whole or not at all."""
         self._open()
         part = self._home / f"{name}{_PART}"
         with self._alone():
@@ -236,8 +224,7 @@ class Disk:
             lock.take(wait=True)
             os.truncate(lock.descriptor, num_bytes)  # counted towards the limit now
         try:
-            # A full disk is found now, and not at the end.
-            os.posix_fallocate(lock.descriptor, 0, num_bytes)
+            os.posix_fallocate(lock.descriptor, 0, num_bytes)  # which fails on a full disk
             for block in blocks():
                 while len(block):  # one write may take a part
                     block = block[os.write(lock.descriptor, block) :]
@@ -254,7 +241,7 @@ class Disk:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Return the context in which no other process adds or removes files here."""
+        """Let no other process add or remove files in a block."""
         with locked(self._root / _LOCK):
             yield
         _give_back()
@@ -266,7 +253,7 @@ class Disk:
 
     def _make_room(self, num_bytes: int) -> bool:
         """Remove unused copies until there is room. Returns False, and removes none, if they
-        are too few. Raises OSError if the limit would allow it, but the disk has less."""
+        are too few. Raises OSError if the disk has less room than the limit."""
         files = {home: [*_survey(home)] for home in self._homes()}
         disk = os.statvfs(self._root)
         free = disk.f_bavail * disk.f_frsize
@@ -279,8 +266,8 @@ class Disk:
         for home, copies in files.items():
             if not _is_used(home / "users"):
                 idle += copies
-            elif home == self._home and self._idle_seconds is not None:
-                before = time.time_ns() - int(self._idle_seconds * 1e9)
+            elif home == self._home:
+                before = time.time_ns() - self._idle_seconds * 1e9
                 idle += [copy for copy in copies if copy.used < before and not _is_used(copy.path)]
         to_remove = _least_recent(idle, num_bytes - room)
         if to_remove is None:
@@ -312,8 +299,8 @@ def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
 
 
 def _end(users: Lock, root: Path, home: Path, process: int) -> None:
-    """Give memory back, unless other processes use the copies. It waits for no lock, since
-    the garbage collector calls it at any moment."""
+    """Give memory back, unless other processes use the copies. The garbage collector calls
+    this at any moment, so it waits for no lock."""
     users.release()
     if os.getpid() == process:  # a forked child may end before its parent
         _ended.append((root, home))
@@ -321,8 +308,8 @@ def _end(users: Lock, root: Path, home: Path, process: int) -> None:
 
 
 def _give_back(wait: bool = False) -> None:
-    """Remove the copies in memory that this process no longer uses. If another process
-    holds the lock, the next call does it, unless this is to `wait`."""
+    """Remove the copies in memory that this process no longer uses; those whose lock
+    another process holds, at the next call, unless this is to `wait`."""
     for root, home in [*_ended]:
         with suppress(OSError, ValueError), Lock(root / _LOCK) as lock:
             if lock.take(wait=wait):
@@ -357,7 +344,7 @@ def _survey(home: Path) -> Iterator[_File]:
 
 
 def _is_used(path: Path) -> bool:
-    """Tell whether a process holds the lock of a file. Nobody can take it meanwhile."""
+    """Tell whether a process holds the lock of a file."""
     try:
         return is_held(path)
     except FileNotFoundError:
@@ -367,7 +354,7 @@ def _is_used(path: Path) -> bool:
 
 
 class _CopyInMemory:
-    """A copy in this process's own memory, with the methods of `_CopyOnDisk`."""
+    """A copy in this process's own memory, as a `_CopyOnDisk`."""
 
     path = None
 
@@ -409,12 +396,12 @@ LocalCopy: TypeAlias = _CopyOnDisk | _CopyInMemory
 
 
 class _PrivateMemory:
-    """Copies in the process's own memory, with the methods of `Disk`. A forked child
-    begins with its parent's."""
+    """Copies in the process's own memory, as a `Disk`. A forked child begins with its
+    parent's."""
 
-    def __init__(self, limit: int, idle_seconds: float | None) -> None:
+    def __init__(self, version: Version, limit: int) -> None:
         self.where, self.setting, self.limit = "memory", "ram", limit
-        self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
+        self._idle_seconds = _idle_seconds(version)
         self._copies: dict[str, _CopyInMemory] = {}
         self._room = limit
 
@@ -455,3 +442,6 @@ class _PrivateMemory:
 
 
 Place: TypeAlias = Disk | _PrivateMemory
+
+PlaceOf: TypeAlias = Callable[[Version], Place]
+"""A function that returns the place for the copies of a version."""

@@ -2,28 +2,23 @@
 ranks, resumed in the middle.
 
 The utterances are sorted by their lengths, each stretched at random by up to `SPREAD`,
-and cut into batches in this order. So utterances of similar length share a batch, in new
-combinations in each epoch. Batches are dealt in rounds, one to each rank. A round is cut
-from neighbours in the order, so its batches are similar in length, and no rank waits for
-another. The rounds come in random order.
-
-With windows, the shards are shuffled and cut into windows of a few, and all this is done
-for one window after the other. An epoch then needs the shards of one window at a time,
-and each of them once.
+and cut into batches in this order: new combinations in each epoch. Batches are dealt in
+rounds, one to each rank. A round is cut from neighbours in the order, so that no rank
+waits for another. The rounds come in random order. With windows, the shards are shuffled
+and cut into windows of a few, and all this is done for one window after the other.
 
 `batches_of` is a pure function, and the same on every machine. Its random numbers are
 PCG64's raw ones, seeded by a SeedSequence, which numpy has promised not to change (NEP
 19; not so `Generator.permutation`). Its arithmetic is of integers and of single IEEE
-operations. It works in chunks, so that sorting takes the most memory: some 18 bytes for
-each utterance."""
+operations. Sorting takes the most memory: some 18 bytes for each utterance."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -31,7 +26,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
-from featcache.loader.passes import Rows
 from featcache.spec import Ints
 
 Random: TypeAlias = np.random.PCG64 | None
@@ -76,14 +70,11 @@ class BucketBatchSampler(Sampler[list[int]]):
     takes it as `batch_sampler`.
 
     Every utterance is in exactly one batch of an epoch, over all ranks, and every rank
-    gets the same number of batches: if the number of batches is not divisible by the
-    number of ranks, the batches with the most rows are halved. In each step, the ranks'
-    batches are similar in length. The batches and their order are drawn anew in each
-    epoch, and depend only on the arguments and the epoch, on every machine.
-
-    If fewer utterances are left than ranks, even with one row per batch, the last batch
-    of some ranks is the empty list, so that no rank waits forever for another. With
-    `drop_last=True` there are no empty batches.
+    gets the same number of batches: if needed, the batches with the most rows are halved,
+    and if fewer utterances are left than ranks, the last batch of some ranks is the empty
+    list. In each step, the ranks' batches are similar in length. The batches and their order
+    are drawn again in each epoch, and depend only on the arguments and the epoch, on every
+    machine.
 
     Args:
         lengths: The length of each utterance, in frames; integers `[utterances]`. int64
@@ -102,14 +93,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         rank: The rank whose batches to yield, by default 0. All other arguments must be
             the same for all ranks.
         world_size: The number of ranks, by default 1.
-        drop_last: Drop batches that do not make a whole round over the ranks, instead of
-            halving others; with `batch_size` alone, also drop utterances that do not make
-            a whole batch. Which ones are dropped is drawn in each epoch.
-        shards_in_memory: Take the utterances of that many shards at a time, drawn anew in
-            each epoch: for data that is larger than what keeps it near, memory or
-            `copy_limit`. Then an epoch reads each shard once, and utterances of other
-            shards do not share a batch. Rounds over the ranks, and what is dropped, are
-            those of each window.
+        drop_last: Drop batches that do not make a whole round over the ranks, drawn in each
+            epoch, instead of halving others; with `batch_size` alone, also utterances that
+            do not make a whole batch.
+        shards_in_memory: Take the utterances of that many shards at a time, drawn again in
+            each epoch: for data that fits neither into memory nor into `copy_limit`. Then
+            an epoch reads each shard once, and utterances of other shards do not share a
+            batch. Rounds over the ranks, and dropped batches, are those of each window.
 
     Raises:
         ArgumentError: The arguments contradict each other, or utterances exceed
@@ -139,15 +129,18 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.has_epoch = False
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in the epoch, with those before a resume."""
+        """Return the number of this rank's batches in the epoch, also before a resume."""
         return sum(rounds for _, rounds in self._pass.before) + len(self._pass.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begin with the epoch's first batch; just after `load_state_dict`, with the first
-        unseen batch. Until its first batch is read, a pass follows `set_epoch` and
-        `load_state_dict`."""
+        """Begin with the epoch's first batch, or the first unseen one of a loaded state. Until
+        its first batch is read, a pass follows `set_epoch` and `load_state_dict`."""
         # With workers, torch's DataLoader asks for two iterators, and uses the second.
-        self._pass = self._pass.again()
+        last, self._pass = self._pass, _Pass(self, self.epoch)
+        if not last.has_begun:
+            self._pass.restart(last.epoch, last.before, last.first)
+        if self._pass.before == last.before:
+            self._pass.made = last.batches
         return self._pass
 
     def __repr__(self) -> str:
@@ -159,8 +152,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> BucketBatchSampler:
-        """The sampler itself: Lightning and Fabric call `set_epoch` on a batch sampler's
-        `sampler`."""
+        """The sampler itself, on which Lightning and Fabric call `set_epoch`."""
         return self
 
     @property
@@ -169,8 +161,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._pass.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch. Setting the current epoch changes nothing: a loaded state is
-        kept. Random crops follow from then on, also in torch's DataLoader."""
+        """Set the epoch; setting the current one keeps a loaded state. Random crops follow
+        from then on, also in torch's DataLoader."""
         self.has_epoch = True
         if require_int("epoch", epoch, 0) != self.epoch:
             self._turn_to(epoch, [], 0)
@@ -181,16 +173,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._pass.done - self._pass.first
 
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
-        """Return the state of the epoch, for all ranks together; small, of plain numbers and
-        text.
-
-        All ranks must be at the same step, as in synchronous training: then one saves the
-        state, which all share. Raises ArgumentError if the pass has not yielded
-        `consumed` batches.
+        """Return the state of the epoch, of plain numbers and text. If all ranks are at the
+        same step, as in synchronous training, it is the state of each of them.
 
         Args:
             consumed: The number of batches of this pass that training has consumed; by default
-                all that were yielded. A DataLoader's workers take more than training.
+                all that were yielded. A DataLoader's workers take more than training. Raises
+                ArgumentError if the pass has yielded fewer.
         """
         now = self._pass
         consumed = self.given if consumed is None else require_int("consumed", consumed, 0)
@@ -203,12 +192,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         return {"rows": self._digest, "epoch": now.epoch, "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass yield what was left when the state was taken.
-
-        If all arguments except the rank are the same as then, these are exactly the
-        batches that would have followed. Otherwise, as with another `world_size` or a
-        smaller `max_frames`, new batches are made of the remaining utterances. Raises
-        ArgumentError if `state` is not such a sampler's, or is for other utterances."""
+        """Let the next pass yield what was left when the state was taken: exactly the
+        batches that would have followed, if all arguments except the rank are the same.
+        With another `world_size` or `max_frames`, new batches are made of the remaining
+        utterances. Raises ArgumentError if `state` is not such a sampler's, or is for other
+        utterances."""
         try:
             epoch = require_int("epoch", state["epoch"], 0)
             parts = [
@@ -230,10 +218,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.has_epoch = True
 
     def _turn_to(self, epoch: int, before: list[tuple[Rules, int]], first: int) -> None:
-        if self._pass.has_begun:
-            self._pass = _Pass(self, epoch, before, first)
-        else:  # Lightning has the pass before it sets the epoch
-            self._pass.restart(epoch, before, first)
+        if self._pass.has_begun:  # otherwise, Lightning may have the pass already
+            self._pass = _Pass(self, epoch)
+        self._pass.restart(epoch, before, first)
 
     @cached_property
     def _digest(self) -> str:
@@ -244,38 +231,30 @@ class BucketBatchSampler(Sampler[list[int]]):
         return digest.hexdigest()
 
 
+class Rows(list[int]):
+    """The rows of a batch, with the epoch of its pass."""
+
+    def __init__(self, rows: Iterable[int], epoch: int) -> None:
+        super().__init__(rows)
+        self.epoch = epoch
+
+
 class _Pass(Iterator[list[int]]):
     """A pass through an epoch, or through the rest of it."""
 
-    def __init__(
-        self,
-        sampler: BucketBatchSampler,
-        epoch: int,
-        before: Sequence[tuple[Rules, int]] = (),
-        first: int = 0,
-    ) -> None:
+    def __init__(self, sampler: BucketBatchSampler, epoch: int) -> None:
         self.sampler = sampler
-        self.restart(epoch, before, first)
+        self.restart(epoch, [], 0)
 
-    def restart(self, epoch: int, before: Sequence[tuple[Rules, int]], first: int) -> None:
+    def restart(self, epoch: int, before: list[tuple[Rules, int]], first: int) -> None:
         """Begin at the round `first` of an epoch."""
         self.epoch = epoch
-        self.before = [*before]
+        self.before = before
         """For each part of the epoch that was seen under other rules, these rules and the
         number of its rounds."""
         self.first = self.done = first
         self.has_begun = False
-        self._batches: Batches | None = None
-
-    def again(self) -> _Pass:
-        """Return a new pass of the same epoch: from its beginning once this has begun, else
-        from the same round."""
-        fresh = _Pass(self.sampler, self.epoch)
-        if not self.has_begun:
-            fresh.restart(self.epoch, self.before, self.first)
-        if fresh.before == self.before:
-            fresh._batches = self.batches
-        return fresh
+        self.made: Batches | None = None
 
     def __next__(self) -> list[int]:
         self.has_begun = True
@@ -288,26 +267,25 @@ class _Pass(Iterator[list[int]]):
     @property
     def has_windows(self) -> bool:
         """True if the utterances of a few shards are taken at a time."""
-        return self.sampler.rules.shards_in_memory is not None
+        return self.sampler.shards is not None
 
     @property
     def window(self) -> int:
-        """The number of the latest batch's window of shards; these rise."""
+        """The number of the latest batch's window of shards."""
         return int(self.batches.windows[self.done - 1])
 
     @property
     def batches(self) -> Batches:
         """The batches under the current rules, for all ranks."""
-        if self._batches is None:
+        if self.made is None:
             remaining = None
             for rules, rounds in self.before:
                 remaining = self._make(rules, remaining, rounds).after(rounds)
-            self._batches = self._make(self.sampler.rules, remaining, self.first)
-        return self._batches
+            self.made = self._make(self.sampler.rules, remaining, self.first)
+        return self.made
 
     def _make(self, rules: Rules, positions: Ints | None, num_seen: int) -> Batches:
-        """Make the epoch's batches of some positions, or of all. Raises ArgumentError if a
-        state has seen more rounds of them."""
+        """Make the epoch's batches. Raises ArgumentError if a state has seen more rounds."""
         batches = batches_of(
             self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards
         )
@@ -317,7 +295,7 @@ class _Pass(Iterator[list[int]]):
 
 
 def other_rows(count: int) -> str:
-    """Return the message about a state over other rows than these."""
+    """Return the message about a state over other rows."""
     return (
         f"the state is for other utterances than these {count:,}, or for other shards: resume "
         "with the same dataset, in the same order, or begin the epoch again"
@@ -381,17 +359,14 @@ class Rules:
     def __post_init__(self) -> None:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        self._set("seed", require_int("seed", self.seed, 0))
-        self._set("world_size", require_int("world_size", self.world_size, 1, 1 << 20))
+        values = vars(self)
+        values["seed"] = require_int("seed", self.seed, 0)
+        values["world_size"] = require_int("world_size", self.world_size, 1, 1 << 20)
         for name in ("max_frames", "batch_size", "shards_in_memory"):
-            limit = getattr(self, name)
-            if limit is not None:
-                self._set(name, require_int(name, limit, 1, MOST_COUNTED))
-        self._set("shuffle", bool(self.shuffle))
-        self._set("drop_last", bool(self.drop_last))
-
-    def _set(self, name: str, value: int) -> None:
-        object.__setattr__(self, name, value)
+            if values[name] is not None:
+                values[name] = require_int(name, values[name], 1, MOST_COUNTED)
+        values["shuffle"] = bool(self.shuffle)
+        values["drop_last"] = bool(self.drop_last)
 
 
 @dataclass(frozen=True)
@@ -403,21 +378,9 @@ class Batches:
     starts: Ints
     """The begin of each batch in `order`; int64 `[rounds, world_size]`."""
     ends: Ints
-    """The end of each batch in `order`; int64 `[rounds, world_size]`."""
+    """The end of each batch in `order`, of the same shape."""
     windows: Ints
-    """The number of each round's window of shards; these rise; int64 `[rounds]`."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Join the batches of some parts, one after the other; there is at least one."""
-        firsts = np.cumsum([0, *(len(part.order) for part in parts[:-1])]).tolist()
-        shifted = [*zip(parts, firsts, strict=True)]
-        return cls(
-            order=np.concatenate([part.order for part in parts]),
-            starts=np.concatenate([part.starts + first for part, first in shifted]),
-            ends=np.concatenate([part.ends + first for part, first in shifted]),
-            windows=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-        )
+    """The number of each round's window of shards, rising; int64 `[rounds]`."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -439,28 +402,23 @@ class Batches:
 def batches_of(
     lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, shards: NDArray[Any] | None
 ) -> Batches:
-    """Make an epoch's batches.
-
-    Args:
-        lengths: The lengths of all utterances, in frames; integers `[utterances]`, at
-            most `rules.max_frames`.
-        positions: The positions of the utterances to make batches of; None for all.
-        epoch: The epoch; with `rules.shuffle`, each has other batches.
-        shards: The number of each utterance's shard, from 0, integers `[utterances]`;
-            with `rules.shards_in_memory`.
-    """
+    """Make an epoch's batches of the utterances at `positions`, None for all. `lengths` and
+    `shards` are those of all utterances, integers `[utterances]`; `shards` with
+    `rules.shards_in_memory`."""
     random = _random(rules, epoch)
     if shards is None or rules.shards_in_memory is None:
         return _make_batches(lengths, positions, rules, random)
-    parts: list[Batches] = []
+    parts: list[tuple[Ints, Ints, Ints, Ints]] = []
+    first = 0
     for number, inside in enumerate(_windows(shards, positions, rules.shards_in_memory, random)):
-        if len(inside) or not parts:
-            parts.append(_make_batches(lengths, inside, rules, _random(rules, epoch, number)))
-    return Batches.joined(parts)
+        part = _make_batches(lengths, inside, rules, _random(rules, epoch, number))
+        windows = np.full(len(part), number)
+        parts.append((part.order, part.starts + first, part.ends + first, windows))
+        first += len(part.order)
+    return Batches(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _random(rules: Rules, *numbers: int) -> Random:
-    """Return the random numbers of an epoch, or of one of its windows."""
     if not rules.shuffle:
         return None
     return np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers]))
@@ -469,12 +427,8 @@ def _random(rules: Rules, *numbers: int) -> Random:
 def _windows(
     shards: NDArray[Any], positions: Ints | None, most: int, random: Random
 ) -> Iterator[Ints]:
-    """Cut positions into windows of up to `most` shards, as evenly as possible; with
-    `random`, each time others.
-
-    The shards of a window do not depend on the positions, so that the rest of an epoch has
-    the same windows.
-    """
+    """Cut positions into windows of up to `most` shards, as evenly as possible. The shards
+    of a window do not depend on the positions: the rest of an epoch has the same windows."""
     numbers = np.flatnonzero(np.bincount(shards))
     num_windows = -(-len(numbers) // most)
     window_of = np.empty(int(numbers[-1]) + 1, np.int64)
@@ -514,10 +468,8 @@ def _make_batches(lengths: Ints, positions: Ints | None, rules: Rules, random: R
 
 def _sorted(lengths: Ints, positions: Ints | None, random: Random) -> Ints:
     """Sort the positions by length, the longest first; with `random`, each length is
-    stretched at random.
-
-    Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a
-    part in 2,048."""
+    stretched. Keys of 16 bits are sorted in one pass over memory: the floats from 1 to
+    2³², to a part in 2,048."""
     count = len(lengths if positions is None else positions)
     keys = np.empty(count, np.uint16)
     one = np.float32(1)
@@ -535,8 +487,7 @@ def _sorted(lengths: Ints, positions: Ints | None, random: Random) -> Ints:
 
 
 def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
-    """Return how many utterances each batch takes, as many as possible, in an order of
-    falling lengths; int64 `[batches]`."""
+    """Return how many utterances each batch takes, at most, in an order of falling lengths."""
     most = len(order) if rules.batch_size is None else rules.batch_size
     # The most rows of a batch that begins at each place.
     rows: Ints = np.broadcast_to(most, len(order))
@@ -556,8 +507,7 @@ def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
 
 
 def _split(sizes: Ints, missing: int) -> Ints:
-    """Make more batches of the same utterances, by halving the largest; empty batches if
-    all have one row."""
+    """Make more batches by halving the largest; empty batches if all have one row."""
     while missing:
         halved = np.argsort(-sizes, kind="stable")[:missing]
         halved = halved[sizes[halved] > 1]
@@ -572,8 +522,7 @@ def _split(sizes: Ints, missing: int) -> Ints:
 
 
 def _without(values: Ints, count: int, random: Random) -> Ints:
-    """Leave out `count` neighbours, at a random place, or the last values. The last value
-    is a neighbour of the first."""
+    """Leave out `count` neighbours in a circle, at a random place, or the last values."""
     if not count:
         return values
     first = len(values) - count if random is None else int(random.random_raw()) % len(values)

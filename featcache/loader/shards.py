@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.format.shard import Frames, Shard, SideArray
-from featcache.loader.spans import Spans
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, Ints
 from featcache.storage.files import Readahead
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -22,20 +22,33 @@ from featcache.version.version import Version
 if TYPE_CHECKING:
     from featcache.loader.places import LocalCopy
 
+Range: TypeAlias = tuple[int, int, int]
+"""Some frames: the number of the shard in the index, the first frame, the number of frames."""
+
 _FILES_OPEN = 128
 """The most open files of shards, unless an eighth of the process's limit is less."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Some frames of some utterances of a version."""
+
+    positions: Ints
+    """The positions of the utterances."""
+    firsts: Ints
+    """The first frame of each."""
+    counts: Ints
+    """The number of frames of each."""
 
 
 class Shards:
     """The frames and side arrays of a version's utterances, in mapped shards. Safe to use
     from several threads.
 
-    Mapped frames are read when they are used. If the disk fails then, or the file has
-    become shorter, the kernel ends the process by SIGBUS. `load_checked` and `range` read
-    from the file, and raise an error.
-
-    Every method that reads raises DamagedError if the shard is damaged, and StoreError if
-    it cannot be read. With `check`, side arrays are compared with their checksums."""
+    If the disk fails while mapped frames are used, the kernel ends the process by SIGBUS.
+    `load_checked` and `range` read from the file, and raise an error. Every method that
+    reads raises DamagedError if the shard is damaged, and StoreError if it cannot be read.
+    With `check`, side arrays are compared with their checksums."""
 
     def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
         self.version, self.index, self._check = version, index, check
@@ -53,35 +66,30 @@ class Shards:
 
     def utterance(self, position: int) -> NDArray[Any]:
         """Map all frames of an utterance, `[frames, *item_shape]`, read-only."""
-        shard, first, count = self._place(position)
-        return self._slices([shard], [first], [count])[0]
+        return self._slices([self._place(position)])[0]
 
-    def _place(self, position: int) -> tuple[int, int, int]:
+    def _place(self, position: int) -> Range:
         index = self.index
-        return (
-            int(index.shard[position]),
-            int(index.first_frame[position]),
-            int(index.num_frames[position]),
-        )
+        shard, first = int(index.shard[position]), int(index.first_frame[position])
+        return shard, first, int(index.num_frames[position])
 
     def frames(self, spans: Spans) -> list[NDArray[Any]]:
         """Map some frames of several utterances, read-only."""
-        begins = self.index.first_frame[spans.positions] + spans.firsts
-        return self._slices(
-            self.index.shard[spans.positions].tolist(), begins.tolist(), spans.counts.tolist()
-        )
+        shards = self.index.shard[spans.positions].tolist()
+        firsts = (self.index.first_frame[spans.positions] + spans.firsts).tolist()
+        return self._slices([*zip(shards, firsts, spans.counts.tolist(), strict=True)])
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Read frames of a shard from its file: `[count, *item_shape]`."""
-        (frames,) = self._slices([shard], [first], [count])
+        (frames,) = self._slices([(shard, first, count)])
         loaded = np.empty_like(frames)
         self._read_into(loaded, shard, first, frames)
         return loaded
 
     def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
         """Read all frames of an utterance, mapped as `frames`, from the file into the
-        beginning of `out`, and compare them with their checksum. Returns the view. Once for
-        each shard, its scales and offsets are compared too."""
+        beginning of `out`, and compare them with their checksum; once for each shard, also
+        its scales and offsets. Returns the view."""
         shard, first, _ = self._place(position)
         loaded = out[: len(frames)]
         self._read_into(loaded, shard, first, frames)
@@ -95,8 +103,7 @@ class Shards:
         return self._readahead.over(arrays)
 
     def side(self, name: str, position: int) -> NDArray[Any]:
-        """Return an utterance's entries of a side array, `[entries, *item_shape]`,
-        read-only. Raises StoreError if there is no such array."""
+        """Return an utterance's entries of a side array, `[entries, *item_shape]`."""
         number = int(self.index.shard[position])
         side = self._sides.get((name, number))
         if side is None:
@@ -105,8 +112,7 @@ class Shards:
         return side.item(self._item(position, len(side.offsets) - 1))
 
     def quantization(self, position: int) -> NDArray[np.float32]:
-        """Return scale and offset of an utterance with quantised features, float32 `[2,
-        *item_shape]`, read-only."""
+        """Return scale and offset of an utterance, float32 `[2, *item_shape]`."""
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
             shard = self._shard(int(self.index.shard[position]))
@@ -141,25 +147,21 @@ class Shards:
             shard = self._shard(int(self.index.shard[position]))
             folder = shard.store.location / "index"
             raise DamagedError(
-                f"{folder}: damaged: there is no item {item} in shard {shard.name}: remove "
-                "this folder"
+                f"{folder}: damaged: shard {shard.name} has no item {item}: remove this folder"
             )
         return item
 
-    def _slices(
-        self, shards: list[int], firsts: list[int], counts: list[int]
-    ) -> list[NDArray[Any]]:
-        maps = {shard: self._map(shard) for shard in set(shards)}
-        slices = [
-            maps[shard][first : first + n]
-            for shard, first, n in zip(shards, firsts, counts, strict=True)
-        ]
-        if list(map(len, slices)) != counts:
-            place = next(n for n, frames in enumerate(slices) if len(frames) != counts[n])
-            shard, end = self._shard(shards[place]), firsts[place] + counts[place]
-            raise DamagedError(
-                f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location
-            )
+    def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
+        slices = []
+        for number, first, count in ranges:
+            frames = self._map(number)[first : first + count]
+            if len(frames) != count:
+                shard = self._shard(number)
+                raise DamagedError(
+                    f"{shard.folder}: damaged: it ends before frame {first + count}",
+                    shard.store.location,
+                )
+            slices.append(frames)
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:

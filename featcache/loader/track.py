@@ -15,7 +15,7 @@ from featcache.version.version import Version
 
 
 def index_of_track(version: Version, index: Index, name: str) -> Index:
-    """Return the index with the places of a track's entries instead of frames."""
+    """Return the index with the places of a track's entries."""
     shard_of, item_of = np.asarray(index.shard), np.asarray(index.item)
     of_track = copy(index)
     of_track.first_frame = np.zeros(len(index), np.int64)
@@ -42,8 +42,7 @@ class TrackShards(Shards):
         return self._open_side(self._name, self._shard(number), check=False).entries
 
     def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
-        """Copy an utterance's entries to the beginning of `out`, once the shard's array is
-        compared with its checksum."""
+        """Copy an utterance's entries, after comparing the shard's array with its checksum."""
         number = int(self.index.shard[position])
         if number not in self._compared:
             self._open_side(self._name, self._shard(number), check=True)

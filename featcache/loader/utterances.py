@@ -22,9 +22,8 @@ from featcache.errors import (
     MissingItemError,
     listing,
 )
-from featcache.loader.cache import Cache
+from featcache.loader.cache import Cache, check_codebooks, check_padding
 from featcache.loader.corpus import Corpus
-from featcache.loader.spans import check_codebooks, check_padding
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
 from featcache.manifest.copies import Copies, copies_of
@@ -100,7 +99,7 @@ class DatasetVersion:
         return replace(self, positions=self.cache.index.find(ids))
 
     def take(self, rows: NDArray[np.int64]) -> DatasetVersion:
-        """Return the version with the positions of some of the dataset's rows."""
+        """Return the version with the positions of some rows."""
         return replace(self, positions=self.positions_of(rows))
 
     def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -125,8 +124,7 @@ class Utterances:
     """The labels of each column of labels. A number in the column is a place in the list."""
 
     def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
-        """Return the utterances that all versions have, and the ids of the others. Raises
-        MissingItemError if all are missing, or some are and must not be."""
+        """Return the utterances that all versions have, and the ids of the others."""
         missing = np.zeros(len(self.ids), bool)
         for version in self.versions:
             if version.positions is None:
@@ -141,8 +139,7 @@ class Utterances:
         return self._without(np.flatnonzero(missing))
 
     def without_short(self, windows: Windows) -> tuple[Utterances, list[str]]:
-        """Return the utterances to read in windows, and the ids of those dropped as too
-        short. Raises ArgumentError if all are too short, or some are and must not be."""
+        """Return the utterances to read in windows, and the ids of those that are too short."""
         crop = windows.crop
         if crop.short == "pad":
             return self, []
@@ -157,8 +154,7 @@ class Utterances:
         return self._without(short)
 
     def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
-        """Replace the labels of some columns by their numbers. Raises ManifestError if
-        there is no such column of text; else as `_numbered`."""
+        """Replace the labels of some columns by their numbers."""
         columns, labels = dict(self.columns), {}
         texts = [name for name, column in columns.items() if isinstance(column, Strings)]
         for name, known in classes.items():
@@ -173,7 +169,6 @@ class Utterances:
         return replace(self, columns=columns, classes=labels)
 
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
-        """Return all utterances but these, and the ids of these."""
         if not len(rows):
             return self, []
         kept_rows = np.delete(np.arange(len(self.ids)), rows)
@@ -190,8 +185,7 @@ def versions_of(
     cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float]
 ) -> list[DatasetVersion]:
     """List the versions of a dataset, with all their utterances; a single one is called
-    `features`. Raises ArgumentError if there is none, one is no opened cache, or the
-    other arguments do not fit them."""
+    `features`. Raises ArgumentError if the arguments do not fit."""
     caches = {"features": cache} if isinstance(cache, Cache) else cache
     if not isinstance(caches, Mapping) or not all(
         isinstance(opened, Cache) for opened in caches.values()
@@ -211,7 +205,7 @@ def versions_of(
 
 def by_version(cache: ByName[Cache], what: str, value: ByName[_Value] | None) -> dict[str, _Value]:
     """Return an argument's values by the names of a dataset's versions; empty without a
-    value. Raises ArgumentError if it names something else than a version."""
+    value. Raises ArgumentError for unknown names."""
     names = ["features"] if isinstance(cache, Cache) else [*cache]
     if value is None:
         return {}
@@ -270,11 +264,9 @@ def find_utterances(
     columns: Names = None,
     classes: Classes = (),
 ) -> tuple[Utterances, list[str]]:
-    """Find the utterances of a manifest, or else of the first version, with all copies.
-    Returns also the ids of those skipped.
-
-    The copies of an utterance are next to each other, each with the columns of its row.
-    The arguments are those of `FeatureDataset`, which lists the errors."""
+    """Find the utterances of a manifest, or else of the first version, with all copies, next
+    to each other. Returns also the ids of those skipped. The arguments are those of
+    `FeatureDataset`, which lists the errors."""
     _check(where, columns, classes, on_changed)
     if isinstance(manifest, os.PathLike):
         manifest = Path(manifest)
@@ -298,7 +290,6 @@ def find_utterances(
 
 
 def _check(where: object, columns: object, classes: object, on_changed: object) -> None:
-    """Raise ArgumentError for arguments of `find_utterances` of other types."""
     is_named = isinstance(classes, Collection) and all(isinstance(name, str) for name in classes)
     if not (is_named or isinstance(classes, Mapping)):
         raise ArgumentError(
@@ -320,8 +311,7 @@ def _check(where: object, columns: object, classes: object, on_changed: object) 
 def _compared(
     manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion
 ) -> DatasetVersion:
-    """Find rows as `DatasetVersion.find` does. Refuse rows with features of another row
-    or file, or warn of them."""
+    """Find rows. Refuse those with features of another row or file, or warn of them."""
     stored, index = version.cache.version, version.cache.index
     failures = failures_by_row(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)
@@ -337,7 +327,6 @@ def _compared(
 
 
 def _of_first(versions: Sequence[DatasetVersion], copies: bool) -> Utterances:
-    """Find the utterances of the first version in all versions."""
     caches = [version.cache for version in versions]
     if isinstance(caches[0], Corpus) and not all(isinstance(cache, Corpus) for cache in caches):
         raise ArgumentError(
@@ -349,9 +338,7 @@ def _of_first(versions: Sequence[DatasetVersion], copies: bool) -> Utterances:
 
 
 def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Reading) -> Utterances:
-    """Read the manifests of a corpus's parts, and find each in the part of its name.
-    Raises ArgumentError if there is no such part, the manifest is no path, or not all
-    versions are corpora; ManifestError if the manifests' columns differ in names or types."""
+    """Read the manifests of a corpus's parts, and find each in the part of its name."""
     corpora = [version.cache for version in versions if isinstance(version.cache, Corpus)]
     if len(corpora) < len(versions) or not isinstance(manifest, (str, Path)):
         raise ArgumentError(
@@ -403,8 +390,7 @@ def _with_copies(
     manifest: Manifest, names: Names, types: Types, caches: Sequence[Cache]
 ) -> tuple[Strings, Columns]:
     """Return the ids and columns of a manifest's utterances, and of the copies that all
-    versions have of them. Raises ManifestError if an id ends in a copy's suffix, or a
-    column has the name of a column of copies; else as `_common_copies` and `_columns_of`."""
+    versions have of them."""
     copies = _common_copies(caches) if caches else copies_of({})
     of_copies = _columns_of_copies(copies, np.arange(len(copies)))
     if names is not None:
@@ -428,8 +414,7 @@ def _with_copies(
 
 
 def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Columns]:
-    """Return the ids and columns of the first version's copies that all versions have.
-    Raises ArgumentError if there are none."""
+    """Return the ids and columns of the first version's copies that all versions have."""
     first = caches[0]
     if all(copies_of(cache.config).are_plain for cache in caches):
         return first.ids, {}
@@ -450,8 +435,7 @@ def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Colu
 
 
 def _common_copies(caches: Sequence[Cache]) -> Copies:
-    """Return the copies that all versions have, in the first one's order. Raises
-    ArgumentError if there are none."""
+    """Return the copies that all versions have, in the first one's order."""
     first, *others = (copies_of(cache.config) for cache in caches)
     shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
     if not shared:
@@ -462,8 +446,6 @@ def _common_copies(caches: Sequence[Cache]) -> Copies:
 
 
 def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
-    """Return the columns of copies by their numbers, float64 `[n]` each; none if
-    utterances are their only copies."""
     if copies.are_plain:
         return {}
     columns: Columns = {"speed": copies.speeds[numbers]}
@@ -473,9 +455,7 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
 
 
 def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
-    """Return a manifest's columns of these names, or all. Raises ManifestError if there
-    is no such column, its name is a key of items and batches, or its values do not have
-    the type in `types`."""
+    """Return a manifest's columns of these names, or all."""
     available = _available(manifest)
     selected: Columns = {}
     for name in available if names is None else names:
@@ -494,12 +474,8 @@ def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
 
 
 def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.int64]:
-    """Select the rows whose columns (or `id`) have certain values, or one of several;
-    int64 `[rows]`.
-
-    Values are compared as text: 3 is also 3.0, and True also true; None is an empty cell.
-    A function gets each row as a dictionary: `id` and all columns, with values as items
-    have them. Raises ManifestError if there is no such column, or no such row."""
+    """Select the rows whose columns (or `id`) have certain values, or one of several, compared
+    as text; or for which a function is true. Raises ManifestError if there are none."""
     if callable(where):
         return _rows_that_fit(manifest, where, types)
     columns = {"id": manifest.ids, **_available(manifest)}
@@ -533,7 +509,7 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
 
 
 def _texts_of(value: object) -> set[str]:
-    """Return the texts that may stand for a value in a manifest."""
+    """Return the texts that may stand for a value in a manifest: 3 also as 3.0."""
     if value is None:
         return {""}
     text = str(value)
@@ -562,10 +538,8 @@ def _rows_that_fit(
 def _numbered(
     column: Strings, labels: Sequence[str] | None, what: str
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the number of each row's label, int64 `[rows]`, and all labels, which by
-    default are those that occur, sorted. `what` names the column in messages. Raises
-    ManifestError if a row has no label or an unknown one; ArgumentError if `labels` are
-    not different texts."""
+    """Return the number of each row's label, and all labels, which by default are those that
+    occur, sorted. `what` names the column in messages."""
     if labels is None:
         labels = sorted(set(column))
         if labels[:1] == [""]:
@@ -612,8 +586,7 @@ def records_of(columns: Mapping[str, TypedColumn], count: int) -> Iterator[dict[
 
 
 def _available(manifest: Manifest) -> dict[str, Strings | NDArray[Any]]:
-    """Return all columns of a manifest but the ids: featcache's own, unless they are
-    empty, and the others."""
+    """Return all columns of a manifest but the ids, and featcache's own if they are empty."""
     available: dict[str, Strings | NDArray[Any]] = {}
     if len(manifest.paths.blob):
         available["path"] = manifest.paths

@@ -66,9 +66,9 @@ class Windows:
     """The windows of a crop in several versions, at the same times.
 
     A window's length is counted in frames of the first version along time. In the other
-    versions it begins at the same time, and has as many frames as last as long. This is
-    exact if the versions' frames begin together at least once a second: windows then
-    begin there. Otherwise it is right to half a frame.
+    versions it begins at the same time, and has as many frames as last as long: exactly if
+    the versions' frames begin together at least once a second, where windows then begin,
+    otherwise to half a frame.
 
     Versions that are not along time are read whole, and limit no window: see
     `_along_time`. `longest` is the number of frames of the longest utterance in each."""
@@ -118,7 +118,7 @@ class Windows:
         return firsts, counts
 
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
-        """Return each window's first frame; 0 if the utterance is no longer than that."""
+        """Return each window's first frame."""
         if self.crop.where == "start":
             return np.zeros_like(lengths)
         num_places = np.maximum(lengths - self._window, 0) // self._step + 1
@@ -129,8 +129,7 @@ class Windows:
         return places.astype(np.int64) * self._step
 
     def _common(self, lengths: Sequence[Ints]) -> Ints:
-        """Return the lengths common to all versions along time, in whole frames of the
-        first."""
+        """Return the lengths common to all versions along time, in frames of the first."""
         timed = [
             length * ratio.denominator // ratio.numerator
             for length, ratio in zip(lengths, self._ratios, strict=True)

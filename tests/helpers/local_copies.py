@@ -95,10 +95,16 @@ def settled(folder, **options):
     return cache
 
 
-def disk_of(folder, limit=None, idle_seconds=None, is_memory=False):
+def disk_of(folder, limit=None, is_remote=False, is_memory=False):
     """The place in a folder for the copies of a version that is nowhere."""
-    version = SimpleNamespace(path=folder, info=SimpleNamespace(folder_name="fbank80-0123456789ab"))
-    return places.Disk(folder, version, limit, idle_seconds, is_memory)
+    return places.Disk(version_nowhere(folder, is_remote), folder, limit, is_memory)
+
+
+def version_nowhere(path, is_remote=True):
+    """A version in an object store, whose copies may make room while they are in use; or
+    in a folder."""
+    path = f"memory://{path}" if is_remote else path
+    return SimpleNamespace(path=path, info=SimpleNamespace(folder_name="fbank80-0123456789ab"))
 
 
 def paused(monkeypatch):

@@ -27,13 +27,14 @@ from local_copies import (
     settled,
     sizes,
     told,
+    version_nowhere,
 )
 
 import featcache
 from featcache.errors import ArgumentError
 from featcache.format.shard import Shard
 from featcache.loader import places
-from featcache.loader.local_copies import Tiers, parse_size
+from featcache.loader.local_copies import parse_size
 from featcache.loader.places import CopyRefused
 
 
@@ -97,8 +98,8 @@ def place(request, disk):
     """Room for 100 bytes of copies, of which idle ones go."""
     if request.param == "private":
         request.getfixturevalue("private")
-        return places.memory(None, 100, 60)
-    return disk_of(disk, 100, 60, is_memory=request.param == "shared")
+        return places.memory(version_nowhere("v"), 100)
+    return disk_of(disk, 100, True, is_memory=request.param == "shared")
 
 
 def name_of(number):
@@ -186,7 +187,11 @@ class TestPlaces:
 
     def test_no_copy_appears_while_another_thread_looks_for_idle_ones(self, private):
         """Several threads make copies at once, of a cache in an object store."""
-        place, copied, looking = places.memory(None, 100, 60), threading.Event(), threading.Event()
+        place, copied, looking = (
+            places.memory(version_nowhere("v"), 100),
+            threading.Event(),
+            threading.Event(),
+        )
 
         def blocks():
             yield memoryview(bytes(60))
@@ -225,7 +230,7 @@ class TestCache:
         cache = settled(slow_folder, ram="1GB")
         inodes = {path.stat().st_ino for path in copies_in(shared).values()}
         other = pickle.loads(pickle.dumps(cache))
-        assert other._tiers == Tiers(10**9, None, None)
+        assert [place.limit for place in other._shards.places] == [10**9]
         settle(other)
         assert {path.stat().st_ino for path in copies_in(shared).values()} == inodes
         assert read_all(other, cache.values())

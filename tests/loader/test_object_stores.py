@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning
-from featcache.loader import local_copies as module
 from featcache.loader import places
 from featcache.spec import Track
 
@@ -151,7 +150,7 @@ class TestCopies:
     def test_those_that_nobody_reads_any_more_make_room_too(
         self, s3, uploaded, original, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
+        monkeypatch.setattr(places, "_IDLE_SECONDS", 0.05)
         local = featcache.open(original)
         cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=self.limit(original))
         # one utterance of each shard
