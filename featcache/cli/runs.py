@@ -69,7 +69,7 @@ class Display:
             self._next_line = self._started + _JSON_SECONDS
         self._latest = Progress()
         self._printed = Progress()
-        """Seconds of audio and of stages, as of the last line of JSON."""
+        """The progress as of the last line of JSON."""
         self._showing = threading.Lock()
         self._ended = threading.Event()
 
@@ -87,8 +87,7 @@ class Display:
             self._next_line = now + self._interval
             if self._is_json:
                 self._print_document(progress, self._printed, now)
-                self._printed.audio_seconds = progress.computed_seconds
-                self._printed.stages |= progress.stages
+                self._printed = progress
             elif self._has_lines:
                 note(self._text(progress, now))
 
@@ -126,7 +125,7 @@ class Display:
             if total:
                 shares[stage] = round(seconds / total, 4)
             if seconds and stage != "wait":
-                speeds[stage] = round((done - before.audio_seconds) / seconds, 1)
+                speeds[stage] = round((done - before.computed_seconds) / seconds, 1)
         seconds_left = None
         if speed:
             seconds_left = round(max(0.0, self._total - done) / speed)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from featcache.care.why import Cause
-    from featcache.extraction.version_plan import VersionPlan
+    from featcache.extraction.plan import VersionPlan
     from featcache.version.version import Version
 
 _SHOWN = 5
