@@ -14,7 +14,7 @@ from typing import TypeVar
 from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
-from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.padded_rows import Part, PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
@@ -52,8 +52,10 @@ class OpenShard:
         for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
             failures: list[Failure] = []
             for failure in map(self._with_generation, extracted.failures):
-                is_left = failure.reason in self._left
-                (self._unread[number] if is_left else failures).append(failure)
+                if failure.reason in self._left:
+                    self._unread[number].append(failure)
+                else:
+                    failures.append(failure)
             self._failures[number] += failures
             items = map(self._with_generation, extracted.items)
             for item, clip in zip(items, extracted.features, strict=True):
@@ -98,7 +100,7 @@ class Batch:
     seconds: float
     is_last: bool
     is_suspect: bool
-    parts: list[list[Extracted | PendingRows]] | None = None
+    parts: list[Part] | None = None
     """Each part's results of each version; None until the batch is extracted."""
     num_pending: int = 0
     waiting_seconds: float = 0.0

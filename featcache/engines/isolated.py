@@ -17,7 +17,7 @@ from featcache.engines.process import OtherProcess, Setup, kills_for_memory, las
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
-from featcache.extraction.padded_rows import BatchingChoice, PendingRows, compute_now
+from featcache.extraction.padded_rows import BatchingChoice, Part, compute_now
 from featcache.manifest.segments import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
@@ -39,9 +39,7 @@ class IsolatedProcess:
         process, self._process = self._process, None
         return "" if process is None else process.end()
 
-    def extract(
-        self, batch: Sequence[Utterance], times: WorkerTimes
-    ) -> Iterator[list[Extracted | PendingRows]]:
+    def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[Part]:
         """Yield each version's results for each utterance. An utterance fails if the other
         process crashes or cannot begin: in this process, it might crash the run again.
         Raises StoppedError if the run is being stopped, and the audio takes long to

@@ -245,20 +245,23 @@ class _Worker:
 def _begin(
     options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]
 ) -> VersionJob:
+    host = socket.gethostname()
     if isinstance(path, Path) and not path.is_dir():
         raise StoreError(
-            f"{path}: is not there on {socket.gethostname()}: machines that fill a cache "
-            "must share it"
+            f"{path}: is not there on {host}: machines that fill a cache must share it"
         )
     version = Version.open(path)
     if built.fingerprint != version.info.fingerprint:
         raise ConfigError(
-            f"{path}: on {socket.gethostname()}, {built.config.name} has the fingerprint "
+            f"{path}: on {host}, {built.config.name} has the fingerprint "
             f"{built.fingerprint[:12]}: its extractor or its weights are not the same there"
         )
-    probes = read_probes(version)
     batching = choose_batching(
-        built.extractor, probes, device.label, options.batching, options.allow_mismatch
+        built.extractor,
+        read_probes(version),
+        device.label,
+        options.batching,
+        options.allow_mismatch,
     )
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.config.name, batching.note)

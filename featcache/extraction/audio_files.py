@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -53,16 +54,22 @@ _STAT_THREADS = 16
 _Answer = TypeVar("_Answer")
 
 
+def locations_of(manifest: Manifest, rows: NDArray[np.int64]) -> list[AudioSource]:
+    """Return where the audio of these rows is."""
+    return [manifest.resolve(path) for path in manifest.paths.take(rows)]
+
+
+def _sample(manifest: Manifest) -> list[AudioSource]:
+    return locations_of(manifest, rows_at_even_steps(len(manifest), _PROBED))
+
+
 def require_reading(manifest: Manifest) -> None:
     """Check with a sample of files that containers can be read and URLs fetched. Raises
     MissingDependencyError or ManifestError if not."""
     if need_pyarrow(manifest.paths):
         pyarrow()
-    if not manifest.has_urls:
-        return
-    for row in rows_at_even_steps(len(manifest), _PROBED).tolist():
-        url = url_of(manifest.resolve(manifest.paths[row]))
-        if url:
+    if manifest.has_urls:
+        for url in filter(None, map(url_of, _sample(manifest))):
             require(url)
 
 
@@ -81,7 +88,7 @@ def row_seconds(
         first = manifest.resolve(manifest.paths[unknown[0]])
         most = _FETCHED if isinstance(first, Member) else _PROBED
         probed = unknown[rows_at_even_steps(len(unknown), most)]
-    locations = [manifest.resolve(path) for path in manifest.paths.take(probed)]
+    locations = locations_of(manifest, probed)
     # This thread copies a container, as Ctrl-C can end it.
     ends = [*map(probe_seconds, locations)] if is_copied else each_at_once(probe_seconds, locations)
     lengths = np.array(ends, np.float64)  # NaN for None
@@ -95,14 +102,13 @@ def row_seconds(
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows in the first row's container, if it must be copied: the run begins
     with it."""
-    containers = [_copied_container(manifest, row) for row in rows.tolist()]
+    containers = [*map(_copied_container, locations_of(manifest, rows))]
     return rows.compress(
         [container is not None and container == containers[0] for container in containers]
     )
 
 
-def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
-    location = manifest.resolve(manifest.paths[row])
+def _copied_container(location: AudioSource) -> Path | Url | None:
     if not isinstance(location, Member):
         return None
     container = location.container
@@ -118,7 +124,7 @@ def with_changed_files(
     sources = sources_of(version, index, status.positions[rows]).tolist()
 
     def look(block: NDArray[np.int64]) -> list[Stamp]:
-        return stats_of([manifest.resolve(path) for path in manifest.paths.take(block)])
+        return stats_of(locations_of(manifest, block))
 
     blocks = np.array_split(rows, 1 + len(rows) // 1024)
     with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
@@ -154,8 +160,7 @@ def copying_notes(manifest: Manifest) -> list[str]:
     """Note that containers are fetched or unpacked."""
     where, begins = f"{tempfile.gettempdir()} (TMPDIR)", f"{manifest.source}: audio in"
     notes = []
-    rows = rows_at_even_steps(len(manifest), _PROBED).tolist()
-    containers = [_copied_container(manifest, row) for row in rows]
+    containers = [*map(_copied_container, _sample(manifest))]
     if any(isinstance(container, Url) for container in containers):
         notes.append(
             f"{begins} containers at URLs: each is fetched whole to {where} when it is needed"
@@ -368,9 +373,9 @@ def read_headers(
         report: Called with a number of rows that are done, from several threads.
         every: True to read the files of all rows.
     """
-    rows_of: dict[str, list[int]] = {}  # a file of many rows is opened once
+    rows_of = defaultdict[str, list[int]](list)  # a file of many rows is opened once
     for row in np.flatnonzero(np.isnan(manifest.duration) | every).tolist():
-        rows_of.setdefault(manifest.paths[row], []).append(row)
+        rows_of[manifest.paths[row]].append(row)
     durations = manifest.duration.copy()
     headers: dict[int, Header] = {}
     failures: dict[int, tuple[str, str]] = {}

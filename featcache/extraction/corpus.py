@@ -138,11 +138,13 @@ def plan_corpus(
 def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path]) -> None:
     """Update the parts' records to the manifests: in `parts`, and on disk."""
     store = open_store(folder)
-    kept: list[str] = []
-    dropped: list[str] = []
-    for name, part in parts.items():
-        if name not in manifests and not os.path.exists(part.manifest):
-            (kept if store.exists(name) else dropped).append(name)
+    lost = [
+        name
+        for name, part in parts.items()
+        if name not in manifests and not os.path.exists(part.manifest)
+    ]
+    kept = [name for name in lost if store.exists(name)]
+    dropped = [name for name in lost if name not in kept]
     if kept:
         names = listing(kept, _NAMED)
         _log.info("%s: manifests of %s are gone: their folders stay until removed", folder, names)

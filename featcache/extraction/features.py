@@ -67,6 +67,10 @@ class ClipFeatures:
         return self.features.nbytes + sum(entries.nbytes for entries in self.side.values())
 
 
+Result = ClipFeatures | AudioError
+"""The features of a clip, or of a piece of a clip, or why it has none."""
+
+
 @dataclass
 class Extracted:
     """The results of one version for a part of a batch."""
@@ -87,9 +91,7 @@ class Extracted:
     traceback: str = ""
     """The traceback of the extractor's last exception."""
 
-    def take(
-        self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError]
-    ) -> Extracted:
+    def take(self, items: Iterable[Item], results: Iterable[Result]) -> Extracted:
         """Add the features of some items, or their failures; returns self."""
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
@@ -133,9 +135,7 @@ def _non_finite(dtype: str, hint: str = "") -> AudioError:
     return AudioError(Reason.NON_FINITE_FEATURES, message)
 
 
-def compute_clips(
-    built: BuiltConfig, waveforms: Mapping[str, Waveform]
-) -> list[ClipFeatures | AudioError]:
+def compute_clips(built: BuiltConfig, waveforms: Mapping[str, Waveform]) -> list[Result]:
     """Extract clips, by id, each long enough for a frame, and cast or quantise the
     features. Raises ExtractorError if the numbers of frames differ from
     `num_frames`."""
@@ -193,7 +193,7 @@ def in_halves(
     return in_halves(compute, inputs[:middle]) + in_halves(compute, inputs[middle:])
 
 
-def _compute(built: BuiltConfig, clips: list[Clip]) -> list[ClipFeatures | AudioError]:
+def _compute(built: BuiltConfig, clips: list[Clip]) -> list[Result]:
     extractor, device = built.extractor, built.device
     with errors_of(built, (clip.id for clip in clips)):
         returned = extractor.extract(clips)
@@ -242,9 +242,7 @@ def _tracks_of(
     return entries
 
 
-def download(
-    built: BuiltConfig, clips: Sequence[torch.Tensor], quantizes: bool
-) -> list[ClipFeatures | AudioError]:
+def download(built: BuiltConfig, clips: Sequence[torch.Tensor], quantizes: bool) -> list[Result]:
     """Return the features of clips from the device: each quantised, or all cast to the
     stored dtype. Features that are not finite become an error. Raises ExtractorError if integers do
     not hold them."""
@@ -267,7 +265,7 @@ def download(
         raise fault(built.extractor, f"{dtype} cannot hold its features, {span}")
     stored = device.download(cast)
     are_finite = all_finite(stored)
-    results: list[ClipFeatures | AudioError] = []
+    results: list[Result] = []
     for clip, features in zip(clips, np.split(stored, ends), strict=True):
         if are_finite or all_finite(features):
             results.append(ClipFeatures(features, {}))
@@ -327,7 +325,9 @@ def until_it_fits(
     shortest, on = min(lengths), device.torch_device
     alone = False
     while True:
-        count = extractor.rows(shortest, on) if isinstance(extractor, RowExtractor) else 1
+        count = 1
+        if isinstance(extractor, RowExtractor):
+            count = extractor.rows(shortest, on)
         try:
             return compute(count, alone)
         except (RuntimeError, MemoryError) as error:

@@ -36,7 +36,7 @@ from featcache.extraction.features import (
     errors_of,
     is_out_of_memory,
 )
-from featcache.extraction.padded_rows import PendingRows, compute_now
+from featcache.extraction.padded_rows import Part, PendingRows, compute_now
 from featcache.extractors.faults import fault
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
@@ -92,9 +92,7 @@ class AudioExtractor:
         max_seconds = min(max(limits), most_seconds)
         self._decode = partial(decode, max_seconds=max_seconds, fetched=fetched, wait=wait)
 
-    def __call__(
-        self, batch: Sequence[Utterance], times: WorkerTimes
-    ) -> Iterator[list[Extracted | PendingRows]]:
+    def __call__(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[Part]:
         """Extract a batch for every config, or hand out its rows. Yields the results of all
         configs, for one part of the batch after the other. The rows of a large recording
         are computed here, so that `AudioMemory` limits them."""
@@ -124,7 +122,7 @@ class AudioExtractor:
             waveforms.add(samples)
         return Decoded(utterance, (waveforms.finish(), FileIdentity(0, 0, rate)))
 
-    def _extract_part(self, part: Sequence[Decoded]) -> Iterator[list[Extracted | PendingRows]]:
+    def _extract_part(self, part: Sequence[Decoded]) -> Iterator[Part]:
         """Extract a part; clip by clip if memory runs out."""
         is_large = any(decoded.num_bytes >= SMALL_BYTES for decoded in part)
         try:
@@ -279,7 +277,7 @@ class Waveforms:
         """The bytes of the finished waveforms, without noise."""
         for copy in copies:
             for maker in makers:
-                way = _way(maker, copy)
+                way = maker, maker.speed(copy.id), copy.channel
                 if way not in self._builders:
                     try:
                         self._builders[way] = maker.builder(rate, way[1], way[2], num_samples)
@@ -311,28 +309,25 @@ class Waveforms:
         self._times["resample"] += perf_counter() - started
         return self
 
-    def of(self, maker: WaveformMaker, copy: Utterance) -> Waveform:
+    def of(self, maker: WaveformMaker, utterance: Utterance) -> Waveform:
         """Return a copy's waveform, with its noise, which is added once for all configs.
         Raises AudioError if the waveform cannot be made."""
-        clean = self._made[_way(maker, copy)]
+        copy = maker.copies.copy_of(utterance.id)
+        clean = self._made[maker, copy.speed, utterance.channel]
         if isinstance(clean, AudioError):
             raise clean
-        if maker.copies.copy_of(copy.id).snr is None:
+        if copy.snr is None:
             return clean
-        if (maker, copy.id) not in self._noisy:
+        key = maker, utterance.id
+        if key not in self._noisy:
             started = perf_counter()
-            self._noisy[maker, copy.id] = maker.with_noise(clean, copy.id)
+            self._noisy[key] = maker.with_noise(clean, utterance.id)
             self._times["resample"] += perf_counter() - started
-        return self._noisy[maker, copy.id]
+        return self._noisy[key]
 
 
 _Way = tuple[WaveformMaker, float, int | None]
 """A way to make a waveform: the maker, the speed, and the channel."""
-
-
-def _way(maker: WaveformMaker, copy: Utterance) -> _Way:
-    return maker, maker.speed(copy.id), copy.channel
-
 
 _Audio = tuple[Any, FileIdentity] | AudioError
 """The waveforms of a segment (or the result of another `collect`) and the file's identity;

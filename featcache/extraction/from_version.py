@@ -21,12 +21,13 @@ from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
     Extracted,
+    Result,
     WorkerTimes,
     download,
     errors_of,
     in_halves,
 )
-from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.padded_rows import Part
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
@@ -93,7 +94,7 @@ class SourceVersion:
         configs: Sequence[BuiltConfig],
         batch: Sequence[Utterance],
         times: WorkerTimes,
-    ) -> Iterator[list[Extracted | PendingRows]]:
+    ) -> Iterator[Part]:
         """Make the features of a batch from the version's. Yields the results of all
         configs, for one part of the batch after the other."""
         for start in range(0, len(batch), _UTTERANCES):
@@ -103,7 +104,7 @@ class SourceVersion:
             stored = [result for result in in_source if isinstance(result, StoredUtterance)]
             items = [utterance.item for utterance in stored]
             times["decode"] += perf_counter() - started
-            results: list[Extracted | PendingRows] = []
+            results: Part = []
             for config in configs:
                 part = Extracted(config.computed_spec, root, config.config.pool)
                 for utterance, error in zip(utterances, in_source, strict=True):
@@ -154,9 +155,7 @@ class SourceVersion:
         return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
 
 
-def _from_features(
-    config: BuiltConfig, stored: Sequence[StoredUtterance]
-) -> list[ClipFeatures | AudioError]:
+def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> list[Result]:
     device = config.device
     features = [utterance.features for utterance in stored]
     if config.config.pool is not None:
@@ -205,6 +204,7 @@ def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> So
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:
+    name, source_name = f"--from: {config.name}", source.path.name
     source_suffixes = copies_of(source.info.config).suffixes
     lacking = [
         suffix or "the utterances themselves"
@@ -213,13 +213,10 @@ def _refuse_other_copies(config: Config, source: Version) -> None:
     ]
     if lacking:
         raise ConfigError(
-            f"--from: {config.name} has copies that {source.path.name} lacks: {listing(lacking)}: "
-            "give both the same augment section, or extract these units from audio"
+            f"{name} has copies that {source_name} lacks: {listing(lacking)}: give both the same "
+            "augment section, or extract these units from audio"
         )
     noise = config.augment and config.augment.noise
     of_source = (source.info.config.get("augment") or {}).get("noise") or {}
     if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
-        raise ConfigError(
-            f"--from: {config.name} has different noise, or a different seed, from "
-            f"{source.path.name}"
-        )
+        raise ConfigError(f"{name} has different noise, or a different seed, from {source_name}")

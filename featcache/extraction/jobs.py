@@ -21,7 +21,7 @@ from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
 from featcache.extraction.from_version import SourceVersion
-from featcache.extraction.padded_rows import BatchingChoice, PendingRows
+from featcache.extraction.padded_rows import BatchingChoice, Part
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
@@ -48,7 +48,6 @@ class VersionCounts:
     upsampled: int = 0
     """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int = 0
-    """Utterances, without copies, whose file has a higher sample rate than the config."""
     silent: int = 0
     first_silent: str = ""
 
@@ -281,7 +280,7 @@ class VersionJob:
             Counter(failure.reason for failure in extracted.failures),
             versions={self.name: counts},
             too_many_failures=fault,
-            traceback=extracted.traceback if fault else "",
+            traceback=fault and extracted.traceback,
         )
 
     def _fault(self, extracted: Extracted) -> str:
@@ -364,9 +363,7 @@ Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
 the run was stopped and the begun tasks are committed. An engine writes the failures of a
 task into the ledgers before it commits the shard that lacks them."""
 
-BatchExtractor = Callable[
-    [Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]
-]
+BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[Part]]
 """Extracts a batch of utterances, part by part: yields the results of each version."""
 
 

@@ -181,7 +181,9 @@ def extractor(
             "give a version, as in featcache.extractor('features/fbank80'), or config=, not both"
         )
     if (set and config is None) or (name and version is None):
-        raise ArgumentError("set= is for config=, since a version has its own; name= for a version")
+        raise ArgumentError(
+            "set= is for config=, since a version has its own; name= is for a version"
+        )
     own_device = Device(device)
     if config is not None:
         return _live(as_config(config, set), [], own_device)

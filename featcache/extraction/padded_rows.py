@@ -20,6 +20,7 @@ from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
     Extracted,
+    Result,
     Waveform,
     download,
     errors_of,
@@ -81,7 +82,7 @@ class PendingRows:
         self.spec = part.spec
         self._part = part
         self._rows: list[Row] = []
-        self._results: list[list[ClipFeatures | AudioError | None]] = []
+        self._results: list[list[Result | None]] = []
         """The results of each clip's rows, or the error of cutting it."""
         for clip, (item, waveform) in enumerate(clips):
             try:
@@ -116,7 +117,7 @@ class PendingRows:
         """True once all rows are computed."""
         return not self._left
 
-    def finish(self, row: Row, result: ClipFeatures | AudioError, seconds: float) -> None:
+    def finish(self, row: Row, result: Result, seconds: float) -> None:
         """Take a row's result, and the seconds that computing it took."""
         self._left -= 1
         self._part.seconds += seconds
@@ -126,9 +127,7 @@ class PendingRows:
         """Return the part, once it is complete."""
         return self._part.take(self.items, map(self._joined, self._results))
 
-    def _joined(
-        self, results: Sequence[ClipFeatures | AudioError | None]
-    ) -> ClipFeatures | AudioError:
+    def _joined(self, results: Sequence[Result | None]) -> Result:
         """Join the results of a clip's rows, and quantise them if that is still to be
         done."""
         rows = []
@@ -145,6 +144,10 @@ class PendingRows:
             return ClipFeatures(features, side)
         levels, parameters = quantize(torch.from_numpy(features), [len(features)])
         return ClipFeatures(levels.numpy(), {**side, QUANTIZATION: parameters.numpy()})
+
+
+Part = list[Extracted | PendingRows]
+"""The results of each version for a part of a batch."""
 
 
 class RowQueue:
@@ -207,12 +210,12 @@ def compute_now(result: Extracted | PendingRows) -> Extracted:
     return result.extracted()
 
 
-def compute_rows(rows: list[Row]) -> list[ClipFeatures | AudioError]:
+def compute_rows(rows: list[Row]) -> list[Result]:
     """Compute rows of one version and padded length. Returns the results in order. If a
     batch does not fit on the device, this and all later ones become smaller."""
-    results: list[ClipFeatures | AudioError] = []
+    results: list[Result] = []
 
-    def compute_next(count: int, alone: bool) -> list[ClipFeatures | AudioError]:
+    def compute_next(count: int, alone: bool) -> list[Result]:
         batch = rows[len(results) : len(results) + count]
         return in_halves(lambda part: _compute_batch(part, count, alone), batch)
 
@@ -225,7 +228,7 @@ def compute_rows(rows: list[Row]) -> list[ClipFeatures | AudioError]:
     return results
 
 
-def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[ClipFeatures | AudioError]:
+def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[Result]:
     """Compute rows in a batch of `count` rows."""
     built, extractor = rows[0].pending.built, rows[0].pending.extractor
     device = built.device

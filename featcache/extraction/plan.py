@@ -24,6 +24,7 @@ from featcache.device import Device
 from featcache.errors import ArgumentError, ConfigError, StoreError, counted, listing, megabytes
 from featcache.extraction.audio_files import (
     copying_notes,
+    locations_of,
     missing_file_notes,
     refuse_another_corpus,
     require_reading,
@@ -296,9 +297,8 @@ def _compare(
     tried = np.flatnonzero(status.failed)
     stands = np.zeros_like(status.failed)
     if not options.retry_failed:
-        files = [manifest.resolve(path) for path in manifest.paths.take(tried)]
         failed = [status.failures[row] for row in tried.tolist()]
-        stands[tried] = built.would_fail_again(failed, files)
+        stands[tried] = built.would_fail_again(failed, locations_of(manifest, tried))
     status = replace(status, failed=stands)
     if options.check_sources:
         status = with_changed_files(manifest, status, index, version)

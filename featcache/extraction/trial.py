@@ -52,9 +52,9 @@ class Trial:
     expected_seconds: float
     """The seconds that the whole run would take."""
     at_least: float | None
-    """The seconds at the speed plus the measured error; None if too little was measured."""
+    """The seconds at the speed plus its measured error; None if too little was measured."""
     at_most: float | None
-    """The seconds at the speed less the measured error; None if too little was measured."""
+    """The seconds at the speed less that error."""
     device: str
     processes: int
     threads: int
@@ -81,17 +81,18 @@ def _try(
 ) -> Trial:
     total = max(version.expected_seconds for version in group)
     sample = plan.manifest.take(sample_rows(group[0]))
-    shard_megabytes = min(plan.options.shard_megabytes, _SHARD_MEGABYTES)
     options = replace(
-        plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes
+        plan.options,
+        partition=None,
+        max_failures=None,
+        shard_megabytes=min(plan.options.shard_megabytes, _SHARD_MEGABYTES),
     )
+    built = [version.built for version in group]
     with TemporaryDirectory(
         prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True
     ) as folder:
         # With `only`, the plan does not ask again whether the manifest's files exist.
-        trial = plan_extraction(
-            sample, [version.built for version in group], Path(folder), options, only=sample.ids
-        )
+        trial = plan_extraction(sample, built, Path(folder), options, only=sample.ids)
         versions = [
             replace(version, batching=planned.batching)
             for version, planned in zip(trial.versions, group, strict=True)
