@@ -1,5 +1,4 @@
-"""Appends extracted batches to their shards in order, and commits complete shards in a
-separate thread. A shard is in memory until it is committed."""
+"""Delivers extracted batches to shards, which are in memory until they are committed."""
 
 from __future__ import annotations
 

@@ -193,9 +193,9 @@ class Dispatch:
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
-        """Do all tasks; returns when they are committed, or the run was stopped. Raises
-        ConfigError if the workers' devices or fingerprints differ; ExtractorError if
-        every worker has died again and again; and the workers' errors."""
+        """Do all tasks, as an `Engine`. Raises ConfigError if the workers' devices or
+        fingerprints differ; ExtractorError if every worker has died again and again; and
+        the workers' errors."""
         try:
             for number in range(len(self._workers)):
                 self._team.start(number, self._setup)

@@ -4,7 +4,6 @@ Each worker takes the most urgent work: it appends the next complete batch in or
 (`delivery.py`); otherwise computes rows that fill a batch; otherwise decodes a batch of
 utterances and, unless it becomes rows, extracts it; and at the end computes rows that do
 not fill a batch. On a GPU, some workers do rows only, and the others everything else.
-Another thread flushes finished shards.
 
 When the run is stopped, no more utterances are taken; those that were are finished, and
 begun shards are committed."""

@@ -39,12 +39,9 @@ _DRAINED = 3
 
 
 def on_ray(name: str, options: Options) -> Engine:
-    """Return an engine that runs on Ray.
-
-    The name `ray` is for the cluster that this process is connected to, that
-    `RAY_ADDRESS` names, or that this machine is in; else one is started for the run.
-    `ray://host:port` is for Ray Client. Raises ArgumentError for a device of a name that
-    Ray chooses; MissingDependencyError if Ray is not installed."""
+    """Return an engine that runs on Ray, with a name as in `Options.engine`. Raises
+    ArgumentError for a device of a name that Ray chooses; MissingDependencyError if Ray is
+    not installed."""
     if options.device not in (None, "cpu", "cuda"):
         raise ArgumentError(
             f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which"
@@ -92,9 +89,8 @@ def actors_on(
     nodes: Sequence[dict[str, float]], device: str | None, threads: int | None
 ) -> tuple[int, str, int]:
     """Return the number of actors on a cluster, and the device and the threads of each:
-    an actor for each GPU if there are any; otherwise for every so many cores.
-
-    `nodes` are each node's resources as Ray counts; `threads` is per actor."""
+    an actor for each GPU if there are any; otherwise for every so many cores. `nodes` are
+    each node's resources as Ray counts; `threads` is per actor."""
     gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if device == "cuda" and not gpus:
         raise ArgumentError("device 'cuda': the Ray cluster has no GPU")

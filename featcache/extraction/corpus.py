@@ -67,8 +67,7 @@ class CorpusPlan:
     manifests: dict[str, Path]
     known: dict[str, Part]
     options: Options
-    """The options of each part's run. With a partition (of rows), the part is not
-    recorded."""
+    """The options of each part's run. With a partition (of rows), it is not recorded."""
     root: AudioLocation | None
     """The root of relative paths; None for the manifests' own."""
     reading: str

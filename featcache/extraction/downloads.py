@@ -2,9 +2,8 @@
 servers.
 
 The engine announces files (`expect`), a batch at a time and in order, as long as there
-`is_room`; the worker that decodes a file takes it. Rows of the same file share its copy
-as long as one of them is expected. The next two containers are fetched while one is
-decoded."""
+`is_room`; the worker that decodes a file takes it. Rows of a file share its copy as long
+as one of them is expected. The next two containers are fetched while one is decoded."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ _FILES_PER_CONTAINER = 25
 
 
 class Downloads:
-    """The files that are being fetched, or were and are still wanted. Leaving the `with`
-    block gives up the others.
+    """Files that are fetched, or were and are still wanted. Leaving the `with` block gives
+    up the others.
 
     Args:
         workers: The number of threads that decode.

@@ -1,9 +1,6 @@
 """Features as a version stores them: computed from clips, cast or quantised, and checked
-for NaN and infinity.
-
-If an extractor refuses a batch or raises, the batch is halved until the clips at fault
-are known, and the others are computed. If memory runs out, padded rows are computed in
-smaller batches, and then alone on the device."""
+for NaN and infinity. If an extractor refuses a batch or raises, `in_halves` finds the
+clips at fault; if memory runs out, see `until_it_fits`."""
 
 from __future__ import annotations
 

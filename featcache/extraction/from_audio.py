@@ -266,8 +266,7 @@ class Waveforms:
         times: WorkerTimes,
     ) -> None:
         self._times = times
-        self._builders: dict[_Way, WaveformBuilder] = {}
-        self._made: dict[_Way, Waveform | AudioError] = {}
+        self._made: dict[_Way, WaveformBuilder | Waveform | AudioError] = {}
         self._noisy: dict[tuple[WaveformMaker, str], Waveform] = {}
         self.num_samples = 0
         """Samples of each channel."""
@@ -278,9 +277,9 @@ class Waveforms:
         for copy in copies:
             for maker in makers:
                 way = maker, maker.speed(copy.id), copy.channel
-                if way not in self._builders:
+                if way not in self._made:
                     try:
-                        self._builders[way] = maker.builder(rate, way[1], way[2], num_samples)
+                        self._made[way] = maker.builder(rate, way[1], way[2], num_samples)
                     except AudioError as error:
                         self._made[way] = error
 
@@ -289,8 +288,8 @@ class Waveforms:
         started = perf_counter()
         self.num_samples += len(samples)
         self.loudest = max(self.loudest, peak_of(samples))
-        for way, builder in self._builders.items():
-            if way not in self._made:
+        for way, builder in self._made.items():
+            if isinstance(builder, WaveformBuilder):
                 try:
                     builder.add(samples)
                 except AudioError as error:
@@ -301,11 +300,10 @@ class Waveforms:
     def finish(self) -> Waveforms:
         """Finish the waveforms."""
         started = perf_counter()
-        for way, builder in self._builders.items():
-            if way not in self._made:  # it may have failed
+        for way, builder in self._made.items():
+            if isinstance(builder, WaveformBuilder):
                 waveform = self._made[way] = builder.finish()
                 self.num_bytes += waveform.nbytes
-        self._builders.clear()
         self._times["resample"] += perf_counter() - started
         return self
 
@@ -316,6 +314,7 @@ class Waveforms:
         clean = self._made[maker, copy.speed, utterance.channel]
         if isinstance(clean, AudioError):
             raise clean
+        assert isinstance(clean, np.ndarray)  # it is finished
         if copy.snr is None:
             return clean
         key = maker, utterance.id

@@ -1,8 +1,8 @@
 """The shards still to make, from what a manifest wants and a version lacks.
 
-The manifest is cut once, by its rows alone, into ranges of about a shard each. A range
-without any extracted row is one task, so an interrupted run goes on with the same shards.
-The missing rows of partly extracted ranges are gathered into tasks of a shard's size."""
+The manifest is cut, by its rows alone, into ranges of about a shard each. A range without
+any extracted row is one task, so an interrupted run goes on with the same shards. The
+missing rows of partly extracted ranges are gathered into tasks of a shard's size."""
 
 from __future__ import annotations
 
