@@ -28,10 +28,10 @@ from featcache.care.sources import SourceCheck
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason, listing
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor
 from featcache.extraction.padded_rows import BATCHINGS, compute_now
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.codec import CodecExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
@@ -121,9 +121,8 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
-    times = WorkerTimes(float)
-    for (result,) in AudioExtractor(root, [built])([item], times):
-        extracted = compute_now(result, built.device, times)
+    for (result,) in AudioExtractor(root, [built])([item], WorkerTimes(float)):
+        extracted = compute_now(result)
         for failure in extracted.failures:
             raise AudioError(Reason(failure.reason), failure.message)
         (again,) = extracted.features

@@ -25,10 +25,10 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
 from featcache.extraction.audio_files import stat_of
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.group import GroupInfo, read_attributes
 from featcache.format.shard import Shard

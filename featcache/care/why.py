@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.config.config import Differences, find_differences
 from featcache.errors import ManifestError
-from featcache.extraction.version_plan import VersionPlan, file_change
+from featcache.extraction.plan import VersionPlan, file_change
 from featcache.format.shard import Item
 from featcache.manifest.segments import Segment
 from featcache.strings import Strings

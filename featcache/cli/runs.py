@@ -62,7 +62,7 @@ class Display:
             self._next_line = self._started + _JSON_SECONDS
         self._latest = Progress()
         self._printed = Progress()
-        """Seconds of audio and of stages, as of the last line of JSON."""
+        """The progress as of the last line of JSON."""
         self._showing = threading.Lock()
         self._ended = threading.Event()
 
@@ -80,8 +80,7 @@ class Display:
             elif self._kind == "json":
                 self._next_line = now + _JSON_SECONDS
                 self._print_document(progress, self._printed, now)
-                self._printed.audio_seconds = progress.computed_seconds
-                self._printed.stages |= progress.stages
+                self._printed = progress
             elif self._kind == "bar":
                 self._next_line = now + _LINE_SECONDS
                 note(self._text(progress, now))
@@ -131,7 +130,7 @@ class Display:
             "shards": progress.shards,
             "stages": shares,
             "stages_times_real_time": {
-                stage: round((done - before.audio_seconds) / seconds, 1)
+                stage: round((done - before.computed_seconds) / seconds, 1)
                 for stage, seconds in spent.items()
                 if seconds and stage != "wait"
             },

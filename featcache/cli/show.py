@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from featcache.care.diff import ValuesDiff
     from featcache.care.why import Cause
-    from featcache.extraction.version_plan import VersionPlan
+    from featcache.extraction.plan import VersionPlan
     from featcache.version.version import Version
 
 _SHOWN = 5

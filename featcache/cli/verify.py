@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shlex
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click

@@ -1,5 +1,4 @@
-"""Appends extracted batches to their shards in order, and commits complete shards in a
-separate thread. A shard is in memory until it is committed."""
+"""Delivers extracted batches to shards, which are in memory until they are committed."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
@@ -15,7 +13,7 @@ from typing import TypeVar
 from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
-from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.padded_rows import Part, PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
@@ -23,12 +21,11 @@ from featcache.manifest.segments import Utterance
 from featcache.version.ledger import Failure
 
 _WAITING_COMMITS = 2
-"""Complete shards that may wait for the disk before the workers have to."""
+"""Complete shards that may wait for the disk."""
 
 _Record = TypeVar("_Record", Item, Failure)
 
 _UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
-"""Reasons that may hold on one machine and not on another."""
 
 
 class OpenShard:
@@ -42,23 +39,20 @@ class OpenShard:
         self._left = _UNREAD if leaves_unread else frozenset()
         self._builders = [ShardBuilder(job.version.info.spec) for job in jobs]
         self._failures: list[list[Failure]] = [[] for _ in jobs]
-        self._done = DoneTask(task.name, Progress(), [[] for _ in jobs])
-        self._generations = {
-            utterance.id: generation
-            for utterance, generation in zip(task.utterances, task.generations, strict=True)
-            if generation > 1
-        }
+        self._unread: list[list[Failure]] = [[] for _ in jobs]
+        self._progress = Progress()
+        ids = (utterance.id for utterance in task.utterances)
+        self._generations = dict(zip(ids, task.generations, strict=True))
 
     def append(self, part: Iterable[Extracted]) -> Progress:
-        """Append a part of a batch, and return its progress. Raises ExtractorError if the
-        spec does not hold it."""
+        """Append a part of a batch. Raises ExtractorError if the spec does not hold it."""
         progress = Progress()
         seconds: dict[str, float] = {}  # by utterance, over all versions
         for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
-            failures = []
+            failures: list[Failure] = []
             for failure in map(self._with_generation, extracted.failures):
                 if failure.reason in self._left:
-                    self._done.unread[number].append(failure)
+                    self._unread[number].append(failure)
                 else:
                     failures.append(failure)
             self._failures[number] += failures
@@ -66,18 +60,19 @@ class OpenShard:
             for item, clip in zip(items, extracted.features, strict=True):
                 self._builders[number].append(item, clip.features, clip.side)
                 seconds[item.id] = item.num_samples / job.built.sample_rate
-            progress.add(job.count(replace(extracted, failures=failures)))
-        progress.audio_seconds = sum(seconds.values())
-        self._done.progress.add(progress)
+            progress += job.count(replace(extracted, failures=failures))
+        progress += Progress(audio_seconds=sum(seconds.values()))
+        self._progress += progress
         return progress
 
     def _with_generation(self, record: _Record) -> _Record:
-        generation = self._generations.get(record.id, 1)
+        generation = self._generations[record.id]
         return record if generation == 1 else replace(record, generation=generation)
 
     def commit(self) -> DoneTask:
-        """Record the failures, and make the shards visible. Returns what was committed.
-        Raises StoreError if the cache cannot be written."""
+        """Record the failures, and make the shards visible. Raises StoreError if the
+        cache cannot be written."""
+        num_shards = 0
         for job, builder, failures in zip(self.jobs, self._builders, self._failures, strict=True):
             job.run.fail(failures)
             if len(builder):
@@ -89,8 +84,9 @@ class OpenShard:
                     where=job.version.path,
                 )
                 job.version.store.publish(files, f"shards/{name}")
-                self._done.progress.shards += 1
-        return self._done
+                num_shards += 1
+        progress = self._progress + Progress(shards=num_shards)
+        return DoneTask(self._task.name, progress, self._unread)
 
 
 @dataclass(eq=False)
@@ -102,17 +98,15 @@ class Batch:
     utterances: Sequence[Utterance]
     seconds: float
     is_last: bool
-    is_suspect: bool = False
-    """True for a single utterance that may have crashed an earlier run."""
-    parts: list[list[Extracted | PendingRows]] | None = None
-    """The results of each version for each part; None until the batch is extracted."""
+    is_suspect: bool
+    parts: list[Part] | None = None
+    """Each part's results of each version; None until the batch is extracted."""
     num_pending: int = 0
     waiting_seconds: float = 0.0
-    """The seconds that it has added to `Progress.waiting_seconds`."""
 
     @property
     def is_complete(self) -> bool:
-        """True if all results are there, with all rows."""
+        """True once all results are there, with all rows."""
         return self.parts is not None and not self.num_pending
 
 
@@ -121,8 +115,8 @@ class Delivery:
     thread.
 
     Args:
-        state: The engine's lock, which guards `coming` and the progress; notified
-            whenever a batch is appended.
+        state: The engine's lock, which guards `coming`; notified whenever a batch is
+            appended.
         fail: Called with the error of a commit, in the thread that commits.
     """
 
@@ -130,11 +124,9 @@ class Delivery:
         self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]
     ) -> None:
         self.coming: deque[Batch] = deque()
-        """The batches that are being extracted, or wait for what comes before them, in
-        the order of their tasks."""
+        """The batches that are extracted, or wait for earlier ones, in order."""
         self._is_appending = False  # the first of them; guarded by `state`
         self._control = control
-        self._progress = control.progress
         self._state = state
         self._fail = fail
         self._reporting = threading.Lock()
@@ -143,12 +135,11 @@ class Delivery:
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
 
     def close(self) -> None:
-        """Wait for the commits; no batch may be appended any more."""
+        """Wait for the commits."""
         self._commits.shutdown()
 
     def commit_part(self) -> None:
-        """Commit an incomplete shard, after `close`: it is the beginning of the whole
-        one."""
+        """Commit the beginning of a shard, after `close`."""
         if self._begun is not None:
             self._commit(self._begun)
 
@@ -156,20 +147,18 @@ class Delivery:
         """Report the progress, unless another thread is doing so."""
         if self._reporting.acquire(blocking=False):
             try:
-                with self._state:
-                    snapshot = deepcopy(self._progress)
-                self._control.report(snapshot)
+                self._control.report(self._control.progress)
             finally:
                 self._reporting.release()
 
     def take(self) -> Batch | None:
-        """Take the next batch, if it is complete and none is being appended. The caller
-        holds `state`, and then appends it."""
+        """Take the next batch to append, if it is complete and none is being appended. The
+        caller holds `state`."""
         if self._is_appending or not self.coming or not self.coming[0].is_complete:
             return None
         batch = self.coming[0]
         self._is_appending = True
-        self._progress.waiting_seconds -= batch.waiting_seconds
+        self._control.add(Progress(waiting_seconds=-batch.waiting_seconds))
         return batch
 
     def append(self, batch: Batch) -> None:
@@ -182,9 +171,7 @@ class Delivery:
             extracted = (
                 result.extracted() if isinstance(result, PendingRows) else result for result in part
             )
-            progress = batch.shard.append(extracted)
-            with self._state:
-                self._progress.add(progress)
+            self._control.add(batch.shard.append(extracted))
         self._control.check()
         self.report()
         if batch.is_last:
@@ -194,8 +181,8 @@ class Delivery:
         with self._state:
             self.coming.popleft()
             self._is_appending = False
-            self._progress.stages["write"] += perf_counter() - started
             self._state.notify_all()
+        self._control.add(Progress(stages={"write": perf_counter() - started}))
 
     def _commit(self, shard: OpenShard) -> None:
         try:
@@ -206,8 +193,7 @@ class Delivery:
             raise StoreError(
                 f"{error}; what is committed stays: make room or mend the disk, and run again"
             ) from error
-        with self._state:
-            self._progress.shards += done.progress.shards
+        self._control.add(Progress(shards=done.progress.shards))
         self._control.done(done)
 
     def _committed(self, future: Future[None]) -> None:

@@ -1,37 +1,25 @@
 """Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker
 dies.
 
-If a worker dies, the uncommitted tasks of its chunk go to another. The marks of the dead
-worker name the utterances in flight, and suspects are extracted in a separate process. If
-a task goes on to end workers and no mark names the cause, all its utterances are
-suspects."""
+If a worker dies, the uncommitted tasks of its chunk go to another. Its marks
+name the utterances in flight, and suspects are extracted in a separate process. If a task
+goes on to end workers and no mark names the cause, all its utterances are suspects."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence, Set
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
 from featcache.engines.process import Setup
-from featcache.engines.worker import (
-    Died,
-    Event,
-    Finished,
-    Message,
-    Ready,
-    Stop,
-    Work,
-    WorkerSetup,
-    Working,
-)
+from featcache.engines.worker import Died, Event, Message, Ready, Stop, Work, WorkerSetup, Working
 from featcache.errors import ConfigError, ExtractorError, counted, listing
 from featcache.extraction.audio_files import can_be_read
-from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl
+from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.version.in_flight import Suspects, find_suspects, remove_marks
@@ -43,7 +31,7 @@ MOST_TASKS = 64
 together."""
 
 CHUNK_SECONDS = 16 * 3600.0
-"""About how much audio is in a chunk: enough to fill a GPU's batches. For LibriSpeech's
+"""Seconds of audio in a chunk, about: enough to fill a GPU's batches. For LibriSpeech's
 lengths, a tenth of the computing for 16 h is padding of incomplete batches."""
 
 MOST_DEATHS = 3
@@ -52,7 +40,6 @@ a single task may cause."""
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
-"""Seconds to wait for the first worker before a message."""
 
 _TRIES = 2 * MOST_DEATHS
 """The deaths after which a single task is given up."""
@@ -61,10 +48,8 @@ _MOST_DEATHS = _TRIES + 1
 """The deaths of a worker without a commit in between, after which it is lost."""
 
 _ENOUGH_UNREAD = 100
-"""Utterances that only this process can read, after which it does not try others."""
 
 _ASKED = ("manifest", "root", "config", "from")
-"""The entries that workers' records copy from the run's."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +69,7 @@ class Chunks:
 
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
         self.held: dict[int, Chunk] = {}
-        """What workers are at, by their numbers."""
+        """The chunk of each busy worker."""
         self._tasks = tasks
         self._workers = workers
         self._ahead: deque[ShardTask] = deque()
@@ -97,10 +82,9 @@ class Chunks:
         return not (self._ahead or self._returned or self.held)
 
     def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
-        """Return the next chunk for a worker; None if there is nothing for it now.
-
-        A worker does not get a chunk again that it died of, unless it `is_alone`. Chunks
-        that cannot be extracted even alone come last."""
+        """Return the next chunk for a worker; None if it has nothing to do now. A worker
+        does not get a chunk again that it died of, unless it `is_alone`. Chunks that cannot
+        be extracted even alone come last."""
         self._look_ahead()
         returned = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
         chunk = next((chunk for chunk in returned if chunk.deaths < _TRIES), None)
@@ -129,8 +113,8 @@ class Chunks:
         del self.held[worker]
 
     def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
-        """Take back the chunk of a dead worker, except for the tasks that it has `done`,
-        by name. The death `counts` unless the worker was preempted."""
+        """Take back the chunk of a dead worker, except for the tasks in `done`, by name.
+        The death `counts` unless the worker was preempted."""
         chunk = self.held.pop(worker, Chunk(()))
         left = tuple(task for task in chunk.tasks if task.name not in done)
         deaths, died_with = chunk.deaths, chunk.died_with
@@ -142,7 +126,6 @@ class Chunks:
             self._returned += [Chunk((task,), deaths, died_with) for task in left]
 
     def _look_ahead(self) -> None:
-        """Take enough tasks to see whether the end is near."""
         lacking = 2 * self._workers * MOST_TASKS - len(self._ahead)
         self._ahead.extend(itertools.islice(self._tasks, lacking))
 
@@ -159,24 +142,21 @@ class Team(Protocol):
         """Send a message to a worker, unless it has died."""
 
     def wait(self, seconds: float) -> Sequence[tuple[int, Event]]:
-        """Return workers' events, waiting for at most so long."""
+        """Return workers' events; waits for `seconds` at most."""
 
     def end(self) -> None:
-        """End all workers; they commit what they have, and are killed if that takes long."""
+        """End all workers. They commit what they have, and are killed if that takes
+        long."""
 
 
 @dataclass
 class _Worker:
-    """The state of a worker."""
-
     runs: Sequence[str] = ()
     is_lost: bool = False
-    """True if it is not started again."""
     deaths: int = 0
     latest: Progress | None = None
-    """Its latest progress."""
     committed: Progress = field(default_factory=Progress)
-    """The committed part of it."""
+    """The committed part of `latest`."""
     done: set[str] = field(default_factory=set)
 
 
@@ -202,22 +182,20 @@ class Dispatch:
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
         self._dead_runs: set[str] = set()
-        self._lasting = deepcopy(control.progress)
+        self._lasting = control.progress
         """The progress that stays if all workers die."""
-        self._unread: set[str] = set()
-        """Ids of utterances that workers could not read, though this machine can."""
-        self._first_unread = ""
+        self._unread: dict[str, str] = {}
+        """Messages, by id, on what workers could not read, though this machine can."""
         self._first_to_send: dict[str, int] = {}
-        """The first worker that sent each text."""
         self._first_ready: tuple[str, str] | None = None
-        """The name and the device of the first worker that was ready."""
+        """The name and the device of the first worker."""
         self._next_report = 0.0
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
-        """Do all tasks; returns when they are committed, or the run was stopped. Raises
-        ConfigError if the workers' devices or fingerprints differ; ExtractorError if
-        every worker has died again and again; and the workers' errors."""
+        """Do all tasks, as an `Engine`. Raises ConfigError if the workers' devices or
+        fingerprints differ; ExtractorError if every worker has died again and again; and
+        the workers' errors."""
         try:
             for number in range(len(self._workers)):
                 self._team.start(number, self._setup)
@@ -229,10 +207,11 @@ class Dispatch:
         finally:
             self._team.end()
         if self._unread:
+            example = next(iter(self._unread.values()))
             raise ExtractorError(
                 f"workers could not read {counted(len(self._unread), 'utterance')}, such as "
-                f"{self._first_unread}; this machine can: let all see the audio, and run the same "
-                "command again"
+                f"{example}; this machine can: let all see the audio, and run the same command "
+                "again"
             )
 
     def _end(self) -> None:
@@ -263,7 +242,6 @@ class Dispatch:
             self._report()
 
     def _deal(self) -> None:
-        """Give chunks to the workers that have none."""
         ready = [number for number, worker in enumerate(self._workers) if worker.runs]
         for number in ready:
             if number in self._chunks.held:
@@ -289,12 +267,12 @@ class Dispatch:
                 self._welcome(self._team.names[number], device, threads)
             case DoneTask():
                 self._settle_unread(event)
-                worker.committed.add(event.progress)
+                worker.committed += event.progress
                 worker.done.add(event.name)
                 worker.deaths = 0
-            case Working():
-                progress = worker.latest = event.progress
-                if isinstance(event, Finished):
+            case Working(progress, is_done):
+                worker.latest = progress
+                if is_done:
                     if progress.too_many_failures:
                         self._control.give_up(progress.too_many_failures, progress.traceback)
                     self._chunks.done(number)
@@ -304,8 +282,7 @@ class Dispatch:
                 self._bring_back(number, how, counts_as_death)
 
     def _welcome(self, name: str, device: str, threads: int) -> None:
-        """Count a worker, and refuse a device of another model than the first one's."""
-        progress = self._control.progress
+        """Count a worker. Refuse a device of another model than the first one's."""
         if self._first_ready is None:
             self._first_ready = name, device
         first_name, first_device = self._first_ready
@@ -315,38 +292,38 @@ class Dispatch:
                 "differently: choose devices of one model, or accept that with "
                 "--allow-mixed-devices"
             )
-        if device not in progress.devices:
-            progress.devices.append(device)
+        known = self._lasting
+        if device not in known.devices:
+            known = replace(known, devices=[*known.devices, device])
         ready = len([worker for worker in self._workers if worker.runs])
-        if ready > progress.processes:
-            progress.processes = ready
-            progress.threads += threads
+        if ready > known.processes:
+            known = replace(known, processes=ready, threads=known.threads + threads)
+        self._lasting = known
 
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
         dead, name = self._workers[number], self._team.names[number]
         successor = self._workers[number] = _Worker(deaths=dead.deaths)
         if counts:
             successor.deaths += 1
-        self._lasting.add(dead.committed)
+        self._lasting += dead.committed
         when, most_deaths = "before it was ready", MOST_DEATHS
         if dead.runs:
             when, most_deaths = "at work", _MOST_DEATHS
             self._learn(dead.runs, counts)
         self._chunks.died(number, dead.done, counts)
         successor.is_lost = successor.deaths >= most_deaths or self._control.stop.is_set()
-        outcome = "is started again, and what it had is given back"
-        if successor.is_lost:
-            outcome = "is not started again"
-        _log.info("%s: the process ended %s (%s); it %s", name, when, how, outcome)
+        ended = f"{name}: the process ended {when} ({how})"
         if not successor.is_lost:
+            _log.info("%s; it is started again, and what it had is given back", ended)
             self._team.start(number, self._setup)
-        elif all(worker.is_lost for worker in self._workers) and not self._is_over():
+            return
+        _log.info("%s; it is not started again", ended)
+        if all(worker.is_lost for worker in self._workers) and not self._is_over():
             raise ExtractorError(
                 f"{listing(self._team.names)}: processes ended again and again, the last by {how}"
             )
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
-        """Find suspects among the utterances in flight in a dead worker."""
         living = {run for worker in self._workers for run in worker.runs}
         self._dead_runs.update(dead)
         for job, run in zip(self._group.jobs, dead, strict=True):
@@ -356,9 +333,9 @@ class Dispatch:
             self._suspects |= find_suspects(job.version, failures, living, self._dead_runs)
 
     def _suspects_in(self, chunk: Chunk) -> Suspects:
-        """Return all utterances of a task that goes on to end workers: they are extracted
-        alone in its last try, and after that not any more. If nothing succeeds, no
-        utterance is at fault."""
+        """Return a task's utterances if it goes on to end workers: they are extracted alone
+        in its last try, and after that not any more. If nothing succeeds, no utterance is
+        at fault."""
         if chunk.deaths < _TRIES - 1:
             return Suspects()
         ids = frozenset(utterance.id for task in chunk.tasks for utterance in task.utterances)
@@ -377,32 +354,26 @@ class Dispatch:
                 if len(self._unread) < _ENOUGH_UNREAD and not can_be_read(root, failure.path):
                     failed.append(failure)
                     continue
-                self._unread.add(failure.id)
-                if not self._first_unread:
-                    self._first_unread = (
-                        f"{failure.id} on {done.host}: {failure.path}: {failure.message}"
-                    )
+                message = f"{failure.id} on {done.host}: {failure.path}: {failure.message}"
+                self._unread.setdefault(failure.id, message)
             job.run.fail(failed)
-            self._lasting.failures.update(failure.reason for failure in failed)
-            self._lasting.versions[job.name].failed += len(failed)
+            self._lasting += Progress(
+                Counter(failure.reason for failure in failed),
+                versions={job.name: VersionCounts(failed=len(failed))},
+            )
 
     def _report(self) -> None:
         self._next_report = monotonic() + _POLL_SECONDS
-        done, progress = self._done_so_far(), self._control.progress
-        progress.failures = done.failures
-        progress.audio_seconds = done.audio_seconds
-        progress.waiting_seconds = done.waiting_seconds
-        progress.shards = done.shards
-        progress.stages = done.stages
-        progress.versions = done.versions
+        before, done = self._control.progress, self._done_so_far()
+        if before.too_many_failures:
+            done = replace(
+                done, too_many_failures=before.too_many_failures, traceback=before.traceback
+            )
+        self._control.progress = done
         self._control.check()
         if self._first_ready is not None:
-            self._control.report(deepcopy(progress))
+            self._control.report(self._control.progress)
 
     def _done_so_far(self) -> Progress:
-        """Sum up what all workers have done; the dead ones, what they have committed."""
-        done = deepcopy(self._lasting)
-        for worker in self._workers:
-            if worker.latest is not None:
-                done.add(worker.latest)
-        return done
+        """Sum up what workers have done; the dead ones, what they have committed."""
+        return sum((worker.latest for worker in self._workers if worker.latest), self._lasting)

@@ -17,7 +17,7 @@ from featcache.engines.process import OtherProcess, Setup, kills_for_memory, las
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
-from featcache.extraction.padded_rows import BatchingChoice, PendingRows, compute_now
+from featcache.extraction.padded_rows import BatchingChoice, Part, compute_now
 from featcache.manifest.segments import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
@@ -35,17 +35,15 @@ class IsolatedProcess:
         self._turn = threading.Lock()
 
     def close(self) -> str:
-        """End the other process. Returns how it ended: a signal's name, or its exit code."""
+        """End the other process. Returns how it ended."""
         process, self._process = self._process, None
         return "" if process is None else process.end()
 
-    def extract(
-        self, batch: Sequence[Utterance], times: WorkerTimes
-    ) -> Iterator[list[Extracted | PendingRows]]:
-        """Yield each version's results for each utterance of a batch. An utterance fails
-        if the other process crashes or cannot begin: in this process, it might crash the
-        run again. Raises StoppedError if the run is being stopped, and the audio takes
-        long to come."""
+    def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[Part]:
+        """Yield each version's results for each utterance. An utterance fails if the other
+        process crashes or cannot begin: in this process, it might crash the run again.
+        Raises StoppedError if the run is being stopped, and the audio takes long to
+        come."""
         for utterance in batch:
             with self._turn:
                 yield [
@@ -54,13 +52,12 @@ class IsolatedProcess:
                 ]
 
     def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
+        crashed = partial(self._crashed, number, utterance)
         if utterance.id in self._group.suspects.fatal:
-            message = "it was extracted in a process of its own, and the run died again"
-            return self._crashed(number, utterance, message)
+            return crashed("it was extracted in a process of its own, and the run died again")
         process = self._process or self._begin()
         if process is None:
-            message = f"a process of its own cannot begin: {self._obstacle}"
-            return self._crashed(number, utterance, message)
+            return crashed(f"a process of its own cannot begin: {self._obstacle}")
         kills = kills_for_memory()
         try:
             answer = self._ask(process.connection, (number, utterance))
@@ -68,7 +65,7 @@ class IsolatedProcess:
             ended = self.close()
             if ended == "SIGKILL" and kills_for_memory() > kills:
                 ended = "out of memory"
-            return self._crashed(number, utterance, f"extracting it ended a process: {ended}")
+            return crashed(f"extracting it ended a process: {ended}")
         if isinstance(answer, Exception):
             raise answer
         extracted, process_times = answer
@@ -77,8 +74,7 @@ class IsolatedProcess:
         return extracted
 
     def _ask(self, connection: Connection, question: tuple[int, Utterance]) -> _Answer:
-        """Ask the other process, and wait for its answer. A None tells it that the run is
-        being stopped."""
+        """Ask the other process. A None tells it that the run is being stopped."""
         connection.send(question)
         while not connection.poll(_POLL_SECONDS):
             if self._stop.is_set():
@@ -88,12 +84,11 @@ class IsolatedProcess:
         return answer
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
-        failed = Extracted(self._group.configs[number].spec, self._group.root)
-        failed.fail(utterance, AudioError(Reason.CRASHED, message))
-        return failed
+        error = AudioError(Reason.CRASHED, message)
+        return Extracted(self._group.configs[number].spec, self._group.root).fail(utterance, error)
 
     def _begin(self) -> OtherProcess | None:
-        """Start the other process and wait until it is ready; None if it cannot begin."""
+        """Start the other process; None if it cannot begin."""
         if self._obstacle:
             return None
         choices = [job.batching for job in self._group.jobs]
@@ -138,10 +133,7 @@ def serve(connection: Connection) -> None:
 def _prepare(
     connection: Connection, setup: Setup, choices: Sequence[BatchingChoice], device_name: str
 ) -> tuple[Device, list[BatchExtractor]]:
-    """Return the device, and an extractor for each config alone."""
-
     def wait(seconds: float) -> None:
-        """Wait for audio. A message means that the run is being stopped, or has ended."""
         if connection.poll(seconds):
             raise StoppedError
 
@@ -158,7 +150,7 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
     times = WorkerTimes(float)
     try:
         ((result,),) = extract([utterance], times)
-        extracted = compute_now(result, device, times)
+        extracted = compute_now(result)
     except StoppedError as error:
         return error
     except Exception as error:

@@ -4,7 +4,6 @@ Each worker takes the most urgent work: it appends the next complete batch in or
 (`delivery.py`); otherwise computes rows that fill a batch; otherwise decodes a batch of
 utterances and, unless it becomes rows, extracts it; and at the end computes rows that do
 not fill a batch. On a GPU, some workers do rows only, and the others everything else.
-Another thread flushes finished shards.
 
 When the run is stopped, no more utterances are taken; those that were are finished, and
 begun shards are committed."""
@@ -28,7 +27,13 @@ from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import batches
-from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
+from featcache.extraction.jobs import (
+    BatchExtractor,
+    JobGroup,
+    Progress,
+    RunControl,
+    batch_extractor,
+)
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask
 from featcache.spec import seconds_that_fill
@@ -38,7 +43,7 @@ _AHEAD_PER_WORKER = 4
 """Batches that may wait for an earlier one. Bounds memory."""
 
 _AHEAD_SECONDS = 4 * 3600.0
-"""The most audio in those batches, if there are many workers: 1.4 GB at 24 kHz."""
+"""The most audio in those batches: 1.4 GB at 24 kHz."""
 
 _ROWS_AHEAD_SECONDS = 16 * 3600.0
 """The most audio in those batches if row workers wait for padded rows. For LibriSpeech's
@@ -48,18 +53,16 @@ lengths, 0.94 of the computed samples are audio with 16 h, and 0.88 with 4. The 
 _ROWS_AHEAD_BYTES = 4 << 30
 
 _READ_AHEAD = 1024
-"""Batches that are searched for files to fetch."""
 
 _FULL_SECONDS = 1800.0
-"""Audio in full batches of rows, at which decoding pauses to save memory."""
+"""Seconds in full batches of rows, at which decoding pauses to save memory."""
 
 _POLL_SECONDS = 0.2
 
 
 def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-    """Do shard tasks for a group of versions; returns when all are committed or the run
-    was stopped. Raises StoreError if the cache cannot be written; ExtractorError if the
-    extractor broke its contract."""
+    """Do shard tasks for a group of versions, as an `Engine`. Raises StoreError if the
+    cache cannot be written; ExtractorError if the extractor broke its contract."""
     workers = _Workers(group, tasks, control)
     with workers.in_flight, closing(workers.isolated), workers.downloads:
         try:
@@ -71,7 +74,7 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
 
 
 _Work = Callable[[int, WorkerTimes], None]
-"""Work of a worker thread: gets the worker's number, and times to add to."""
+"""Work of a worker thread, by its number; adds to the times."""
 
 
 class _Workers:
@@ -82,14 +85,13 @@ class _Workers:
         self.isolated = IsolatedProcess(group, control.stop)
         self.downloads = Downloads(group.root, group.device.workers, control.give_up, control.stop)
         self._group, self._device = group, group.device
-        self._control, self._progress, self._stop = control, control.progress, control.stop
+        self._control, self._stop = control, control.stop
         self._extract_batch = batch_extractor(
             group.root,
             group.configs,
             group.source,
             self.downloads.take,
             self.downloads.wait_for_copy,
-            group.batch_seconds,
         )
         # One worker at a time takes from it.
         self._batches = self._cut(tasks)
@@ -105,7 +107,7 @@ class _Workers:
                 _ROWS_AHEAD_SECONDS, seconds_that_fill(_ROWS_AHEAD_BYTES, bytes_per_second)
             )
             self._most_ahead = math.inf
-        # Guards what follows, and `Progress`.
+        # Guards what follows.
         self._state = threading.Condition()
         self._error: BaseException | None = None
         self._queue = RowQueue(group.device.torch_device)
@@ -132,20 +134,27 @@ class _Workers:
                 self._fail(error)
                 raise
         # Batches that waited for audio that cannot be fetched are dropped.
-        self._progress.waiting_seconds = 0.0
+        self._control.add(Progress(waiting_seconds=-self._control.progress.waiting_seconds))
         if self._error is not None:
             raise self._error
         if self._stop.is_set():
             self._delivery.commit_part()
 
     def _work(self, number: int) -> None:
+        only_rows = number < self._row_workers
         try:
-            while work := self._next(number < self._row_workers):
-                times = WorkerTimes(float)
-                work(number, times)
+            while True:
+                times, started = WorkerTimes(float), perf_counter()
+                work = self._next(only_rows)
+                # Row workers wait for those that decode, which are the bottleneck then.
+                if not only_rows:
+                    times["wait"] = perf_counter() - started
+                if work is not None:
+                    work(number, times)
+                self._control.add(Progress(stages=times))
+                if work is None:
+                    break
                 del work  # it holds the rows
-                with self._state:
-                    self._progress.add_times(times)
         except BaseException as error:  # noqa: BLE001 - `run` raises it again
             self._fail(error)
 
@@ -157,27 +166,20 @@ class _Workers:
         self.downloads.closed.set()
 
     def _next(self, only_rows: bool) -> _Work | None:
-        """Return the most urgent work; waits while there is none. Returns None at the
-        end, or after an error."""
-        started = perf_counter()
+        """Wait for the most urgent work. Returns None at the end, or after an error."""
         with self._state:
-            try:
-                while self._error is None:
-                    self._is_exhausted = self._is_exhausted or self._stop.is_set()
-                    work = self._work_now(only_rows)
-                    if work is not None:
-                        return work
-                    # Busy workers may still give rows.
-                    is_busy = self._is_taking or self._decoding or self._computing
-                    if self._is_exhausted and not (is_busy or self._queue):
-                        break
-                    # Not for ever: a signal sets `_stop` without a notification.
-                    self._state.wait(_POLL_SECONDS)
-                return None
-            finally:
-                # Row workers wait for those that decode, which are the bottleneck then.
-                if not only_rows:
-                    self._progress.stages["wait"] += perf_counter() - started
+            while self._error is None:
+                self._is_exhausted = self._is_exhausted or self._stop.is_set()
+                work = self._work_now(only_rows)
+                if work is not None:
+                    return work
+                # Busy workers may still give rows.
+                is_busy = self._is_taking or self._decoding or self._computing
+                if self._is_exhausted and not (is_busy or self._queue):
+                    break
+                # Not for ever: a signal sets `_stop` without a notification.
+                self._state.wait(_POLL_SECONDS)
+        return None
 
     def _work_now(self, only_rows: bool) -> _Work | None:
         if not only_rows:
@@ -198,7 +200,6 @@ class _Workers:
 
     @property
     def _is_far_ahead(self) -> bool:
-        """True if the most batches wait for the one that is to be appended next."""
         coming = self._delivery.coming
         if len(coming) < self._device.workers + 2:
             return False
@@ -207,8 +208,8 @@ class _Workers:
         return sum(batch.seconds for batch in coming) >= self._ahead_seconds
 
     def _rows_to_compute(self) -> list[Row] | None:
-        """Take rows that fill a batch; or fewer, if no others will join them, or
-        everything waits for them."""
+        """Take rows that fill a batch; or fewer, if no others will join them, or everything
+        waits for them."""
         if self._computing >= self._device.slots:
             return None
         rows = self._queue.take_full()
@@ -222,7 +223,8 @@ class _Workers:
         return None
 
     def _take(self, worker: int, times: WorkerTimes) -> None:
-        """Take a batch, decode it, extract what does not become rows, and queue the rows."""
+        """Take a batch, decode it, extract what does not become rows, and queue the
+        rows."""
         batch = next(self._batches, None)
         with self._state:
             self._is_taking = False
@@ -247,14 +249,17 @@ class _Workers:
                     batch.num_pending += 1
                     self._batch_of[result] = batch
                     self._queue.add(batch.number, result.take_rows())
+                else:
+                    times["extract"] += result.seconds
             self._state.notify_all()
 
     def _compute(self, rows: list[Row], worker: int, times: WorkerTimes) -> None:
         started = perf_counter()
         with self.in_flight.working_on(worker, (row.id for row in rows)):
-            results = compute_rows(rows, self._device)
+            results = compute_rows(rows)
         seconds = perf_counter() - started
         times["extract"] += seconds
+        waiting_seconds = 0.0
         with self._state:
             self._computing -= 1
             for row, result in zip(rows, results, strict=True):
@@ -263,11 +268,12 @@ class _Workers:
                 if not isinstance(result, AudioError):
                     waiting = row.seconds / len(self._group.jobs)
                     batch.waiting_seconds += waiting
-                    self._progress.waiting_seconds += waiting
+                    waiting_seconds += waiting
                 row.pending.finish(row, result, seconds / len(rows))
                 if row.pending.is_complete:
                     del self._batch_of[row.pending]
                     batch.num_pending -= 1
+            self._control.add(Progress(waiting_seconds=waiting_seconds))
             self._state.notify_all()
         self._delivery.report()
 
@@ -290,7 +296,7 @@ class _Workers:
 
 
 def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:
-    """Yield the batches, while the files of later ones are being fetched."""
+    """Yield the batches, while the files of later ones are fetched."""
     ahead: deque[Batch] = deque()
     for batch in batches:
         # The process of suspects fetches its files itself.

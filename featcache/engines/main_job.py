@@ -15,12 +15,12 @@ from featcache.engines.devices import on_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import on_ray
 from featcache.errors import ArgumentError, listing
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
 from featcache.extraction.extraction import Summary, exclusively, run_extraction, summarize
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
@@ -60,9 +60,8 @@ class Observer:
 
 
 def choose_engine(options: Options) -> Engine:
-    """Return the engine that the options name, on the devices that they name. Raises
-    ArgumentError if it takes no such device; ConfigError if there is none;
-    MissingDependencyError if Ray is not installed."""
+    """Return the engine of the options. Raises ArgumentError or ConfigError if it takes no
+    such device or there is none; MissingDependencyError if Ray is not installed."""
     if not isinstance(options.engine, str):
         return options.engine
     if options.is_on_ray:
@@ -84,22 +83,20 @@ def extract(
     """Extract the features of a manifest's utterances into a cache, as `featcache
     extract` does.
 
-    Features that the cache holds are not extracted again, so a task of Airflow or Prefect
-    may be retried as it is. Utterances that cannot be extracted do not raise an error:
-    `summary.failed_by_reason` counts them, and they are in the version's failure ledger.
+    Features that the cache holds are not extracted again, so a failed task may be retried
+    as it is. Utterances that cannot be extracted do not raise an error:
+    `summary.failed_by_reason` counts them, and the version's failure ledger has them.
     In the whole process, torch gets one thread of its own, and TF32 is turned off.
     Messages go to the logger `featcache`.
 
     Args:
-        manifest: A manifest in any of the formats of docs/manifest.md, or one that was
-            read; or a table in memory: a data frame of pandas or Polars, a table of
-            Arrow, a list of dictionaries. A list of manifests, or a pattern as in a
-            shell, makes a corpus with a part for each; so does one manifest if the cache
-            is a corpus.
-        configs: YAML files, names of packaged configs, or configs; a version is filled
-            for each.
-        cache: The folder that holds the versions, which is made if it is missing; or a
-            URL: `s3://bucket/features`.
+        manifest: A manifest in any format of docs/manifest.md, or one that was read; or a
+            table in memory: of pandas, Polars or Arrow, or a list of dictionaries. A list
+            of manifests, or a pattern as in a shell, makes a corpus with a part for each;
+            so does one manifest if the cache is a corpus.
+        configs: YAML files, names of packaged configs, or configs; each fills a version.
+        cache: The folder of the versions, made if it is missing; or a URL:
+            `s3://bucket/features`.
         options: The options of the run: `featcache.Options(device="cpu", threads=2)`.
         set: Values of keys of all configs, by their dotted paths:
             `{"params.num_mel_bins": 40}`.
@@ -108,14 +105,13 @@ def extract(
             folder or URL `root`; by default to the manifest's folder, or for a table to
             the current one.
         observer: Callbacks: `featcache.Observer(progress=print)`.
-        stop: Set it to end the job: what has been taken is finished and committed, and
-            nothing more is taken.
+        stop: Set it to end the job: what has been taken is finished and committed.
 
     Returns:
         The summary: `summary.failed` utterances are in the ledger, and
             `summary.interrupted` is True if the job was stopped. For a corpus, a
-            `CorpusSummary` with such a summary of each part. A part whose manifest has
-            faults is in its `errors`, and the other parts are extracted.
+            `CorpusSummary` with a summary of each part; a part whose manifest has faults
+            is in its `errors`.
 
     Raises:
         ArgumentError: An argument is invalid.
@@ -129,12 +125,10 @@ def extract(
     folder = as_location("cache", cache)
     options = options or Options()
     reading = dict(reading or {})
-    unknown = reading.keys() - _READING
+    unknown = listing(sorted(reading.keys() - _READING))
     if unknown:
-        raise ArgumentError(
-            f"reading: there is no {listing(sorted(unknown))}: give "
-            f"{listing(_READING, len(_READING))}"
-        )
+        known = listing(_READING, len(_READING))
+        raise ArgumentError(f"reading: there is no {unknown}: give {known}")
     job = _Job(choose_engine(options), reading, observer or Observer(), stop or threading.Event())
     if isinstance(configs, str | Path | Config):
         configs = [configs]
@@ -160,8 +154,6 @@ def extract(
 
 @dataclass(frozen=True)
 class _Job:
-    """Extracts manifests, each by a run of its own."""
-
     engine: Engine
     reading: Mapping[str, Any]
     observer: Observer
@@ -175,7 +167,7 @@ class _Job:
         options: Options,
         part: str = "",
     ) -> Summary:
-        """Extract a manifest into a cache; of a dry run, only plan it."""
+        """Extract a manifest into a cache, or plan a dry run."""
         if isinstance(source, Manifest):
             manifest = source
         else:

@@ -19,9 +19,9 @@ from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import FeatcacheError, ManifestError, counted, ending
 from featcache.extraction.audio_files import paths_there
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import JobGroup
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.storage.location import Location
 from featcache.trust import (

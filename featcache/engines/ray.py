@@ -30,23 +30,18 @@ from featcache.extraction.tasks import ShardTask
 _POLL_SECONDS = 1.0
 _SECONDS_BETWEEN_TRIES = 1.0
 _TRIES = 60
-"""The tries to reach an actor before it counts as dead."""
 
 _HOW_ACTORS_LIVE = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
-"""Ray starts a dead actor again, without its calls. One of several calls waits for
-events."""
+"""Ray starts a dead actor again, without its calls. One call waits for events."""
 
 _DRAINED = 3
 """The reason in Ray's `NodeDeathInfo` if a node was preempted."""
 
 
 def on_ray(name: str, options: Options) -> Engine:
-    """Return an engine that runs on Ray.
-
-    The name `ray` is for the cluster that this process is connected to, that
-    `RAY_ADDRESS` names, or that this machine is in; else one is started for the run.
-    `ray://host:port` is for Ray Client. Raises ArgumentError for a device of a name that
-    Ray chooses; MissingDependencyError if Ray is not installed."""
+    """Return an engine that runs on Ray, with a name as in `Options.engine`. Raises
+    ArgumentError for a device of a name that Ray chooses; MissingDependencyError if Ray is
+    not installed."""
     if options.device not in (None, "cpu", "cuda"):
         raise ArgumentError(
             f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which"
@@ -94,9 +89,8 @@ def actors_on(
     nodes: Sequence[dict[str, float]], device: str | None, threads: int | None
 ) -> tuple[int, str, int]:
     """Return the number of actors on a cluster, and the device and the threads of each:
-    an actor for each GPU if there are any; otherwise for every so many cores.
-
-    `nodes` are each node's resources as Ray counts; `threads` is per actor."""
+    an actor for each GPU if there are any; otherwise for every so many cores. `nodes` are
+    each node's resources as Ray counts; `threads` is per actor."""
     gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if device == "cuda" and not gpus:
         raise ArgumentError("device 'cuda': the Ray cluster has no GPU")
@@ -127,7 +121,7 @@ class _Actors:
         self._nodes: dict[int, str] = {}  # of the actors that have begun
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
-        """Have Ray start an actor, unless Ray does so already, and send the setup."""
+        """Have Ray start an actor, unless it does so already, and send the setup."""
         if worker not in self._actors:
             needs = {"num_cpus": self._threads, "num_gpus": 1 if self._device == "cuda" else 0}
             self._actors[worker] = self._ray.remote(**needs, **_HOW_ACTORS_LIVE)(_Actor).remote()
@@ -136,7 +130,6 @@ class _Actors:
         self._begin(worker)
 
     def send(self, worker: int, message: Message) -> None:
-        """Send a message; if the actor has died, the waiting call tells."""
         if worker in self._nodes:
             self._actors[worker].tell.remote(pickle.dumps(message))
 
@@ -214,8 +207,8 @@ class _Actor:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def begin(self, path: list[str], niceness: int, setup: bytes) -> str:
-        """Begin to work, with the modules on this path, and the planning process's
-        `niceness`. Returns the id of the node."""
+        """Begin to work, with the planning process's modules and `niceness`. Returns the id
+        of the node."""
         import ray
 
         # The driver has lost this process, and has given its tasks to others.

@@ -28,6 +28,7 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.jobs import (
     DoneTask,
     JobGroup,
@@ -40,7 +41,6 @@ from featcache.extraction.jobs import (
 from featcache.extraction.options import Options
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location
 from featcache.version.in_flight import Suspects
 from featcache.version.records import Run, read_probes
@@ -49,13 +49,12 @@ from featcache.version.version import Version
 _REPORT_SECONDS = 0.5
 
 _SECONDS_TO_COMMIT = 30.0
-"""Seconds to finish what was begun once the connection is closed."""
 
 
 @cache
 def own_code() -> str:
-    """Return this featcache's version, and a hash of its modules, as checkouts may share
-    a version."""
+    """Return this featcache's version, and a hash of its modules, as checkouts may share a
+    version."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
@@ -71,11 +70,10 @@ class WorkerSetup:
     versions: Sequence[tuple[Location, dict[str, Any]]]
     """The place of each version, and the record of the run there."""
     options: Options
-    """The options of the run, with the worker's device and threads."""
     featcache: str = field(default_factory=own_code)
 
     def on(self, device: str, threads: int) -> WorkerSetup:
-        """Return the setup of a worker with this device and budget of threads."""
+        """Return the setup with a worker's device and budget of threads."""
         return replace(self, options=replace(self.options, device=device, threads=threads))
 
 
@@ -109,11 +107,8 @@ class Working:
     """An event: the progress since the worker began."""
 
     progress: Progress
-
-
-@dataclass(frozen=True)
-class Finished(Working):
-    """An event: the worker has done its tasks, or was stopped."""
+    is_done: bool = False
+    """True if the worker has done its tasks, or was stopped."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,6 @@ class Inbox:
     def __init__(self) -> None:
         self.stop = threading.Event()
         self.works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        """What is to be done, in order; None at the end."""
 
     def put(self, message: Message) -> None:
         """Take a message."""
@@ -179,16 +173,15 @@ def serve(connection: Connection) -> None:
     try:
         setup = connection.recv()
     except Exception as error:  # noqa: BLE001 (the setup may name a class of `__main__`)
-        message = f"a worker cannot read what it is sent: {error}"
-        send(ConfigError(f"{message}: define extractors in a module of their own"))
+        message = f"a worker cannot read what it is sent: {error}: define extractors in a module"
+        send(ConfigError(f"{message} of their own"))
         return
     threading.Thread(target=receive, daemon=True).start()
     work(setup, inbox, send)
 
 
 def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> None:
-    """Do the work of the messages until there are no more, or until an error, which is
-    sent."""
+    """Do the work of the messages until the last one, or until an error, which is sent."""
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes(send)]
@@ -206,9 +199,8 @@ def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> Non
 
 
 class _Worker:
-    """The extractors, and the versions that they fill. Raises ConfigError if a config
-    means something else here, and ExtractorError if this is another featcache than where
-    the run was planned."""
+    """The extractors, and the versions that they fill. Raises ConfigError if a config means
+    something else here; ExtractorError if the run was planned by another featcache."""
 
     def __init__(
         self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]
@@ -227,11 +219,13 @@ class _Worker:
             for built, (path, asked) in zip(configs, setup.versions, strict=True)
         ]
         progress = Progress(versions={job.name: VersionCounts() for job in self.jobs})
-        self._control = RunControl(progress, self._report, stop, leaves_unread=True, done=send)
+        self._control = RunControl(
+            self._report, stop, done=send, leaves_unread=True, progress=progress
+        )
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
-        """Do tasks, record the outcome so far, and send it."""
+        """Do tasks. Records and sends the outcome so far."""
         for job in self.jobs:
             job.run.record()
         batch_seconds = self._setup.batch_seconds(self.device)
@@ -239,7 +233,7 @@ class _Worker:
         run_locally(group, iter(work.tasks), self._control)
         for job in self.jobs:
             job.finish(self._control.progress, self._stop.is_set())
-        self._send(Finished(self._control.progress))
+        self._send(Working(self._control.progress, is_done=True))
 
     def _report(self, progress: Progress) -> None:
         now = monotonic()
@@ -251,20 +245,23 @@ class _Worker:
 def _begin(
     options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]
 ) -> VersionJob:
+    host = socket.gethostname()
     if isinstance(path, Path) and not path.is_dir():
         raise StoreError(
-            f"{path}: is not there on {socket.gethostname()}: machines that fill a cache "
-            "must share it"
+            f"{path}: is not there on {host}: machines that fill a cache must share it"
         )
     version = Version.open(path)
     if built.fingerprint != version.info.fingerprint:
         raise ConfigError(
-            f"{path}: on {socket.gethostname()}, {built.config.name} has the fingerprint "
+            f"{path}: on {host}, {built.config.name} has the fingerprint "
             f"{built.fingerprint[:12]}: its extractor or its weights are not the same there"
         )
-    probes = read_probes(version)
     batching = choose_batching(
-        built.extractor, probes, device.label, options.batching, options.allow_mismatch
+        built.extractor,
+        read_probes(version),
+        device.label,
+        options.batching,
+        options.allow_mismatch,
     )
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.config.name, batching.note)

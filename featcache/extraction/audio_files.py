@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -44,7 +45,6 @@ from featcache.version.ledger import Failure
 from featcache.version.version import Version
 
 _PROBED = 256
-"""The most files of a sample."""
 
 _FETCHED = 32
 """The most files of a sample at URLs or inside containers."""
@@ -54,25 +54,30 @@ _STAT_THREADS = 16
 _Answer = TypeVar("_Answer")
 
 
+def locations_of(manifest: Manifest, rows: NDArray[np.int64]) -> list[AudioSource]:
+    """Return where the audio of these rows is."""
+    return [manifest.resolve(path) for path in manifest.paths.take(rows)]
+
+
+def _sample(manifest: Manifest) -> list[AudioSource]:
+    return locations_of(manifest, rows_at_even_steps(len(manifest), _PROBED))
+
+
 def require_reading(manifest: Manifest) -> None:
     """Check with a sample of files that containers can be read and URLs fetched. Raises
     MissingDependencyError or ManifestError if not."""
     if need_pyarrow(manifest.paths):
         pyarrow()
-    if not manifest.has_urls:
-        return
-    for row in rows_at_even_steps(len(manifest), _PROBED).tolist():
-        url = url_of(manifest.resolve(manifest.paths[row]))
-        if url:
+    if manifest.has_urls:
+        for url in filter(None, map(url_of, _sample(manifest))):
             require(url)
 
 
 def row_seconds(
     manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the duration of each row, float64 `[rows]`. `known` has NaN for unknown
-    ones, which become the mean of a sample of headers. `speed` is each row's, float64
-    `[rows]`."""
+    """Return each row's seconds, float64 `[rows]`: those `known`, or for NaN the mean of a
+    sample of headers. `speed` is each row's, float64 `[rows]`."""
     seconds = known.copy()
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
@@ -83,7 +88,7 @@ def row_seconds(
         first = manifest.resolve(manifest.paths[unknown[0]])
         most = _FETCHED if isinstance(first, Member) else _PROBED
         probed = unknown[rows_at_even_steps(len(unknown), most)]
-    locations = [manifest.resolve(path) for path in manifest.paths.take(probed)]
+    locations = locations_of(manifest, probed)
     # This thread copies a container, as Ctrl-C can end it.
     ends = [*map(probe_seconds, locations)] if is_copied else each_at_once(probe_seconds, locations)
     lengths = np.array(ends, np.float64)  # NaN for None
@@ -97,14 +102,13 @@ def row_seconds(
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows in the first row's container, if it must be copied: the run begins
     with it."""
-    containers = [_copied_container(manifest, row) for row in rows.tolist()]
+    containers = [*map(_copied_container, locations_of(manifest, rows))]
     return rows.compress(
         [container is not None and container == containers[0] for container in containers]
     )
 
 
-def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
-    location = manifest.resolve(manifest.paths[row])
+def _copied_container(location: AudioSource) -> Path | Url | None:
     if not isinstance(location, Member):
         return None
     container = location.container
@@ -114,12 +118,13 @@ def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
 def with_changed_files(
     manifest: Manifest, status: RowStatus, index: Index, version: Version
 ) -> RowStatus:
-    """Mark the rows as missing whose file has changed, or was decoded to other samples."""
+    """Mark rows as missing if their file has changed, or is decoded to other samples
+    now."""
     rows = np.flatnonzero(status.present)
     sources = sources_of(version, index, status.positions[rows]).tolist()
 
     def look(block: NDArray[np.int64]) -> list[Stamp]:
-        return stats_of([manifest.resolve(path) for path in manifest.paths.take(block)])
+        return stats_of(locations_of(manifest, block))
 
     blocks = np.array_split(rows, 1 + len(rows) // 1024)
     with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
@@ -153,21 +158,19 @@ def refuse_another_corpus(
 
 def copying_notes(manifest: Manifest) -> list[str]:
     """Note that containers are fetched or unpacked."""
-    where, notes = f"{tempfile.gettempdir()} (TMPDIR)", []
-    containers = [
-        _copied_container(manifest, row)
-        for row in rows_at_even_steps(len(manifest), _PROBED).tolist()
-    ]
+    where, begins = f"{tempfile.gettempdir()} (TMPDIR)", f"{manifest.source}: audio in"
+    notes = []
+    containers = [*map(_copied_container, _sample(manifest))]
     if any(isinstance(container, Url) for container in containers):
         notes.append(
-            f"audio in containers at URLs: each is fetched whole to {where} when it is needed"
+            f"{begins} containers at URLs: each is fetched whole to {where} when it is needed"
         )
     if any(container is not None and is_compressed(container) for container in containers):
         notes.append(
-            f"audio in compressed tars: each is unpacked in {where} when it is needed; a "
+            f"{begins} compressed tars: each is unpacked in {where} when it is needed; a "
             "plain .tar is faster"
         )
-    return [f"{manifest.source}: {note}" for note in notes]
+    return notes
 
 
 def same_span_notes(manifest: Manifest) -> list[str]:
@@ -176,19 +179,19 @@ def same_span_notes(manifest: Manifest) -> list[str]:
     if not len(rows):
         return []
     first, second = (manifest[row] for row in rows[:2].tolist())
-    what = f"{len(rows):,} of {len(manifest):,} rows read what another row reads"
-    return [f"{manifest.source}: {what}: {first.id} and {second.id} the same of {first.path}"]
+    return [
+        f"{manifest.source}: {len(rows):,} of {len(manifest):,} rows read what another row reads: "
+        f"{first.id} and {second.id} the same of {first.path}"
+    ]
 
 
 def missing_file_notes(
     manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None
 ) -> list[str]:
-    """Note that none of a sample of the files to be extracted exists, if there are
-    several. Raises ManifestError if no other file of the manifest exists either: the root
-    is probably wrong.
-
-    `rows` marks the rows to be extracted. If they are a partition, `whole` is all of the
-    manifest."""
+    """Note that none of a sample of the files to be extracted exists, if there are several.
+    Raises ManifestError if no other file of the manifest exists either: the root is
+    probably wrong. `rows` marks the rows to be extracted; if they are a partition, `whole`
+    is all of the manifest."""
     paths = paths_of_some(manifest, rows)
     fault = _fault_of_all(manifest, paths) if len(paths) > 1 else ""
     if not fault:
@@ -223,7 +226,7 @@ def can_be_read(root: AudioLocation, path: str) -> bool:
 
 
 def paths_of_some(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> list[str]:
-    """List the different paths of a sample of these rows, or of all rows, in order."""
+    """List the different paths of a sample of the rows, in order."""
     numbers = np.arange(len(manifest)) if rows is None else np.flatnonzero(rows)
     most = _FETCHED if manifest.has_urls else _PROBED
     sample = numbers[rows_at_even_steps(len(numbers), most)]
@@ -231,8 +234,7 @@ def paths_of_some(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> 
 
 
 def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
-    """Describe why none of these files can be had, with an example; an empty string if
-    one may exist."""
+    """Describe why none of these files can be had; an empty string if one may exist."""
     first, *others = map(manifest.resolve, paths)
     fault = _fault(first)
     if not fault or not all(_at_once_if_urls(_fault, others)):
@@ -284,16 +286,12 @@ def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> 
     message = str(error)
     if error.reason == Reason.FILE_MISSING:
         message += where_missing(utterance.path, root)
-    stamp: Stamp = None, None
+    size, mtime_ns = None, None
     cannot_be_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
     if not (cannot_be_had and isinstance(location, Url)):
-        stamp = stat_of(location)
+        size, mtime_ns = stat_of(location)
     return Failure(
-        **utterance.row(),
-        reason=error.reason.value,
-        message=message,
-        size=stamp[0],
-        mtime_ns=stamp[1],
+        **utterance.row(), reason=error.reason.value, message=message, size=size, mtime_ns=mtime_ns
     )
 
 
@@ -314,8 +312,7 @@ def stats_of(locations: Sequence[AudioSource]) -> list[Stamp]:
 
 
 def is_same(now: Stamp, was: Stamp) -> bool:
-    """Tell whether a file is unchanged, by its mtime, and by its size if that is known
-    now."""
+    """Tell whether a file is unchanged, by its mtime, and its size if that is known now."""
     size, mtime_ns = now
     return now == was or (size is None and mtime_ns is not None and mtime_ns == was[1])
 
@@ -331,7 +328,7 @@ def where_missing(path: str, root: AudioLocation) -> str:
 
 
 def are_unchanged(failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
-    """Tell of each failure whether it is of a kind that stays, and its file is unchanged."""
+    """Tell of each failure whether it would stay, and its file is unchanged."""
     stay = [failure.reason not in _MAY_PASS for failure in failures]
     distinct = [*{*compress(files, stay)}]
     now = dict(zip(distinct, stats_of(distinct), strict=True))
@@ -359,8 +356,7 @@ class FileHeaders:
     headers: dict[int, Header]
     """The good headers, by row."""
     failures: dict[int, tuple[str, str]]
-    """A reason, of `featcache.errors.Reason` or `NOT_SAID`, and a message for each other
-    row."""
+    """The reason (of `Reason`, or `NOT_SAID`) and a message for each other row."""
 
 
 def read_headers(
@@ -377,9 +373,9 @@ def read_headers(
         report: Called with a number of rows that are done, from several threads.
         every: True to read the files of all rows.
     """
-    rows_of: dict[str, list[int]] = {}  # a file of many rows is opened once
+    rows_of = defaultdict[str, list[int]](list)  # a file of many rows is opened once
     for row in np.flatnonzero(np.isnan(manifest.duration) | every).tolist():
-        rows_of.setdefault(manifest.paths[row], []).append(row)
+        rows_of[manifest.paths[row]].append(row)
     durations = manifest.duration.copy()
     headers: dict[int, Header] = {}
     failures: dict[int, tuple[str, str]] = {}
@@ -420,10 +416,7 @@ def _look_at(
     except AudioError as error:
         return [(error.reason.value, str(error))] * len(rows)
     if header.num_samples == UNKNOWN and not header.shortfall:
-        message = (
-            "its header does not say how long it is, and what is at a URL is not fetched "
-            "whole for that"
-        )
+        message = "its header does not say how long it is, and a URL is not fetched whole for that"
         return [(NOT_SAID, message)] * len(rows)
     spans = [span_of(recording, header.num_samples, Cut(manifest[row].start), None) for row in rows]
     return [

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as with_values
 from pathlib import Path
@@ -30,9 +31,9 @@ from featcache.errors import (
     StoreError,
     listing,
 )
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, as_root, locate, url_of
 from featcache.manifest.numbered import broken_promises, gaps
 from featcache.storage.location import Location, as_location
@@ -66,8 +67,7 @@ class CorpusPlan:
     manifests: dict[str, Path]
     known: dict[str, Part]
     options: Options
-    """The options of each part's run. With a partition (of rows), the part is not
-    recorded."""
+    """The options of each part's run. With a partition (of rows), it is not recorded."""
     root: AudioLocation | None
     """The root of relative paths; None for the manifests' own."""
     reading: str
@@ -90,17 +90,12 @@ def plan_corpus(
         manifests: Manifests, or patterns.
         options: The options of the job. Its partition is one of the parts; of a corpus's
             single manifest, one of its rows.
-        reading: Arguments of `read_manifest`. The root does not matter: rows have paths
-            as they are in the manifest.
+        reading: Arguments of `read_manifest`.
         is_list: True if even one manifest makes a corpus.
 
-    Raises:
-        ArgumentError: The folder is a cache of one manifest, or two manifests have one
-            name.
-        ManifestError: A manifest does not exist.
-        DamagedError: The record of a part is damaged.
-        StoreError: The folder cannot be written.
-    """
+    Raises ArgumentError if the folder is a cache of one manifest, or two manifests have
+    one name; ManifestError if a manifest does not exist; DamagedError if the record of a
+    part is damaged; StoreError if the folder cannot be written."""
     several, partition = manifests_of_parts(manifests), options.own_partition
     paths = [str(path) for path in (several or {}).values()]
     for line in broken_promises(paths) + gaps(paths):
@@ -134,29 +129,24 @@ def plan_corpus(
             _log.info("--partition %s: none of the %s parts", partition, f"{len(parts):,}")
     deciding = {name: value for name, value in reading.items() if value and name != "root"}
     root = reading.get("root")
-    return CorpusPlan(
-        folder=folder,
-        manifests=own_parts,
-        known=known,
-        options=options,
-        root=None if root is None else as_root(str(root)),
-        reading=json.dumps(deciding, sort_keys=True) if deciding else "",
-    )
+    own_root = None if root is None else as_root(str(root))
+    how_read = json.dumps(deciding, sort_keys=True) if deciding else ""
+    return CorpusPlan(folder, own_parts, known, options, own_root, how_read)
 
 
 def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path]) -> None:
     """Update the parts' records to the manifests: in `parts`, and on disk."""
-    lost = [
-        part.name
-        for part in parts.values()
-        if part.name not in manifests and not os.path.exists(part.manifest)
-    ]
     store = open_store(folder)
+    lost = [
+        name
+        for name, part in parts.items()
+        if name not in manifests and not os.path.exists(part.manifest)
+    ]
     kept = [name for name in lost if store.exists(name)]
+    dropped = [name for name in lost if name not in kept]
     if kept:
         names = listing(kept, _NAMED)
         _log.info("%s: manifests of %s are gone: their folders stay until removed", folder, names)
-    dropped = [name for name in lost if name not in kept]
     if dropped:
         names = listing(dropped, _NAMED)
         _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, names)
@@ -164,14 +154,13 @@ def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Pa
         del parts[name]
         remove_part(folder, name)
     for name, manifest in manifests.items():
-        before = parts.get(name)
-        parts[name] = replace(before or Part(name, ""), manifest=str(manifest.absolute()))
+        before = parts.get(name, Part(name, ""))
+        parts[name] = replace(before, manifest=str(manifest.absolute()))
         if parts[name] != before:
             put_part(folder, parts[name])
 
 
 def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) -> None:
-    """Raise ArgumentError if a manifest's part belongs to another existing manifest."""
     for name, manifest in manifests.items():
         before = Path(parts[name].manifest) if name in parts else manifest
         if not before.exists() or before.samefile(manifest):
@@ -202,8 +191,8 @@ RunOfPart = Callable[[Path, list[BuiltConfig], Location, Options, str], Summary]
 
 def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -> CorpusSummary:
     """Extract the parts of a corpus in turn, with extractors that are built once. Raises
-    what `plan_extraction` and `run_extraction` raise, except for errors of a single part,
-    which are in the summary."""
+    what `plan_extraction` and `run_extraction` raise; errors of a single part are in the
+    summary."""
     options = plan.options
     device = Device(options.own_device, options.threads)
     built = [BuiltConfig(config, device) for config in configs]
@@ -224,34 +213,29 @@ def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -
             if options.partition is None and not options.dry_run:
                 part.record(summary)
             result.parts[name] = summary
+            if summary.interrupted or summary.too_many_failures:
+                break
         except (DamagedError, LockedError, ManifestError) as error:
             _log.info("part %s: %s", name, error)
             result.errors[name] = error
-            continue
-        if summary.interrupted or summary.too_many_failures:
-            break
     return result
 
 
 class _PartRun:
-    """The run over one part of a corpus."""
-
     def __init__(self, plan: CorpusPlan, name: str) -> None:
         self.cache = plan.folder / name
         self._plan = plan
         self._known = plan.known.get(name, Part(name, ""))
         self._now = _signed(self._known, plan.manifests[name])
         self.is_changed = bool(self._known.hash) and self._now.hash != self._known.hash
-        """Whether the manifest is another than when the part was extracted last."""
         self._rows = self._now.hash
-        """The hash of the manifest's bytes, and of how they are read if that is said;
-        empty if nothing is known."""
+        """A hash of the manifest's bytes and of how they are read; empty if it is
+        unknown."""
         if self._rows and plan.reading:
             self._rows = f"{xxhash.xxh3_64_intdigest(f'{self._rows} {plan.reading}'.encode()):016x}"
 
     def unchanged(self, built: Sequence[BuiltConfig]) -> list[PartVersion] | None:
-        """Return the records of the versions of these configs; None if a run must look at
-        the part."""
+        """Return the records of these versions; None if a run must look at the part."""
         options = self._plan.options
         if options.check_sources or options.source is not None or not self._now.hash:
             return None
@@ -262,13 +246,13 @@ class _PartRun:
                 return None
             if known.failed and options.retry_failed:
                 return None
-            try:
+            is_same = False
+            with suppress(OSError, StoreError):  # the run reports it
                 version = Version.open(self.cache / config.folder_name)
-                if not known.is_of(version):
-                    return None
-                if known.failed and not _all_fail_again(version, config, self._plan.root):
-                    return None
-            except (OSError, StoreError):  # the run reports it
+                is_same = known.is_of(version) and (
+                    not known.failed or _all_fail_again(version, config, self._plan.root)
+                )
+            if not is_same:
                 return None
             versions.append(known)
         if not options.dry_run and self._now != self._known:
@@ -313,9 +297,8 @@ def _signed(known: Part, manifest: Path) -> Part:
 
 
 def _all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
-    """Tell whether the files of all standing failures are unchanged; False if a server
-    would have to tell, or the root is unknown. Without a `root`, it is the latest
-    extraction's."""
+    """Tell whether the files of all standing failures are unchanged. False if a server
+    would have to tell, or the root is unknown: without `root`, the latest extraction's."""
     if root is None:
         # The latest run first. A prune records no root, nor does a command that was killed.
         runs = (read_run(version.store, name) for name in reversed(run_names(version.store)))

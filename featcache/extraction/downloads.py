@@ -2,9 +2,8 @@
 servers.
 
 The engine announces files (`expect`), a batch at a time and in order, as long as there
-`is_room`; the worker that decodes a file takes it. Rows of the same file share its copy
-as long as one of them is expected. The next two containers are fetched while one is
-decoded."""
+`is_room`; the worker that decodes a file takes it. Rows of a file share its copy as long
+as one of them is expected. The next two containers are fetched while one is decoded."""
 
 from __future__ import annotations
 
@@ -31,25 +30,23 @@ from featcache.manifest.segments import Utterance
 _PER_WORKER = 32
 _MOST = 256
 _LEAST = 64
-"""Requests at once: enough for answers after 50 ms, and workers that decode 600 files a
-second."""
+"""Requests at once: enough for answers after 50 ms, and workers that decode 600 files/s."""
 
 _MOST_IN_A_ROW = 100
 """Files in a row that cannot be fetched, after which the run gives up."""
 
 _AHEAD_BYTES = 256 << 20
-"""The bytes that may be held ahead, approximately."""
+"""Bytes held ahead, approximately."""
 
 _CONTAINERS_AHEAD = 2
-"""Containers that are fetched before they are wanted."""
 
 _FILES_PER_CONTAINER = 25
 """The files that a container counts as if it cannot be fetched."""
 
 
 class Downloads:
-    """The files that are being fetched, or were and are still wanted. Leaving the `with`
-    block gives up the others.
+    """Files that are fetched, or were and are still wanted. Leaving the `with` block gives
+    up the others.
 
     Args:
         workers: The number of threads that decode.
@@ -67,7 +64,7 @@ class Downloads:
         self._threads = ThreadPoolExecutor(self._at_once, "featcache-fetch")
         self._containers_pool = ThreadPoolExecutor(_CONTAINERS_AHEAD, "featcache-fetch-container")
         self.closed = Event()
-        """Set once nothing is waited for any more."""
+        """Set once nobody waits any more."""
         self._lock = Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
@@ -100,8 +97,8 @@ class Downloads:
             return sum(self._sizes.values()) + mean_bytes * in_progress < _AHEAD_BYTES
 
     def expect(self, utterances: Iterable[Utterance]) -> bool:
-        """Begin to fetch a batch's containers, and its files, once for each run of equal
-        paths. Returns True if there are any."""
+        """Begin to fetch a batch's containers and files, once for each run of equal paths.
+        Returns True if there are any."""
         is_any = False
         for path, _ in groupby(utterances, key=lambda utterance: utterance.path):
             if "://" not in path and not isinstance(self._root, Url):
@@ -124,8 +121,8 @@ class Downloads:
         return is_any
 
     def take(self, source: CopiedSource) -> Fetched:
-        """Return a copy of audio, once it is there. Raises AudioError if there is none,
-        or it is empty; StoppedError if the run is being stopped, and it takes long."""
+        """Return a copy of audio, once it is there. Raises AudioError if there is none, or
+        it is empty; StoppedError if the run is being stopped, and it takes long."""
         if isinstance(source, Member) and isinstance(source.container, Url):
             with self._lock:
                 number = self._containers.get(source.container, -1)
@@ -162,7 +159,7 @@ class Downloads:
 
     @contextmanager
     def _counting(self, url: Url, files: int) -> Iterator[None]:
-        """Count consecutive failures to fetch, and give up if there are too many."""
+        """Count failures in a row, and give up if there are too many."""
         try:
             yield
         except TriedInVainError as error:

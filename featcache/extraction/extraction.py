@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from threading import Event
@@ -25,9 +25,8 @@ from featcache.extraction.jobs import (
     VersionJob,
     maker,
 )
-from featcache.extraction.plan import ExtractionPlan, group_versions
+from featcache.extraction.plan import ExtractionPlan, VersionPlan, group_versions
 from featcache.extraction.tasks import shard_tasks
-from featcache.extraction.version_plan import VersionPlan
 from featcache.spec import seconds_that_fill
 from featcache.version.in_flight import forget_suspects
 from featcache.version.records import Run
@@ -42,9 +41,9 @@ _log = logging.getLogger(__name__)
 @contextmanager
 def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
     """Hold the locks of the versions that a plan is to fill; the jobs of an array take
-    none. Yields the plan, planned again if a version has changed since; if `stop` is set
-    meanwhile, nothing more is to be done. Raises LockedError if somebody else is at work,
-    and the run is not to wait."""
+    none. Yields the plan, planned again if a version has changed since. Raises LockedError
+    if somebody else is at work, and the run is not to wait. Once `stop` is set, nothing
+    more is to be done."""
     locked = set[str]()
     with ExitStack() as locks:
         while plan.options.partition is None and not stop.is_set():
@@ -72,21 +71,20 @@ def _has_changed(planned: VersionPlan) -> bool:
 
 
 def _lock(plan: ExtractionPlan, planned: VersionPlan, locks: ExitStack, stop: Event) -> None:
-    """Take the lock of a version, which is created if it is missing, unless `stop` is set
-    before."""
-    has_told = False
+    """Take the lock of a version, which is created if it is missing, unless `stop` is
+    set."""
+    is_waiting = False
     while not stop.is_set():
         try:
             locks.enter_context(Version.create(planned.path, planned.info).at_work("extract"))
             return
         except LockedError as error:
             if not plan.options.wait:
-                raise LockedError(
-                    f"{error}: wait with --wait, or share the work among jobs by --partition"
-                ) from error
-            if not has_told:
+                remedy = "wait with --wait, or share the work among jobs by --partition"
+                raise LockedError(f"{error}: {remedy}") from error
+            if not is_waiting:
                 _log.info("%s: this run waits until that has ended", error)
-                has_told = True
+            is_waiting = True
         stop.wait(_POLL_SECONDS)
 
 
@@ -96,25 +94,22 @@ def run_extraction(
     report: Callable[[Progress], Any] = lambda _: None,
     stop: Event | None = None,
 ) -> Summary:
-    """Extract what is missing. Raises StoreError if the cache cannot be written.
+    """Extract what is missing. Nobody else may be at work in the plan's versions: see
+    `exclusively`. Raises StoreError if the cache cannot be written.
 
     Args:
-        plan: The plan. Nobody else is at work in its versions: see `exclusively`.
-        engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
-        report: Called with snapshots of the progress, from any thread, by one at a time.
+        report: Called with the progress, from any thread, by one at a time.
         stop: Set it to end the run: what has been taken is finished and committed.
     """
     began = perf_counter()
     limit = plan.options.failure_limit
-    unproven = {
-        planned.config.name
-        for planned in plan.versions
-        if limit is None and not planned.index.shards
-    }
-    control = RunControl(Progress(), report, stop or Event(), limit, unproven=unproven)
+    unproven = set[str]()
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
+        if limit is None and not planned.index.shards:
+            unproven.add(planned.config.name)
+    control = RunControl(report, stop or Event(), limit, unproven=unproven)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
             _fill(plan, versions, engine, control)
@@ -128,14 +123,14 @@ def _fill(
     plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
 ) -> None:
     jobs = [_begin(plan, planned) for planned in versions]
-    for job in jobs:
-        control.progress.versions[job.name] = VersionCounts()
+    control.add(Progress(versions={job.name: VersionCounts() for job in jobs}))
     some_paths: Sequence[str] = ()
     if plan.source is None and not plan.manifest.has_urls:
         some_paths = paths_of_some(plan.manifest)
     suspects = reduce(or_, (planned.suspects for planned in versions))
-    root, batch_seconds = plan.manifest.root, plan.batch_seconds
-    group = JobGroup(jobs, root, plan.source, suspects, batch_seconds, some_paths)
+    group = JobGroup(
+        jobs, plan.manifest.root, plan.source, suspects, plan.batch_seconds, some_paths
+    )
     bytes_per_second = max(version.info.spec.expected_bytes(1.0) for version in versions)
     seconds = seconds_that_fill(plan.options.shard_megabytes * 1e6, bytes_per_second)
     first = versions[0]  # all lack the same rows
@@ -169,8 +164,7 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan) -> VersionJob:
 
 
 def _remove_if_empty(version: Version) -> None:
-    """Remove a version that a failed run has made, if it has no features, failures or
-    marks."""
+    """Remove a version that a failed run has made, if it is empty."""
     with suppress(OSError, StoreError):  # the error of the run matters more
         content = version.shard_names() + version.store.names("failures")
         if not content and not any(version.store.marks_folder.iterdir()):
@@ -188,8 +182,8 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
 
 
 def _keep_wanted(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
-    """Save what the manifest wants of a version, unless it is saved. A repair's manifest
-    may have other rows: if it is unknown, it wants only what is extracted again."""
+    """Save what the manifest wants of a version. A repair's manifest may have other rows:
+    if it is unknown, it wants only what is extracted again."""
     wanted = planned.wanted
     if plan.only is None:
         with suppress(FileNotFoundError, DamagedError):
@@ -205,7 +199,6 @@ def _keep_wanted(plan: ExtractionPlan, planned: VersionPlan, version: Version) -
 
 
 def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
-    """Return the run's record of what it is to do."""
     partition, source = plan.options.own_partition, plan.source
     asked = {
         "manifest": plan.manifest.source,
@@ -244,16 +237,16 @@ class VersionSummary:
     """Utterances in the failure ledger, of this run or earlier ones."""
     num_bytes: int
     """Bytes of features that this run wrote, with side arrays."""
-    worker_seconds: float = 0.0
+    worker_seconds: float
     """Seconds of worker threads that computing the features took."""
-    upsampled: int = 0
+    upsampled: int
     """Utterances, without copies, whose file has a lower sample rate than the config."""
-    downsampled: int = 0
+    downsampled: int
     """Utterances, without copies, whose file has a higher sample rate than the config."""
-    sample_rate: int = 0
-    failed_before: dict[str, int] = field(default_factory=dict)
+    sample_rate: int
+    failed_before: dict[str, int]
     """Utterances that failed earlier and were not tried again, by reason."""
-    missing: int = 0
+    missing: int
     """Utterances that an interrupted run has not extracted."""
 
 
@@ -267,9 +260,8 @@ class Summary:
     failed_by_reason: dict[str, int]
     """Utterances that failed in this run, by reason."""
     upsampled: int
-    """As `VersionSummary.upsampled`, the most of all configs."""
+    """The most `VersionSummary.upsampled` of all configs."""
     downsampled: int
-    """As `VersionSummary.downsampled`, the most of all configs."""
     silent: int
     """Utterances whose waveform is silent; the most of all configs."""
     first_silent: str
@@ -281,17 +273,17 @@ class Summary:
     device: str
     """The models of the devices that extracted."""
     threads: int
-    stages: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float]
     """Each stage's share of the worker threads' time, 0 to 1."""
-    bottleneck: str = ""
+    bottleneck: str
     """The stage that took the most time; empty if there was nothing to do."""
-    interrupted: bool = False
+    interrupted: bool
     """True if the run was stopped before its end."""
-    too_many_failures: str = ""
+    too_many_failures: str
     """The reason why the run was given up; else empty."""
-    traceback: str = ""
+    traceback: str
     """The traceback of an extractor's exceptions, if they are that reason."""
-    processes: int = 1
+    processes: int
     """The number of processes that extracted, each on a device."""
 
     @property
@@ -312,17 +304,15 @@ def summarize(
     versions = [_version_summary(plan, planned, progress) for planned in plan.versions]
     silent = [counts for counts in progress.versions.values() if counts.silent]
     total = sum(progress.stages.values())
-    stages: dict[str, float] = {}
-    if total:
-        stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()}
+    stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items() if total}
     return Summary(
         utterances=len(plan.versions[0].manifest) // len(plan.versions[0].config.copies),
         versions=versions,
         failed_by_reason={
             reason: count for reason, count in sorted(progress.failures.items()) if count
         },
-        upsampled=max((version.upsampled for version in versions), default=0),
-        downsampled=max((version.downsampled for version in versions), default=0),
+        upsampled=max(version.upsampled for version in versions),
+        downsampled=max(version.downsampled for version in versions),
         silent=max((counts.silent for counts in silent), default=0),
         first_silent=next((counts.first_silent for counts in silent), ""),
         audio_seconds=progress.audio_seconds,

@@ -1,9 +1,6 @@
 """Features as a version stores them: computed from clips, cast or quantised, and checked
-for NaN and infinity.
-
-If an extractor refuses a batch or raises, the batch is halved until the clips at fault
-are known, and the others are computed. If memory runs out, padded rows are computed in
-smaller batches, and then alone on the device."""
+for NaN and infinity. If an extractor refuses a batch or raises, `in_halves` finds the
+clips at fault; if memory runs out, see `until_it_fits`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, counted, listing
 from featcache.extraction.audio_files import failure_of
-from featcache.extraction.pooling import pooled
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.base import Tracks
 from featcache.extractors.faults import describe_raised, fault, require_tensor
@@ -41,8 +38,8 @@ Waveform = NDArray[np.float32]
 """Mono samples, `[num_samples]`."""
 
 WorkerTimes = defaultdict[str, float]
-"""Seconds of a worker thread by stage: `decode`, with reading; `resample`, with mixing
-down and noise; `extract`, with transfers to the device and back."""
+"""Seconds of a worker thread by stage: `decode`, with reading; `resample`, with mixing down
+and noise; `extract`, with transfers to the device and back."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class ClipFeatures:
     """The entries of each side array, by name."""
 
     def values(self) -> NDArray[Any]:
-        """Return the features as they are read: those that are quantised are float32."""
+        """Return the features as they are read: quantised ones as float32."""
         if QUANTIZATION not in self.side:
             return self.features
         return dequantize_array(self.features, *self.side[QUANTIZATION][0])
@@ -65,6 +62,10 @@ class ClipFeatures:
     def num_bytes(self) -> int:
         """The bytes of all arrays."""
         return self.features.nbytes + sum(entries.nbytes for entries in self.side.values())
+
+
+Result = ClipFeatures | AudioError
+"""The features of a clip, or of a piece of a clip, or why it has none."""
 
 
 @dataclass
@@ -79,17 +80,15 @@ class Extracted:
     features: list[ClipFeatures] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
-    """Seconds of worker threads that computing the features took."""
+    """Seconds of worker threads that computed the features."""
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """By id of an utterance that is silent or has another rate than the config: the
+    """For utterances that are silent or have another rate than the config, by id: the
     file's sample rate in Hz, and why it is silent, else empty. The first copy stands for
     all."""
     traceback: str = ""
-    """The traceback of the extractor's last exception; else empty."""
+    """The traceback of the extractor's last exception."""
 
-    def take(
-        self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError]
-    ) -> Extracted:
+    def take(self, items: Iterable[Item], results: Iterable[Result]) -> Extracted:
         """Add the features of some items, or their failures; returns self."""
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
@@ -112,29 +111,40 @@ class Extracted:
         return self
 
 
+def pooled(frames: NDArray[Any], pool: str) -> NDArray[np.float32]:
+    """Return the vector of an utterance's frames `[frames, *item_shape]`, as the only entry:
+    float32 `[1, *item_shape]`, computed in float64. Source of `mean+std`: the statistics
+    pooling of x-vectors (Snyder et al., 2018), sqrt(mean((x - mean)²)) over all frames.
+
+    Frames are rounded as a version without `pool` stores them, so the vector is the same
+    from audio and from that version."""
+    values = frames.astype(np.float64)
+    if values.ndim == 1:
+        values = values[:, None]
+    mean = values.mean(axis=0)
+    statistics = {"mean": mean, "std": np.sqrt(np.square(values - mean).mean(axis=0))}
+    vector = np.concatenate([statistics[name] for name in pool.split("+")])
+    return vector[None].astype(np.float32)
+
+
 def _non_finite(dtype: str, hint: str = "") -> AudioError:
     message = f"features are NaN or infinite as {dtype}{hint}"
     return AudioError(Reason.NON_FINITE_FEATURES, message)
 
 
-def compute_clips(
-    extractor: Extractor[Params],
-    waveforms: Mapping[str, Waveform],
-    spec: FeatureSpec,
-    device: Device,
-) -> list[ClipFeatures | AudioError]:
-    """Extract clips, by id, each long enough for a frame, and cast the features as `spec`
-    says, or quantise them. Raises ExtractorError if the numbers of frames differ from
+def compute_clips(built: BuiltConfig, waveforms: Mapping[str, Waveform]) -> list[Result]:
+    """Extract clips, by id, each long enough for a frame, and cast or quantise the
+    features. Raises ExtractorError if the numbers of frames differ from
     `num_frames`."""
+    device, are_aligned = built.device, built.extractor.needs_aligned_waveforms
     with device.slot():
-        uploaded = device.upload([*waveforms.values()], extractor.needs_aligned_waveforms)
+        uploaded = device.upload([*waveforms.values()], are_aligned)
         clips = [Clip(*pair) for pair in zip(waveforms, uploaded, strict=True)]
-        return in_halves(partial(_compute, extractor, spec, device), clips)
+        return in_halves(partial(_compute, built), clips)
 
 
 class RaisedError(AudioError):
-    """An exception of an extractor, as a failure. It keeps only the text, since the
-    exception's frames hold waveforms."""
+    """An exception of an extractor, as text: its frames hold waveforms."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(Reason.EXTRACTOR_ERROR, describe_raised(error))
@@ -142,32 +152,21 @@ class RaisedError(AudioError):
 
 
 @contextmanager
-def errors_of(
-    extractor: Extractor[Params],
-    ids: Iterable[str],
-    device: Device | None = None,
-    alone: bool = True,
-) -> Iterator[None]:
+def errors_of(built: BuiltConfig, ids: Iterable[str], alone: bool = True) -> Iterator[None]:
     """Turn what an extractor raises about some clips into an `AudioError`, and `sys.exit`
-    into an `ExtractorError`, but not errors of featcache, of memory, and of a lost
-    device.
-
-    Args:
-        device: The device that computes; None if nothing is computed.
-        alone: True if nothing else is on the device, as for `is_out_of_memory`.
-    """
-    name = type(extractor).__name__
+    into an `ExtractorError`, but not errors of featcache, of memory (see
+    `is_out_of_memory`), and of a lost device."""
+    name = type(built.extractor).__name__
     try:
         yield
         return
     except SystemExit as error:
-        raise ExtractorError(
-            f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
-        ) from error
+        exits = f"called sys.exit({error.code!r})"
+        raise ExtractorError(f"{name} {exits} while it extracted {listing(ids)}") from error
     except Exception as error:
         if isinstance(error, FeatcacheError) or is_out_of_memory(error, alone):
             raise
-        if device is not None and device.is_lost():
+        if built.device.is_lost():
             error.add_note(f"featcache: while {name} extracted {listing(ids)}")
             raise
         raised = RaisedError(error)
@@ -191,10 +190,9 @@ def in_halves(
     return in_halves(compute, inputs[:middle]) + in_halves(compute, inputs[middle:])
 
 
-def _compute(
-    extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: list[Clip]
-) -> list[ClipFeatures | AudioError]:
-    with errors_of(extractor, (clip.id for clip in clips), device):
+def _compute(built: BuiltConfig, clips: list[Clip]) -> list[Result]:
+    extractor, device = built.extractor, built.device
+    with errors_of(built, (clip.id for clip in clips)):
         returned = extractor.extract(clips)
         features = [*returned] if isinstance(returned, Iterable) else []
         num_frames = [extractor.num_frames(len(clip.waveform)) for clip in clips]
@@ -209,13 +207,16 @@ def _compute(
         for tensors, count in zip(features, num_frames, strict=True)
     ]
     main = [clip[MAIN] for clip in tracks]
-    stored = download(extractor, main, spec, device, spec.is_quantized)
-    if not spec.outputs:
-        return stored
-    return [
-        result if isinstance(result, AudioError) else _with_others(result, clip, device)
-        for result, clip in zip(stored, tracks, strict=True)
-    ]
+    stored = download(built, main, built.computed_spec.is_quantized)
+    for number, (result, clip) in enumerate(zip(stored, tracks, strict=True)):
+        if len(clip) > 1 and isinstance(result, ClipFeatures):
+            others = {
+                name: device.download(entries.contiguous()).copy()
+                for name, entries in clip.items()
+                if name != MAIN
+            }
+            stored[number] = ClipFeatures(result.features, {**result.side, **others})
+    return stored
 
 
 def _tracks_of(
@@ -238,27 +239,11 @@ def _tracks_of(
     return entries
 
 
-def _with_others(
-    result: ClipFeatures, entries: Mapping[str, torch.Tensor], device: Device
-) -> ClipFeatures:
-    others = {
-        name: device.download(tensor.contiguous()).copy()
-        for name, tensor in entries.items()
-        if name != MAIN
-    }
-    return ClipFeatures(result.features, {**result.side, **others})
-
-
-def download(
-    extractor: Extractor[Params],
-    clips: Sequence[torch.Tensor],
-    spec: FeatureSpec,
-    device: Device,
-    quantizes: bool,
-) -> list[ClipFeatures | AudioError]:
-    """Return the features of clips from the device: each quantised, or all cast as `spec`
-    says. Features that are not finite become an error. Raises ExtractorError if integers
-    do not hold them."""
+def download(built: BuiltConfig, clips: Sequence[torch.Tensor], quantizes: bool) -> list[Result]:
+    """Return the features of clips from the device: each quantised, or all cast to the
+    stored dtype. Features that are not finite become an error. Raises ExtractorError if integers do
+    not hold them."""
+    device, dtype = built.device, built.computed_spec.dtype
     num_frames = [len(clip) for clip in clips]
     joined = torch.cat([*clips])
     ends = np.cumsum(num_frames)[:-1]
@@ -271,13 +256,13 @@ def download(
             ClipFeatures(clip_levels, {QUANTIZATION: clip_parameters})
             for clip_levels, clip_parameters in zip(levels, parameters, strict=True)
         ]
-    cast = joined.to(getattr(torch, spec.dtype))
+    cast = joined.to(getattr(torch, dtype))
     if not cast.is_floating_point() and not torch.equal(cast.to(joined.dtype), joined):
         span = f"from {joined.min():g} to {joined.max():g}"
-        raise fault(extractor, f"{spec.dtype} cannot hold its features, {span}")
+        raise fault(built.extractor, f"{dtype} cannot hold its features, {span}")
     stored = device.download(cast)
     are_finite = all_finite(stored)
-    results: list[ClipFeatures | AudioError] = []
+    results: list[Result] = []
     for clip, features in zip(clips, np.split(stored, ends), strict=True):
         if are_finite or all_finite(features):
             results.append(ClipFeatures(features, {}))
@@ -285,7 +270,7 @@ def download(
         hint = ""
         if cast.dtype == torch.float16 and clip.float().isfinite().all():
             hint = ", which ends at 65,504: store.dtype: float32 holds them"
-        results.append(_non_finite(spec.dtype, hint))
+        results.append(_non_finite(dtype, hint))
     return results
 
 
@@ -308,7 +293,7 @@ _PERHAPS_OUT_OF_MEMORY = (
 
 
 class DoesNotFitError(AudioError):
-    """A clip, or a chunk of a clip, does not fit into the device's memory even alone."""
+    """A clip, or a chunk of it, does not fit into the device's memory even alone."""
 
     def __init__(self, seconds: float, device: Device) -> None:
         super().__init__(
@@ -334,12 +319,12 @@ def until_it_fits(
             one clip at a time.
         lengths: The padded lengths of the rows, in samples.
     """
-    shortest = min(lengths)
+    shortest, on = min(lengths), device.torch_device
     alone = False
     while True:
         count = 1
         if isinstance(extractor, RowExtractor):
-            count = extractor.rows(shortest, device.torch_device)
+            count = extractor.rows(shortest, on)
         try:
             return compute(count, alone)
         except (RuntimeError, MemoryError) as error:
@@ -347,9 +332,7 @@ def until_it_fits(
                 raise
         # The exception is gone by now, and with it the batch's memory.
         torch.cuda.empty_cache()
-        if isinstance(extractor, RowExtractor) and extractor.shrink(
-            count, shortest, device.torch_device
-        ):
+        if isinstance(extractor, RowExtractor) and extractor.shrink(count, shortest, on):
             continue
         if alone:
             raise DoesNotFitError(max(lengths) / extractor.spec.sample_rate, device)

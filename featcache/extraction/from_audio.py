@@ -27,6 +27,7 @@ from featcache.audio.remote import Fetched, Wait
 from featcache.audio.resample import WaveformBuilder, error_if_too_long, peak_of, why_silent
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     Extracted,
     Waveform,
@@ -35,8 +36,7 @@ from featcache.extraction.features import (
     errors_of,
     is_out_of_memory,
 )
-from featcache.extraction.padded_rows import PendingRows, compute_now
-from featcache.extraction.version_plan import BuiltConfig
+from featcache.extraction.padded_rows import Part, PendingRows, compute_now
 from featcache.extractors.faults import fault
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
@@ -66,13 +66,11 @@ _DECODED_FROM_START = frozenset(
 
 
 class AudioExtractor:
-    """Extracts batches from audio for some configs. Its calls come from several threads.
+    """Extracts batches from audio for some configs. Safe to use from several threads.
 
     Args:
         root: The root of relative paths.
         wait: Called now and then while a long file is read; it may raise to give up.
-        batch_seconds: Seconds of audio, about, in a part of a batch; None for the
-            device's.
     """
 
     def __init__(
@@ -81,12 +79,8 @@ class AudioExtractor:
         configs: Sequence[BuiltConfig],
         fetched: Fetch = copy_of,
         wait: Wait = lambda _: None,
-        batch_seconds: float | None = None,
     ) -> None:
-        self._root = root
-        self._configs = configs
-        self._device = configs[0].device
-        self._batch_seconds = batch_seconds or self._device.batch_seconds
+        self._root, self._configs = root, configs
         makers = {config.waveform_maker: config.sample_rate for config in configs}
         self._makers = [*makers]
         self._hashes = ContentHashes(wait)
@@ -94,32 +88,25 @@ class AudioExtractor:
             sum(rate * maker.seconds_per_second for maker, rate in makers.items()) * _SAMPLE_BYTES
         )
         most_seconds = _MOST_BYTES / _SAMPLE_BYTES / max(makers.values())
-        limits = [
-            most_seconds
-            if config.max_seconds is None
-            else config.max_seconds * config.waveform_maker.fastest
-            for config in configs
-        ]
+        limits = [config.max_seconds * config.waveform_maker.fastest for config in configs]
         max_seconds = min(max(limits), most_seconds)
         self._decode = partial(decode, max_seconds=max_seconds, fetched=fetched, wait=wait)
 
-    def __call__(
-        self, batch: Sequence[Utterance], times: WorkerTimes
-    ) -> Iterator[list[Extracted | PendingRows]]:
-        """Extract a batch for every config, or hand out its rows. Yields the results of
-        all configs in their order, for one part of the batch after the other. The rows of
-        a large recording are computed here, so that `AudioMemory` limits them."""
+    def __call__(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[Part]:
+        """Extract a batch for every config, or hand out its rows. Yields the results of all
+        configs, for one part of the batch after the other. The rows of a large recording
+        are computed here, so that `AudioMemory` limits them."""
         with self._memory.lease() as reserve:
             decoding = self.decode(batch, times, reserve=reserve, hashes=self._hashes)
-            for part in parts(decoding, self._batch_seconds, times):
-                yield from self._extract_part(part, times)
+            for part in parts(decoding, self._configs[0].device.batch_seconds, times):
+                yield from self._extract_part(part)
                 del part  # before the next one is decoded
 
     def decode(
         self, utterances: Sequence[Utterance], times: WorkerTimes, **options: Any
     ) -> Iterator[Decoded]:
         """Decode utterances in order into waveforms; with options of
-        `featcache.audio.decode.decode`."""
+        `audio.decode.decode`."""
 
         def collect(copies: Sequence[Utterance], rate: int, num_samples: int) -> Waveforms:
             return Waveforms(self._makers, copies, rate, num_samples, times)
@@ -135,85 +122,78 @@ class AudioExtractor:
             waveforms.add(samples)
         return Decoded(utterance, (waveforms.finish(), FileIdentity(0, 0, rate)))
 
-    def _extract_part(
-        self, part: Sequence[Decoded], times: WorkerTimes
-    ) -> Iterator[list[Extracted | PendingRows]]:
+    def _extract_part(self, part: Sequence[Decoded]) -> Iterator[Part]:
         """Extract a part; clip by clip if memory runs out."""
         is_large = any(decoded.num_bytes >= SMALL_BYTES for decoded in part)
         try:
-            waveforms = {maker: make_waveforms(maker, part, times) for maker in self._makers}
-            results: list[Extracted | PendingRows] = []
+            results = []
             for config in self._configs:
-                result = self._extract(config, waveforms[config.waveform_maker], times)
-                results.append(compute_now(result, self._device, times) if is_large else result)
+                result = self._extract(config, part)
+                results.append(compute_now(result) if is_large else result)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
         else:
-            del waveforms
             yield results
             return
         if len(part) > 1:  # the rows of each can still be computed with those of others
             for decoded in part:
-                yield from self._extract_part([decoded], times)
+                yield from self._extract_part([decoded])
         else:
-            yield [self.extract_alone(config, part[0], times) for config in self._configs]
+            yield [self.extract_alone(config, part[0]) for config in self._configs]
 
-    def extract_alone(self, config: BuiltConfig, decoded: Decoded, times: WorkerTimes) -> Extracted:
+    def extract_alone(self, config: BuiltConfig, decoded: Decoded) -> Extracted:
         """Extract one clip as a batch of its own; it fails if memory runs out."""
         try:
-            waveforms = make_waveforms(config.waveform_maker, [decoded], times)
-            return compute_now(self._extract(config, waveforms, times), self._device, times)
+            return compute_now(self._extract(config, [decoded]))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        too_large = AudioError(
-            Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is"
-        )
-        return Extracted(config.computed_spec, self._root).fail(decoded.utterance, too_large)
+        message = "extracting it takes more memory than there is"
+        failed = Extracted(config.computed_spec, self._root)
+        return failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
 
-    def _extract(
-        self, config: BuiltConfig, part: Sequence[_Resampled], times: WorkerTimes
-    ) -> Extracted | PendingRows:
+    def _extract(self, config: BuiltConfig, part: Sequence[Decoded]) -> Extracted | PendingRows:
         extracted = Extracted(config.computed_spec, self._root, config.config.pool)
         copies = config.waveform_maker.copies
         clips: list[tuple[Item, Waveform]] = []
-        for decoded, waveform in part:
+        for decoded in part:
             try:
-                item, clip, silent = _item_of(config, decoded, waveform)
+                item, waveform, silent = _clip_of(config, decoded)
             except AudioError as error:
                 # The traceback's frames hold waveforms.
                 extracted.fail(decoded.utterance, error.with_traceback(None))
                 continue
-            clips.append((item, clip))
+            clips.append((item, waveform))
+            if not silent and item.sample_rate == config.sample_rate:
+                continue
             # The first copy is clean, and stands for the utterance.
-            is_first = copies.copy_of(item.id) == copies[0]
-            if is_first and (silent or item.sample_rate != config.sample_rate):
+            if copies.copy_of(item.id) == copies[0]:
                 utterance_id = item.id.removesuffix(copies[0].suffix)
                 extracted.remarks[utterance_id] = item.sample_rate, silent
         if isinstance(config.extractor, RowExtractor):
-            pending = PendingRows(config.extractor, extracted, clips)
+            pending = PendingRows(config, extracted, clips)
             # Without rows, no thread would compute a last one, and finish it.
             return pending.extracted() if pending.is_complete else pending
         started = perf_counter()
         waveforms = {item.id: waveform for item, waveform in clips}
-        computed = compute_clips(config.extractor, waveforms, config.computed_spec, self._device)
+        computed = compute_clips(config, waveforms)
         extracted.seconds = perf_counter() - started
-        times["extract"] += extracted.seconds
         return extracted.take((item for item, _ in clips), computed)
 
 
-def _item_of(
-    config: BuiltConfig, decoded: Decoded, waveform: Waveform | AudioError
-) -> tuple[Item, Waveform, str]:
-    if isinstance(waveform, AudioError):
-        raise waveform
-    made, source = decoded.content()
-    rate = source.sample_rate * config.waveform_maker.speed(decoded.utterance.id)
+def _clip_of(config: BuiltConfig, decoded: Decoded) -> tuple[Item, Waveform, str]:
+    """Return an utterance's item and waveform, and why it is silent, else an empty string."""
+    if isinstance(decoded.audio, AudioError):
+        raise decoded.audio
+    made, source = decoded.audio
+    utterance, maker = decoded.utterance, config.waveform_maker
+    waveform = made.of(maker, utterance)
+    rate = source.sample_rate * maker.speed(utterance.id)
     too_long = error_if_too_long(made.num_samples, rate, config.max_seconds)
     if too_long is not None:
         raise too_long
-    with errors_of(config.extractor, [decoded.utterance.id]):
+    with errors_of(config, [utterance.id]):
         num_frames = config.extractor.num_frames(len(waveform))
         if not hasattr(num_frames, "__index__"):
             raise fault(config.extractor, f"num_frames returned {num_frames!r}: no whole number")
@@ -222,7 +202,7 @@ def _item_of(
                 Reason.TOO_SHORT,
                 f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame",
             )
-    item = Item(**decoded.utterance.row(), num_samples=len(waveform), **source._asdict())
+    item = Item(**utterance.row(), num_samples=len(waveform), **source._asdict())
     return item, waveform, why_silent(made.loudest, waveform)
 
 
@@ -237,8 +217,8 @@ class AudioMemory:
 
     @contextmanager
     def lease(self) -> Iterator[Callable[[float], None]]:
-        """Yield one worker's `reserve(seconds)`, which gives back its last room, and
-        waits for new."""
+        """Yield one worker's `reserve(seconds)`, which gives back its last room, and waits
+        for new."""
         held = 0
 
         def reserve(seconds: float) -> None:
@@ -266,9 +246,8 @@ class AudioMemory:
 
 
 class Waveforms:
-    """The waveforms of a segment, without noise, made while it is decoded: one for each
-    maker, speed and channel of an utterance's copies. Adds the seconds that this takes to
-    `times`."""
+    """The waveforms of a segment, made while it is decoded: one for each maker, speed and
+    channel of an utterance's copies. Adds the seconds that this takes to `times`."""
 
     def __init__(
         self,
@@ -279,34 +258,30 @@ class Waveforms:
         times: WorkerTimes,
     ) -> None:
         self._times = times
-        self._builders: dict[_Way, WaveformBuilder] = {}
-        self._made: dict[_Way, Waveform | AudioError] = {}
+        self._made: dict[_Way, WaveformBuilder | Waveform | AudioError] = {}
+        self._noisy: dict[tuple[WaveformMaker, str], Waveform] = {}
         self.num_samples = 0
-        """How many samples a channel has."""
+        """Samples of each channel."""
         self.loudest = 0.0
         """The peak of all samples."""
+        self.num_bytes = 0
+        """The bytes of the finished waveforms, without noise."""
         for copy in copies:
             for maker in makers:
                 way = maker, maker.speed(copy.id), copy.channel
-                if way in self._builders:
-                    continue
-                try:
-                    self._builders[way] = maker.builder(rate, way[1], way[2], num_samples)
-                except AudioError as error:
-                    self._made[way] = error
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the waveforms."""
-        return sum(made.nbytes for made in self._made.values() if isinstance(made, np.ndarray))
+                if way not in self._made:
+                    try:
+                        self._made[way] = maker.builder(rate, way[1], way[2], num_samples)
+                    except AudioError as error:
+                        self._made[way] = error
 
     def add(self, samples: NDArray[np.float32]) -> None:
         """Add a block of samples, `[num_samples, channels]`."""
         started = perf_counter()
         self.num_samples += len(samples)
         self.loudest = max(self.loudest, peak_of(samples))
-        for way, builder in self._builders.items():
-            if way not in self._made:
+        for way, builder in self._made.items():
+            if isinstance(builder, WaveformBuilder):
                 try:
                     builder.add(samples)
                 except AudioError as error:
@@ -317,27 +292,37 @@ class Waveforms:
     def finish(self) -> Waveforms:
         """Finish the waveforms."""
         started = perf_counter()
-        for way, builder in self._builders.items():
-            if way not in self._made:  # it may have failed
-                self._made[way] = builder.finish()
-        self._builders.clear()
+        for way, builder in self._made.items():
+            if isinstance(builder, WaveformBuilder):
+                waveform = self._made[way] = builder.finish()
+                self.num_bytes += waveform.nbytes
         self._times["resample"] += perf_counter() - started
         return self
 
-    def of(self, maker: WaveformMaker, copy: Utterance) -> Waveform:
-        """Return a copy's waveform. Raises AudioError if it cannot be made."""
-        made = self._made[maker, maker.speed(copy.id), copy.channel]
-        if isinstance(made, AudioError):
-            raise made
-        return made
+    def of(self, maker: WaveformMaker, utterance: Utterance) -> Waveform:
+        """Return a copy's waveform, with its noise, which is added once for all configs.
+        Raises AudioError if the waveform cannot be made."""
+        copy = maker.copies.copy_of(utterance.id)
+        clean = self._made[maker, copy.speed, utterance.channel]
+        if isinstance(clean, AudioError):
+            raise clean
+        assert isinstance(clean, np.ndarray)  # it is finished
+        if copy.snr is None:
+            return clean
+        key = maker, utterance.id
+        if key not in self._noisy:
+            started = perf_counter()
+            self._noisy[key] = maker.with_noise(clean, utterance.id)
+            self._times["resample"] += perf_counter() - started
+        return self._noisy[key]
 
 
 _Way = tuple[WaveformMaker, float, int | None]
 """A way to make a waveform: the maker, the speed, and the channel."""
 
 _Audio = tuple[Any, FileIdentity] | AudioError
-"""The waveforms of a segment (or the result of another `collect`) and the file's
-identity; or the error of decoding."""
+"""The waveforms of a segment (or the result of another `collect`) and the file's identity;
+or the error of decoding."""
 
 
 @dataclass(frozen=True)
@@ -346,13 +331,6 @@ class Decoded:
 
     utterance: Utterance
     audio: _Audio
-
-    def content(self) -> tuple[Waveforms, FileIdentity]:
-        """Return the waveforms, and the file's identity. Raises AudioError if decoding
-        failed."""
-        if isinstance(self.audio, AudioError):
-            raise self.audio
-        return self.audio
 
     @property
     def num_bytes(self) -> int:
@@ -367,8 +345,8 @@ def batches(
     apart: Set[str] = frozenset(),
 ) -> Iterator[slice]:
     """Cut a task into batches of about `batch_seconds`, in order; they become smaller
-    towards its end. Copies of an utterance stay together, and so do rows of a file that
-    can only be decoded from its start. Each utterance in `apart` is a batch of its own."""
+    towards its end. Copies of an utterance stay together, and so do rows of a file that can
+    only be decoded from its start. Each utterance in `apart` is a batch of its own."""
     first, filled, left = 0, 0.0, sum(seconds)
     for i, (previous, utterance) in enumerate(pairwise(utterances), 1):
         filled += seconds[i - 1]
@@ -382,8 +360,7 @@ def batches(
 
 
 def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
-    """Tell whether batches with one of these neighbours each would decode something
-    twice."""
+    """Tell whether these neighbours in different batches would decode something twice."""
     if previous.path != utterance.path:
         return False
     if _segment(previous) == _segment(utterance):
@@ -447,24 +424,3 @@ def parts(
             del full
     if part:
         yield part
-
-
-_Resampled = tuple[Decoded, Waveform | AudioError]
-
-
-def make_waveforms(
-    maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes
-) -> list[_Resampled]:
-    """Return the waveforms of a part of a batch, with their noise."""
-    started = perf_counter()
-    made: list[_Resampled] = []
-    for decoded in part:
-        try:
-            clean = decoded.content()[0].of(maker, decoded.utterance)
-        except AudioError as error:
-            # The traceback's frames hold waveforms.
-            made.append((decoded, error.with_traceback(None)))
-        else:
-            made.append((decoded, maker.with_noise(clean, decoded.utterance.id)))
-    times["resample"] += perf_counter() - started
-    return made

@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
     Extracted,
+    Result,
     WorkerTimes,
     download,
     errors_of,
     in_halves,
 )
-from featcache.extraction.padded_rows import PendingRows
-from featcache.extraction.version_plan import BuiltConfig
+from featcache.extraction.padded_rows import Part
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
@@ -56,8 +57,7 @@ class StoredUtterance:
 
 
 class SourceVersion:
-    """A version from whose features others are made. Its methods may be called from
-    several threads."""
+    """A version from whose features others are made. Safe to use from several threads."""
 
     def __init__(self, version: Version, keep_index: bool = True) -> None:
         self.version = version
@@ -66,7 +66,7 @@ class SourceVersion:
         self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
 
     def read(self, utterances: Sequence[Utterance]) -> list[StoredUtterance | AudioError]:
-        """Read the stored utterances, and check them against their checksums. Returns an
+        """Read stored utterances, and check them against their checksums. Returns an
         `AudioError` for each utterance whose row or file is not the item's. Raises
         DamagedError if a shard is damaged."""
         rows = RowKeys.of_utterances(utterances)
@@ -74,18 +74,15 @@ class SourceVersion:
         failures = {key: self._failures[key] for key in keys if key in self._failures}
         status = join(rows, self._index, failures)
         stored = self._stored(status.positions[status.present])
-        results: list[StoredUtterance | AudioError] = []
-        for row, position in enumerate(status.positions.tolist()):
-            if position in stored:
-                results.append(stored[position])
-            else:
-                failure = status.failures.get(row)
-                results.append(self._missing(utterances[row], position, failure))
-        return results
+        return [
+            stored.get(position)
+            or self._missing(utterances[row], position, status.failures.get(row))
+            for row, position in enumerate(status.positions.tolist())
+        ]
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return seconds of audio of each row, float64 `[rows]`: those known, else the
-        version's, else NaN."""
+        """Return each row's seconds, float64 `[rows]`: those known, else the version's,
+        else NaN."""
         positions = self._index.find(manifest.ids)
         lasts = self.version.info.spec.axis.seconds(self._index.num_frames[positions])
         of_version = np.where(positions >= 0, lasts, np.nan)
@@ -97,9 +94,9 @@ class SourceVersion:
         configs: Sequence[BuiltConfig],
         batch: Sequence[Utterance],
         times: WorkerTimes,
-    ) -> Iterator[list[Extracted | PendingRows]]:
+    ) -> Iterator[Part]:
         """Make the features of a batch from the version's. Yields the results of all
-        configs in their order, for one part of the batch after the other."""
+        configs, for one part of the batch after the other."""
         for start in range(0, len(batch), _UTTERANCES):
             started = perf_counter()
             utterances = batch[start : start + _UTTERANCES]
@@ -107,7 +104,7 @@ class SourceVersion:
             stored = [result for result in in_source if isinstance(result, StoredUtterance)]
             items = [utterance.item for utterance in stored]
             times["decode"] += perf_counter() - started
-            results: list[Extracted | PendingRows] = []
+            results: Part = []
             for config in configs:
                 part = Extracted(config.computed_spec, root, config.config.pool)
                 for utterance, error in zip(utterances, in_source, strict=True):
@@ -116,12 +113,11 @@ class SourceVersion:
                 started = perf_counter()
                 features = in_halves(partial(_from_features, config), stored)
                 part.seconds = perf_counter() - started
-                times["extract"] += part.seconds
                 results.append(part.take(items, features))
             yield results
 
     def _stored(self, positions: NDArray[np.int64]) -> dict[int, StoredUtterance]:
-        """Read the items at positions of the index, by position; shard by shard."""
+        """Read the items at positions of the index, by position."""
         index = self._index
         stored: dict[int, StoredUtterance] = {}
         shards = index.shard[positions]
@@ -135,10 +131,9 @@ class SourceVersion:
             rows = zip(in_shard.tolist(), numbers, opened.items(numbers), ranges, strict=True)
             for position, number, item, features in rows:
                 if crc32c(features) != opened.table["item_crc32c"][number]:
+                    path = self.version.path
                     raise DamagedError(
-                        f"{item.id}: damaged: its features in {self.version.path} are not "
-                        "what was written",
-                        self.version.path,
+                        f"{item.id}: damaged: its features in {path} are not what was written", path
                     )
                 if parameters is not None:
                     features = dequantize_array(features, *parameters[number])
@@ -160,39 +155,36 @@ class SourceVersion:
         return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
 
 
-def _from_features(
-    config: BuiltConfig, stored: Sequence[StoredUtterance]
-) -> list[ClipFeatures | AudioError]:
+def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> list[Result]:
     device = config.device
     features = [utterance.features for utterance in stored]
     if config.config.pool is not None:
         return [ClipFeatures(frames, {}) for frames in features]
     extractor = config.extractor
-    with errors_of(extractor, (clip.item.id for clip in stored), device), device.slot():
+    with errors_of(config, (clip.item.id for clip in stored)), device.slot():
         joined = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
         items = torch.split(joined, [len(frames) for frames in features])
         clips = [extractor.spec.axis.as_entries(clip) for clip in extractor.from_items(items)]
-        return download(extractor, clips, config.computed_spec, device, quantizes=False)
+        return download(config, clips, quantizes=False)
 
 
 def find_source(
     configs: Sequence[BuiltConfig], source: str | Path | ObjectPath, keep_index: bool
 ) -> SourceVersion:
-    """Open the version that the configs' features are made from: the `source`, or a
-    version in that cache. Raises ConfigError if a config needs audio, or other copies."""
-    fingerprints = set()
+    """Open the version that the configs' features are made from: the `source`, or a version
+    in that cache. Raises ConfigError if a config needs audio, or other copies."""
     for built in configs:
         if built.source_fingerprint is None:
             raise ConfigError(
                 f"--from is only for units and for store.pool: {built.config.extractor} of "
                 f"{built.config.name} takes audio"
             )
-        fingerprints.add(built.source_fingerprint)
-    if len(fingerprints) > 1:
-        raise ConfigError(
-            "--from: these configs are made of different features: run them one at a time"
-        )
-    opened = open_source(as_location("source", source), fingerprints.pop(), keep_index)
+        if built.source_fingerprint != configs[0].source_fingerprint:
+            raise ConfigError(
+                "--from: these configs are made of different features: run them one at a time"
+            )
+        fingerprint = built.source_fingerprint
+    opened = open_source(as_location("source", source), fingerprint, keep_index)
     for built in configs:
         _refuse_other_copies(built.config, opened.version)
     return opened
@@ -212,6 +204,7 @@ def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> So
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:
+    name, source_name = f"--from: {config.name}", source.path.name
     source_suffixes = copies_of(source.info.config).suffixes
     lacking = [
         suffix or "the utterances themselves"
@@ -220,13 +213,10 @@ def _refuse_other_copies(config: Config, source: Version) -> None:
     ]
     if lacking:
         raise ConfigError(
-            f"--from: {config.name} has copies that {source.path.name} lacks: {listing(lacking)}: "
-            "give both the same augment section, or extract these units from audio"
+            f"{name} has copies that {source_name} lacks: {listing(lacking)}: give both the same "
+            "augment section, or extract these units from audio"
         )
     noise = config.augment and config.augment.noise
     of_source = (source.info.config.get("augment") or {}).get("noise") or {}
     if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
-        raise ConfigError(
-            f"--from: {config.name} has different noise, or a different seed, from "
-            f"{source.path.name}"
-        )
+        raise ConfigError(f"{name} has different noise, or a different seed, from {source_name}")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Wait
 from featcache.device import Device
-from featcache.errors import Reason, listing
-from featcache.extraction.failure_limit import FailureLimit
+from featcache.errors import ArgumentError, Reason, listing
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
 from featcache.extraction.from_version import SourceVersion
-from featcache.extraction.padded_rows import BatchingChoice, PendingRows
+from featcache.extraction.padded_rows import BatchingChoice, Part
 from featcache.extraction.tasks import ShardTask
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
 from featcache.version.in_flight import Suspects, forget_suspects
@@ -34,7 +35,7 @@ STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waits for a GPU; `wait` is for the disk, or for earlier batches."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class VersionCounts:
     """The counts of what a run has added to one version."""
 
@@ -47,25 +48,21 @@ class VersionCounts:
     upsampled: int = 0
     """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int = 0
-    """Utterances, without copies, whose file has a higher sample rate than the config."""
     silent: int = 0
     first_silent: str = ""
 
-    def add(self, other: VersionCounts) -> None:
-        """Add other counts."""
-        self.extracted += other.extracted
-        self.failed += other.failed
-        self.num_bytes += other.num_bytes
-        self.seconds += other.seconds
-        self.upsampled += other.upsampled
-        self.downsampled += other.downsampled
-        self.silent += other.silent
-        self.first_silent = self.first_silent or other.first_silent
+    def __add__(self, other: VersionCounts) -> VersionCounts:
+        sums = {
+            name: count + getattr(other, name)
+            for name, count in vars(self).items()
+            if name != "first_silent"
+        }
+        return VersionCounts(**sums, first_silent=self.first_silent or other.first_silent)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
-    """The progress of a run, over all versions. Not thread-safe."""
+    """The progress of a run, over all versions."""
 
     failures: Counter[str] = field(default_factory=Counter)
     audio_seconds: float = 0.0
@@ -75,41 +72,44 @@ class Progress:
     """Seconds of audio, about, that are extracted but wait for earlier ones."""
     shards: int = 0
     too_many_failures: str = ""
-    """The reason to give up; empty if there is none."""
+    """The reason to give up; else empty."""
     traceback: str = ""
     """The traceback of an extractor's exception that is that reason."""
-    versions: dict[str, VersionCounts] = field(default_factory=dict)
+    versions: Mapping[str, VersionCounts] = field(default_factory=dict)
     """The counts of each version, by its config's name."""
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    """Seconds of worker threads in each stage."""
+    stages: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    """Seconds of worker threads, by `STAGES`."""
     processes: int = 0
     """The number of other processes that extract."""
-    devices: list[str] = field(default_factory=list)
+    devices: Sequence[str] = ()
     """The models of their devices."""
     threads: int = 0
 
-    def add(self, other: Progress) -> None:
+    def __add__(self, other: Progress) -> Progress:
         """Add the progress of something else, except for its processes."""
-        self.failures += other.failures
-        self.add_times(other.stages)
-        self.audio_seconds += other.audio_seconds
-        self.waiting_seconds += other.waiting_seconds
-        self.shards += other.shards
+        versions = dict(self.versions)
         for name, counts in other.versions.items():
-            self.versions.setdefault(name, VersionCounts()).add(counts)
-        if not self.too_many_failures:
-            self.too_many_failures = other.too_many_failures
-            self.traceback = other.traceback
+            versions[name] = versions.get(name, VersionCounts()) + counts
+        stages = {
+            stage: self.stages.get(stage, 0.0) + other.stages.get(stage, 0.0) for stage in STAGES
+        }
+        fault = self if self.too_many_failures else other
+        return replace(
+            self,
+            failures=self.failures + other.failures,
+            audio_seconds=self.audio_seconds + other.audio_seconds,
+            waiting_seconds=self.waiting_seconds + other.waiting_seconds,
+            shards=self.shards + other.shards,
+            versions=versions,
+            stages=stages,
+            too_many_failures=fault.too_many_failures,
+            traceback=fault.traceback,
+        )
 
     @property
     def computed_seconds(self) -> float:
         """Seconds of audio extracted, with those that wait for earlier ones."""
         return self.audio_seconds + self.waiting_seconds
-
-    def add_times(self, times: Mapping[str, float]) -> None:
-        """Add a worker's seconds, by stage."""
-        for stage, seconds in times.items():
-            self.stages[stage] += seconds
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,67 @@ class DoneTask:
     host: str = field(default_factory=socket.gethostname)
 
 
+_MIN_TRIED = 100
+"""The utterances that must be tried before a share of them counts."""
+
+_LIMIT = re.compile(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
+
+
 @dataclass(frozen=True)
+class FailureLimit:
+    """The utterances that may fail in a run, `--max-failures`: a number, or a share of
+    those tried."""
+
+    text: str
+    count: float
+    share: float
+    """The share, 0 to 1; 1 if there is only a number."""
+
+    @classmethod
+    def parse(cls, text: str | int) -> FailureLimit:
+        """Parse a number, such as `20`, or a percentage, such as `0.5%`. Raises ArgumentError
+        if the text is neither."""
+        text = str(text).strip()
+        match = _LIMIT.fullmatch(text)
+        if match is None or float(match[2] or 0) > 100:
+            raise ArgumentError(
+                f"--max-failures is {text!r}: give a number of utterances, or a percentage "
+                "such as 1%"
+            )
+        return cls(text, float(match[1] or math.inf), float(match[2] or 100) / 100)
+
+    def fault(self, failed: int, tried: int, is_end: bool) -> str:
+        """Return a message if too many have failed, otherwise an empty string. A share counts
+        once 100 were tried, and at the end of the run."""
+        share_counts = is_end or tried >= _MIN_TRIED
+        if failed <= self.count and not (share_counts and failed > self.share * tried):
+            return ""
+        are = "utterance that was tried has" if tried == 1 else "utterances that were tried have"
+        return f"{failed:,} of the {tried:,} {are} failed, and --max-failures allows {self.text}"
+
+
+_REFUSED_FIRST = 100
+"""Utterances in a row at the beginning of a version that its config may refuse."""
+
+_OF_CONFIG = {
+    Reason.NO_SUCH_CHANNEL,
+    Reason.RATE_REFUSED,
+    Reason.TOO_SHORT,
+    Reason.TOO_LONG,
+    Reason.NON_FINITE_FEATURES,
+    Reason.EXTRACTOR_REFUSED,
+    Reason.EXTRACTOR_ERROR,
+    Reason.OUT_OF_MEMORY,
+}
+"""Reasons that may be the fault of the config."""
+
+
+@dataclass
 class RunControl:
     """The means to watch a run, and to stop it."""
 
-    progress: Progress
     report: Callable[[Progress], object]
-    """Called with a snapshot of the progress, from worker threads, by one at a time."""
+    """Called with the progress, from worker threads, by one at a time."""
     stop: threading.Event
     """Once it is set, nothing more is taken; what was taken is finished and committed."""
     max_failures: FailureLimit | None = None
@@ -140,22 +194,29 @@ class RunControl:
     first utterances, the run is given up."""
     leaves_unread: bool = False
     """True if unreadable files are left to the process that has dealt out the tasks."""
+    progress: Progress = Progress()
+    """The progress so far, which `add` replaces."""
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, progress: Progress) -> None:
+        """Add to the progress."""
+        with self._changing:
+            self.progress += progress
 
     def give_up(self, reason: str, traceback: str = "") -> None:
         """Stop the run, as if too many utterances had failed."""
-        if not self.progress.too_many_failures:
-            self.progress.too_many_failures = reason
-            self.progress.traceback = traceback
+        self.add(Progress(too_many_failures=reason, traceback=traceback))
         self.stop.set()
 
     def check(self, is_end: bool = False) -> None:
         """Stop if an extractor keeps raising, or too many utterances have failed."""
-        are_refused = self.progress.failures.keys() <= _OF_CONFIG
-        for name, counts in self.progress.versions.items():
+        progress = self.progress
+        are_refused = progress.failures.keys() <= _OF_CONFIG
+        for name, counts in progress.versions.items():
             tried = counts.failed + counts.extracted
             all_failed = tried == counts.failed >= _REFUSED_FIRST
             if name in self.unproven and are_refused and all_failed:
-                reasons = listing(sorted(self.progress.failures))
+                reasons = listing(sorted(progress.failures))
                 self.give_up(
                     f"{name}: all of the first {tried:,} utterances failed: {reasons}: does the "
                     "config suit this audio? --max-failures 100% tries all of them"
@@ -164,7 +225,7 @@ class RunControl:
                 fault = self.max_failures.fault(counts.failed, tried, is_end)
                 if fault:
                     self.give_up(fault)
-        if self.progress.too_many_failures:
+        if progress.too_many_failures:
             self.stop.set()
 
 
@@ -181,21 +242,6 @@ _REMEDIES = {
         "change the config, or check the weights",
     ),
 }
-
-_REFUSED_FIRST = 100
-"""Utterances in a row at the beginning of a version that its config may refuse."""
-
-_OF_CONFIG = {
-    Reason.NO_SUCH_CHANNEL,
-    Reason.RATE_REFUSED,
-    Reason.TOO_SHORT,
-    Reason.TOO_LONG,
-    Reason.NON_FINITE_FEATURES,
-    Reason.EXTRACTOR_REFUSED,
-    Reason.EXTRACTOR_ERROR,
-    Reason.OUT_OF_MEMORY,
-}
-"""Reasons that may be the fault of the config."""
 
 
 @dataclass(eq=False)
@@ -229,13 +275,13 @@ class VersionJob:
             silent=len(silent),
             first_silent=next(iter(silent), ""),
         )
-        progress = Progress(
-            Counter(failure.reason for failure in extracted.failures), versions={self.name: counts}
+        fault = self._fault(extracted)
+        return Progress(
+            Counter(failure.reason for failure in extracted.failures),
+            versions={self.name: counts},
+            too_many_failures=fault,
+            traceback=fault and extracted.traceback,
         )
-        progress.too_many_failures = self._fault(extracted)
-        if progress.too_many_failures:
-            progress.traceback = extracted.traceback
-        return progress
 
     def _fault(self, extracted: Extracted) -> str:
         """Return a message if the extractor has failed too often in a row."""
@@ -317,9 +363,7 @@ Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
 the run was stopped and the begun tasks are committed. An engine writes the failures of a
 task into the ledgers before it commits the shard that lacks them."""
 
-BatchExtractor = Callable[
-    [Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]
-]
+BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[Part]]
 """Extracts a batch of utterances, part by part: yields the results of each version."""
 
 
@@ -329,10 +373,9 @@ def batch_extractor(
     source: SourceVersion | None,
     fetched: Fetch = copy_of,
     wait: Wait = lambda _: None,
-    batch_seconds: float | None = None,
 ) -> BatchExtractor:
     """Return a function that extracts batches from audio, or from the source's features.
     The other arguments are those of `AudioExtractor`."""
     if source is None:
-        return AudioExtractor(root, configs, fetched, wait, batch_seconds)
+        return AudioExtractor(root, configs, fetched, wait)
     return partial(source.extract, root, configs)

@@ -21,10 +21,10 @@ from featcache.errors import (
     require_int,
     require_number,
 )
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Decoded
 from featcache.extraction.padded_rows import choose_batching
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import MOST_SECONDS
 from featcache.spec import FeatureSpec
@@ -40,10 +40,9 @@ class LiveExtractor:
     """Extracts one utterance at a time. `featcache.extractor` makes it. Safe to use from
     several threads.
 
-    The code of `featcache extract` mixes down, resamples, extracts, casts and quantises,
-    so the features are those of a cache: bit for bit on the same device with the same
-    library versions. In the whole process, torch gets one thread of its own, and TF32 is
-    turned off."""
+    The code of `featcache extract` does the work, so the features are those of a cache:
+    bit for bit on the same device with the same library versions. In the whole process,
+    torch gets one thread of its own, and TF32 is turned off."""
 
     def __init__(self, built: BuiltConfig) -> None:
         self._built = built
@@ -65,9 +64,8 @@ class LiveExtractor:
         Args:
             waveform: `[num_samples]`, floats in -1 to 1: an array, or a tensor on the
                 CPU. It is used as float32.
-            sample_rate: Its sample rate, in Hz; it is resampled to the config's.
-            id: The id of the utterance. Dither depends on it, and it chooses the copy of
-                an augmented config.
+            sample_rate: Its rate in Hz, from which it is resampled to the config's.
+            id: The utterance's id, for dither, and for the copy of an augmented config.
 
         Returns:
             `[frames, *item_shape]` of the dtype that `Cache.item` gives.
@@ -114,8 +112,7 @@ class LiveExtractor:
             As a call does.
 
         Raises:
-            AudioError: It cannot be decoded or extracted; `error.reason` is the failure
-                ledger's.
+            AudioError: As from a call, or it cannot be decoded.
             ArgumentError: The segment is not valid.
         """
         for name, seconds in (("start", start), ("duration", duration)):
@@ -130,7 +127,7 @@ class LiveExtractor:
         return self._features(decoded)
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
-        extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes(float))
+        extracted = self._extractor.extract_alone(self._built, decoded)
         if extracted.failures:
             failure = extracted.failures[0]
             message, path = failure.message, decoded.utterance.path
@@ -163,9 +160,8 @@ def extractor(
 
     Args:
         version: A version, as `featcache.open` takes it, or an opened cache or corpus; of
-            a corpus that is not opened, a part. Its own config is used, which cannot have
-            changed since. Nothing is downloaded for it, and only registered extractors
-            are imported.
+            a corpus that is not opened, a part. Its own config is used. Nothing is
+            downloaded for it, and only registered extractors are imported.
         name: The version's name, as `featcache.open` takes it.
         config: A YAML file, the name of a packaged config, or a config; replaces
             `version`.
@@ -182,12 +178,11 @@ def extractor(
     """
     if (version is None) == (config is None):
         raise ArgumentError(
-            "give a version, as in featcache.extractor('features/fbank80'), or config=, "
-            "and not both"
+            "give a version, as in featcache.extractor('features/fbank80'), or config=, not both"
         )
     if (set and config is None) or (name and version is None):
         raise ArgumentError(
-            "set= is for config=, since a version has its own; and name= is for a version"
+            "set= is for config=, since a version has its own; name= is for a version"
         )
     own_device = Device(device)
     if config is not None:
@@ -200,8 +195,7 @@ def extractor(
     recorded = recorded_config(opened.info.config, str(opened.path))
     if recorded.fingerprint() != opened.info.fingerprint:
         raise ConfigError(
-            f"{opened.path}: its extractor or its weights are not the same here as where it was "
-            "made"
+            f"{opened.path}: its extractor or weights are not the same here as where it was made"
         )
     return _live(recorded, read_probes(opened), own_device)
 

@@ -6,18 +6,14 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from featcache.device import extraction_device
 from featcache.errors import ArgumentError, ConfigError, require_number
-from featcache.extraction.failure_limit import FailureLimit
+from featcache.extraction.jobs import Engine, FailureLimit
 from featcache.extraction.partition import Partition
 from featcache.storage.location import ObjectPath, as_location
-
-if TYPE_CHECKING:
-    from featcache.extraction.jobs import Engine
 
 LOCAL, RAY = "local", "ray"
 ALL = "all"
@@ -29,13 +25,13 @@ SHARD_MEGABYTES = 128.0
 
 @dataclass(frozen=True)
 class Options:
-    """The choices of a run. None of them changes the values that it extracts. Raises
-    ArgumentError if one of the options is invalid."""
+    """The choices of a run, which change no value. Raises ArgumentError if one is
+    invalid."""
 
     device: str | None = None
     """`cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as
-    `cuda:0,cuda:2`, each of which gets a process. None for cuda if there is one; with
-    Ray, for GPUs if the cluster has any."""
+    `cuda:0,cuda:2`, each of which gets a process. None for cuda if there is one; with Ray,
+    for GPUs if the cluster has any."""
     threads: int | None = None
     """The budget of threads; with Ray, of each actor. None for every core, on the CPU at
     most 8."""
@@ -43,45 +39,44 @@ class Options:
     """The size of a shard, approximately."""
     engine: str | Engine = LOCAL
     """`local`; `ray`, for the Ray cluster that this process is in, or that runs on this
-    machine, or else one that is started for the run; `ray://host:port`, for a cluster
-    elsewhere; or an engine of one's own."""
+    machine, or else one that is started for the run; `ray://host:port`, for another
+    cluster; or an engine of one's own."""
     retry_failed: bool = False
-    """Try utterances that failed in earlier runs again, even if their files are unchanged."""
+    """Try utterances again that failed in earlier runs, even if their files are
+    unchanged."""
     check_sources: bool = False
-    """Extract utterances again whose file has changed in size or mtime."""
+    """Extract utterances again if their file has changed in size or mtime."""
     replace: bool = False
-    """Extract utterances again whose path has changed even if they are more than 5 % of
+    """Extract utterances again if their path has changed, even if they are more than 5 % of
     the version."""
     max_failures: str | int | None = None
-    """Stop when more utterances have failed in this run: a number, or a share as `5%`.
-    None for no limit."""
+    """Stop when more utterances have failed: a number, or a share as `5%`. None for no
+    limit."""
     source: str | Path | ObjectPath | None = None
-    """A version, or the cache that holds it, whose features are used instead of audio;
-    for `units` only."""
+    """A version, or its cache, whose features are used instead of audio; for `units` and
+    `store.pool` only."""
     batching: str | None = None
-    """How clips share a model's batch: `single`, `equal_length` or `padded`. None for
-    what the extractor declares, unless a probe of the device found a difference."""
+    """How clips share a model's batch: `single`, `equal_length` or `padded`. None for what
+    the extractor declares, unless a probe of the device found a difference."""
     allow_mismatch: bool = False
     """Accept that batching even though it may change values."""
     allow_mixed_devices: bool = False
     """Let devices of several models extract, which round differently."""
     partition: str | None = None
-    """Extract this partition only, as a job of an array: `3/8`, counted from 0, or
-    `auto`, as the job's scheduler says. Of several manifests, or a pattern, it is every
-    eighth; of one, rows: such jobs take no lock and build no index."""
+    """Extract this partition only, as a job of an array: `3/8`, counted from 0, or `auto`,
+    as the job's scheduler says. Of several manifests, it is every eighth; of one, rows:
+    such jobs take no lock and build no index."""
     wait: bool = False
-    """Wait while somebody else is at work in a version; otherwise, that is an error."""
+    """Wait while somebody else is at work in a version, instead of raising an error."""
     dry_run: bool = False
-    """Only plan: nothing is extracted or written."""
+    """Only plan: extract and write nothing."""
 
     def __post_init__(self) -> None:
         if self.device is not None:  # it may be a torch.device
             object.__setattr__(self, "device", str(self.device))
         if not (callable(self.engine) or self.engine == LOCAL or self.is_on_ray):
-            raise ArgumentError(
-                f"engine {self.engine!r}: there is no such engine; use local, ray or "
-                "ray://host:port"
-            )
+            message = "there is no such engine; use local, ray or ray://host:port"
+            raise ArgumentError(f"engine {self.engine!r}: {message}")
         require_number("shard_megabytes (--shard-size)", self.shard_megabytes, 1e-6, 1e9)
         if self.source is not None:
             as_location("source", self.source)
@@ -107,8 +102,8 @@ class Options:
 
     @cached_property
     def devices(self) -> list[str]:
-        """The devices of this machine that each have a process to extract. Raises
-        ConfigError if one does not exist."""
+        """The devices of this machine that each get a process. Raises ConfigError if one
+        does not exist."""
         names = self.device or ""
         if self.engine == LOCAL and (names == ALL or "," in names):
             return parse_devices(names)
@@ -116,7 +111,7 @@ class Options:
 
     @property
     def workers(self) -> str:
-        """The other processes that are to extract, for the record; empty if this one does."""
+        """The other processes that extract, for the record; empty if this one does."""
         return RAY if self.is_on_ray else ",".join(self.devices)
 
     @property
@@ -126,8 +121,8 @@ class Options:
 
 
 def parse_devices(names: str) -> list[str]:
-    """List the devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a single
-    one. Raises ConfigError if there is no such device, or no GPU at all."""
+    """List the devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a
+    single one. Raises ConfigError if there is no such device, or no GPU at all."""
     if names == ALL:
         devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         if not devices:
@@ -137,9 +132,7 @@ def parse_devices(names: str) -> list[str]:
         return devices
     devices = [name.strip() for name in names.split(",")]
     if "" in devices:
-        raise ConfigError(
-            f"device {names!r}: a name is missing beside a comma; use cuda:0,cuda:2 or cpu,cpu"
-        )
+        raise ConfigError(f"device {names!r}: a name is missing; use cuda:0,cuda:2 or cpu,cpu")
     for device in devices:
         extraction_device(device)
     return devices

@@ -6,7 +6,7 @@ padded length until they fill a batch, `compute_rows` computes them."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, listing, percent
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
     Extracted,
+    Result,
     Waveform,
-    WorkerTimes,
     download,
     errors_of,
     in_halves,
@@ -42,16 +42,15 @@ class Row:
 
     pending: PendingRows
     clip: int
-    """The number of its clip in that part."""
+    """The number of its clip in `pending`."""
     number: int
-    """The number of the piece in its clip."""
     piece: Piece
     """The row's frames that count."""
     is_whole: bool
     """True if the clip is this one piece."""
     waveform: Waveform
     padded_length: int
-    """The number of samples of the row with its padding."""
+    """Samples of the row with its padding."""
 
     @property
     def id(self) -> str:
@@ -75,19 +74,20 @@ class PendingRows:
     thread-safe."""
 
     def __init__(
-        self, extractor: RowExtractor[Params], part: Extracted, clips: list[tuple[Item, Waveform]]
+        self, built: BuiltConfig, part: Extracted, clips: list[tuple[Item, Waveform]]
     ) -> None:
-        self.extractor = extractor
+        assert isinstance(built.extractor, RowExtractor)
+        self.built, self.extractor = built, built.extractor
         self.items = [item for item, _ in clips]
         self.spec = part.spec
         self._part = part
         self._rows: list[Row] = []
-        self._results: list[list[ClipFeatures | AudioError | None]] = []
-        """What the rows of each clip gave, or why it cannot be cut into rows."""
+        self._results: list[list[Result | None]] = []
+        """The results of each clip's rows, or the error of cutting it."""
         for clip, (item, waveform) in enumerate(clips):
             try:
-                with errors_of(extractor, [item.id]):
-                    rows = list(self._cut(clip, waveform))
+                with errors_of(built, [item.id]):
+                    rows = self._cut(clip, waveform)
             except AudioError as error:
                 self._results.append([error])
             else:
@@ -95,21 +95,17 @@ class PendingRows:
                 self._rows += rows
         self._left = len(self._rows)
 
-    def _cut(self, clip: int, waveform: Waveform) -> Iterator[Row]:
+    def _cut(self, clip: int, waveform: Waveform) -> list[Row]:
         pieces = self.extractor.pieces(len(waveform))
+        is_whole = len(pieces) == 1
+        rows = []
         for number, piece in enumerate(pieces):
             samples = waveform[piece.start : piece.start + piece.num_samples]
-            if len(pieces) > 1:  # otherwise a waiting row would hold the whole clip
+            if not is_whole:  # otherwise a waiting row would hold the whole clip
                 samples = samples.copy()
-            yield Row(
-                pending=self,
-                clip=clip,
-                number=number,
-                piece=piece,
-                is_whole=len(pieces) == 1,
-                waveform=samples,
-                padded_length=self.extractor.padded_length(len(samples)),
-            )
+            length = self.extractor.padded_length(len(samples))
+            rows.append(Row(self, clip, number, piece, is_whole, samples, length))
+        return rows
 
     def take_rows(self) -> list[Row]:
         """Take the rows to be computed. Only the caller holds them then."""
@@ -118,22 +114,20 @@ class PendingRows:
 
     @property
     def is_complete(self) -> bool:
-        """True if all rows are computed."""
+        """True once all rows are computed."""
         return not self._left
 
-    def finish(self, row: Row, result: ClipFeatures | AudioError, seconds: float) -> None:
-        """Take a row's result or error, and the seconds that computing it took."""
+    def finish(self, row: Row, result: Result, seconds: float) -> None:
+        """Take a row's result, and the seconds that computing it took."""
         self._left -= 1
         self._part.seconds += seconds
         self._results[row.clip][row.number] = result
 
     def extracted(self) -> Extracted:
-        """Return the part, once all rows are computed."""
+        """Return the part, once it is complete."""
         return self._part.take(self.items, map(self._joined, self._results))
 
-    def _joined(
-        self, results: Sequence[ClipFeatures | AudioError | None]
-    ) -> ClipFeatures | AudioError:
+    def _joined(self, results: Sequence[Result | None]) -> Result:
         """Join the results of a clip's rows, and quantise them if that is still to be
         done."""
         rows = []
@@ -142,25 +136,28 @@ class PendingRows:
                 return result
             assert result is not None  # all rows are computed
             rows.append(result)
-        if len(rows) == 1 and (QUANTIZATION in rows[0].side or not self.spec.is_quantized):
-            return rows[0]
-        features = np.concatenate([row.features for row in rows])
-        side = {name: np.concatenate([row.side[name] for row in rows]) for name in rows[0].side}
-        if not self.spec.is_quantized:
+        features, side = rows[0].features, rows[0].side
+        if len(rows) > 1:
+            features = np.concatenate([row.features for row in rows])
+            side = {name: np.concatenate([row.side[name] for row in rows]) for name in side}
+        if QUANTIZATION in side or not self.spec.is_quantized:
             return ClipFeatures(features, side)
         levels, parameters = quantize(torch.from_numpy(features), [len(features)])
-        return ClipFeatures(levels.numpy(), side | {QUANTIZATION: parameters.numpy()})
+        return ClipFeatures(levels.numpy(), {**side, QUANTIZATION: parameters.numpy()})
+
+
+Part = list[Extracted | PendingRows]
+"""The results of each version for a part of a batch."""
 
 
 class RowQueue:
-    """Rows of several batches that wait until there are enough of one padded length to
-    compute them. Not thread-safe."""
+    """Rows of several batches that wait until enough of one padded length fill a batch. Not
+    thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._filling: dict[tuple[RowExtractor[Params], int], tuple[int, list[Row]]] = {}
-        """The rows of an extractor and a padded length, and the lowest number of a batch
-        that has some of them."""
+        """Rows by extractor and padded length, with the lowest number of their batches."""
         self._full: deque[list[Row]] = deque()
 
     def __bool__(self) -> bool:
@@ -187,7 +184,7 @@ class RowQueue:
                 del self._filling[key]
 
     def take_full(self) -> list[Row] | None:
-        """Take the rows of a full batch; None if there is none."""
+        """Take the rows of a full batch, if there is one."""
         return self._full.popleft() if self._full else None
 
     def take_oldest(self, batch: int | None = None) -> list[Row] | None:
@@ -198,66 +195,61 @@ class RowQueue:
         return self._filling.pop(key)[1]
 
 
-def compute_now(result: Extracted | PendingRows, device: Device, times: WorkerTimes) -> Extracted:
+def compute_now(result: Extracted | PendingRows) -> Extracted:
     """Compute the rows of a part of a batch, if any are left, without others."""
     if isinstance(result, Extracted):
         return result
-    queue = RowQueue(device.torch_device)
+    queue = RowQueue(result.built.device.torch_device)
     queue.add(0, result.take_rows())
     while rows := queue.take_full() or queue.take_oldest():
         started = perf_counter()
-        computed = compute_rows(rows, device)
-        seconds = perf_counter() - started
-        times["extract"] += seconds
+        computed = compute_rows(rows)
+        seconds = (perf_counter() - started) / len(rows)
         for row, features in zip(rows, computed, strict=True):
-            result.finish(row, features, seconds / len(rows))
+            result.finish(row, features, seconds)
     return result.extracted()
 
 
-def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioError]:
+def compute_rows(rows: list[Row]) -> list[Result]:
     """Compute rows of one version and padded length. Returns the results in order. If a
     batch does not fit on the device, this and all later ones become smaller."""
-    results: list[ClipFeatures | AudioError] = []
+    results: list[Result] = []
 
-    def compute_next(count: int, alone: bool) -> list[ClipFeatures | AudioError]:
+    def compute_next(count: int, alone: bool) -> list[Result]:
         batch = rows[len(results) : len(results) + count]
-        return in_halves(lambda part: _compute_batch(part, count, device, alone), batch)
+        return in_halves(lambda part: _compute_batch(part, count, alone), batch)
 
-    extractor, lengths = rows[0].pending.extractor, [rows[0].padded_length]
+    built, lengths = rows[0].pending.built, [rows[0].padded_length]
     while len(results) < len(rows):
         try:
-            results += until_it_fits(compute_next, extractor, lengths, device)
+            results += until_it_fits(compute_next, built.extractor, lengths, built.device)
         except DoesNotFitError as error:  # the next row
             results.append(error)
     return results
 
 
-def _compute_batch(
-    rows: Sequence[Row], count: int, device: Device, alone: bool
-) -> list[ClipFeatures | AudioError]:
+def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[Result]:
     """Compute rows in a batch of `count` rows."""
-    extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
-    with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
+    built, extractor = rows[0].pending.built, rows[0].pending.extractor
+    device = built.device
+    with errors_of(built, (row.id for row in rows), alone), device.slot(alone):
         waveforms = [row.waveform for row in rows]
         encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
         _require_rows(extractor, encoded, rows, count)
         # `PendingRows` quantises pieces of clips, once all are computed.
-        quantizes = spec.is_quantized and all(row.is_whole for row in rows)
+        are_whole = all(row.is_whole for row in rows)
         features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
-        clips = download(extractor, features, spec, device, quantizes)
+        clips = download(built, features, built.computed_spec.is_quantized and are_whole)
         side_arrays = {
             side.name: device.download(encoded.side[side.name][: len(rows)].contiguous())
             for side in extractor.spec.side
         }
-    results: list[ClipFeatures | AudioError] = []
     for i, clip in enumerate(clips):
-        if isinstance(clip, AudioError):
-            results.append(clip)
-            continue
-        # Copies, because views would keep all of the batch in memory.
-        entries = {name: array[i].copy() for name, array in side_arrays.items()}
-        results.append(ClipFeatures(clip.features.copy(), {**clip.side, **entries}))
-    return results
+        if not isinstance(clip, AudioError):
+            # Copies, because views would keep all of the batch in memory.
+            entries = {name: array[i].copy() for name, array in side_arrays.items()}
+            clips[i] = ClipFeatures(clip.features.copy(), {**clip.side, **entries})
+    return clips
 
 
 def _require_rows(
@@ -278,7 +270,6 @@ def _require_rows(
 # The choice of a batching
 
 BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
-"""The batchings, from the strictest to the loosest."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +294,8 @@ def precision_of(params: Params | None) -> str:
     return str(getattr(params, "precision", "fp32"))
 
 
+_UNMEASURED: Mapping[str, Any] = {"disturbed": 0.0, "mismatch": None}
+
 _Probes = Iterable[Mapping[str, Any]]
 """Documents of `featcache probe` that are kept with a version."""
 
@@ -314,41 +307,32 @@ def choose_batching(
     request: str | None = None,
     allow_mismatch: bool = False,
 ) -> BatchingChoice:
-    """Choose how rows share a batch. Raises ConfigError if a request is unknown, or too
-    loose and not allowed.
+    """Choose how rows share a batch. Raises ConfigError if a request is unknown, or looser
+    than declared, or found to change frames, unless `allow_mismatch`.
 
     Without a request, it is the loosest batching that the extractor declares and that the
-    device's newest probe, if any, found to change no frame by more than rounding.
-
-    Args:
-        device: The label of the device.
-        request: The user's choice, one of `BATCHINGS`.
-        allow_mismatch: Accept a request that is looser than declared, or was found to
-            change frames.
-    """
-    kind = type(extractor).__name__
+    newest probe of the `device` (a label), if any, found to change no frame by more than
+    rounding."""
+    kind, where = type(extractor).__name__, f"--batching {request}"
+    only = extractor.batching
     if not isinstance(extractor, RowExtractor):
-        only = extractor.batching
         if request not in (None, only):
             raise ConfigError(
-                f"--batching {request}: {kind} has one batching policy, {only}: leave "
-                "--batching out"
+                f"{where}: {kind} has one batching policy, {only}: leave --batching out"
             )
         return BatchingChoice(only)
-    if request is not None and request not in BATCHINGS:
-        raise ConfigError(
-            f"--batching {request}: there is no such policy; choose from {listing(BATCHINGS)}"
-        )
+    if request not in (None, *BATCHINGS):
+        raise ConfigError(f"{where}: there is no such policy; choose from {listing(BATCHINGS)}")
     measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
-    disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
     declared = declared_batchings(extractor)
     loosest = declared[-1]
-    clean = [batching for batching in declared if not disturbed.get(batching)]
+    clean = [name for name in declared if not measured.get(name, _UNMEASURED)["disturbed"]]
     cleanest = clean[-1] if clean else "single"
     preferred = request or loosest
+    disturbed = measured.get(preferred, _UNMEASURED)["disturbed"]
     objection = None
-    if disturbed.get(preferred):
-        share = percent(disturbed[preferred])
+    if disturbed:
+        share = percent(disturbed)
         objection = f"by the probe of {device}, {preferred} changes {share} of the frames"
     elif preferred not in declared:
         objection = f"it is looser than {loosest}, the loosest policy that {kind} declares"
@@ -356,10 +340,10 @@ def choose_batching(
             objection += "; a probe found no difference in its sample"
     if request and objection and not allow_mismatch:
         raise ConfigError(
-            f"--batching {request}: {objection}: use --batching {cleanest}, or add --allow-mismatch"
+            f"{where}: {objection}: use --batching {cleanest}, or add --allow-mismatch"
         )
     chosen = request or cleanest
-    mismatch = float(measured[chosen]["mismatch"]) if chosen in measured else None
+    mismatch = measured.get(chosen, _UNMEASURED)["mismatch"]
     return BatchingChoice(chosen, mismatch, objection and f"batching {chosen}: {objection}")
 
 

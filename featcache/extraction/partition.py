@@ -62,11 +62,7 @@ class Partition:
     def span(self, duration: NDArray[np.float64]) -> tuple[int, int]:
         """Return the first utterance of the partition, and the one after its last. The
         partition has its share of the seconds if all have durations, else of the utterances.
-
-        Args:
-            duration: The seconds of all utterances of the manifest, float64
-                `[utterances]`; NaN if not given.
-        """
+        `duration` has the seconds of all utterances, float64 `[utterances]`, or NaN."""
         if np.isnan(duration).any():
             duration = np.ones(len(duration))
         # Relative durations have a finite sum, even if some are absurd.
@@ -89,28 +85,25 @@ def _checked(number: int, count: int, where: str, chosen_by: str = "") -> Partit
 
 
 def _of_environment(environment: Mapping[str, str]) -> Partition:
-    """Return the partition that a scheduler gives this job."""
+    auto = "--partition auto:"
     names = next((names for names in _VARIABLES if environment.keys() >= {*names}), None)
     if names is None:
-        raise ArgumentError(f"--partition auto: {_why_unknown(environment)}")
+        raise ArgumentError(f"{auto} {_why_unknown(environment)}")
     for name in names:
         if not re.fullmatch(r"\d{1,8}", environment[name], re.ASCII):
-            raise ArgumentError(
-                f"--partition auto: {name} is {environment[name]!r}, and no whole number"
-            )
+            raise ArgumentError(f"{auto} {name} is {environment[name]!r}, and no whole number")
     number, *bounds, count = (int(environment[name]) for name in names)
     chosen_by = ", ".join(f"{name}={environment[name]}" for name in names)
-    where = f"--partition auto: {chosen_by}"
     if bounds:
         tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
         if tasks != "1":
             raise ArgumentError(
-                f"--partition auto: srun starts {tasks} tasks in each job of the array, and "
-                "all would do the same partition: srun --ntasks=1"
+                f"{auto} srun starts {tasks} tasks in each job of the array, and all would do the "
+                "same partition: srun --ntasks=1"
             )
         lowest, highest = bounds
-        number = _number_in_array(number, lowest, highest, count, where)
-    return _checked(number, count, where, chosen_by)
+        number = _number_in_array(number, lowest, highest, count, f"{auto} {chosen_by}")
+    return _checked(number, count, f"{auto} {chosen_by}", chosen_by)
 
 
 def _number_in_array(number: int, lowest: int, highest: int, count: int, where: str) -> int:
@@ -127,7 +120,6 @@ def _number_in_array(number: int, lowest: int, highest: int, count: int, where: 
 
 
 def _why_unknown(environment: Mapping[str, str]) -> str:
-    """Describe what the environment lacks, and what to do."""
     for number, *others in _VARIABLES:
         if number in environment:
             lacking = next(name for name in others if name not in environment)

@@ -7,50 +7,123 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache as memoized
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.formats import OLD_FFMPEG
 from featcache.config import Config
+from featcache.config.config import find_differences
 from featcache.device import Device
-from featcache.errors import ConfigError, megabytes
+from featcache.errors import ArgumentError, ConfigError, StoreError, counted, listing, megabytes
 from featcache.extraction.audio_files import (
     copying_notes,
+    locations_of,
     missing_file_notes,
     refuse_another_corpus,
     require_reading,
     row_seconds,
     same_span_notes,
+    stat_of,
     with_changed_files,
 )
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.options import Options
-from featcache.extraction.padded_rows import choose_batching
+from featcache.extraction.padded_rows import BatchingChoice, choose_batching
 from featcache.extraction.tasks import want
-from featcache.extraction.version_plan import (
-    BuiltConfig,
-    VersionPlan,
-    new_version_notes,
-    replacement_notes,
-    suspect_notes,
-)
+from featcache.format.shard import Item
 from featcache.manifest.copies import Copies, expand
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK
 from featcache.storage.location import Location, as_location
 from featcache.storage.opening import open_store
-from featcache.strings import Strings
+from featcache.strings import Strings, hash_of
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index
 from featcache.version.indexing import index_of, open_index
-from featcache.version.join import RowKeys, RowStatus, join, refuse_paths
+from featcache.version.join import RowKeys, RowStatus, differences, item_at, join, refuse_paths
 from featcache.version.ledger import RowFailures, by_id, failures_by_row
 from featcache.version.records import read_probes
-from featcache.version.version import Version
+from featcache.version.selection import version_names
+from featcache.version.version import Version, VersionInfo
 from featcache.version.wanted import Wanted, read_all_wanted
+
+_NAMED = 5
+"""Utterances that a note names."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows that versions with the same copies should hold."""
+
+    manifest: Manifest
+    """The rows of the run, with the config's copies."""
+    seconds: NDArray[np.float64]
+    keys: RowKeys
+    whole: RowKeys
+    """The keys of the rows of the whole manifest, with copies."""
+    first_row: int
+    """The number of the first row in the whole manifest."""
+
+
+@dataclass(frozen=True, eq=False)
+class VersionPlan(_Rows):
+    """The plan of a run for one version."""
+
+    built: BuiltConfig
+    wanted: Wanted
+    info: VersionInfo
+    path: Location
+    is_new: bool
+    index: Index
+    rows: RowStatus
+    batching: BatchingChoice | None
+    """The choice how rows share a batch; None if the extractor is not needed."""
+    suspects: Suspects
+
+    @property
+    def config(self) -> Config:
+        """The config."""
+        return self.built.config
+
+    @cached_property
+    def failed_before(self) -> dict[str, int]:
+        """The number of failed rows that are not tried again, by reason."""
+        failed = np.flatnonzero(self.rows.failed).tolist()
+        reasons = Counter(self.rows.failures[row].reason for row in failed)
+        return dict(sorted(reasons.items()))
+
+    @cached_property
+    def num_missing(self) -> int:
+        """The number of rows to extract."""
+        return int(self.rows.missing.sum())
+
+    @cached_property
+    def num_replaced(self) -> int:
+        """The number of rows to extract although the version has an item of that id."""
+        return int(self.rows.again.sum())
+
+    def find(self, utterance: str) -> int | None:
+        """Return the number of the row of this id; None if there is none."""
+        rows = np.flatnonzero(self.manifest.ids.hashes() == np.uint64(hash_of(utterance))).tolist()
+        return next((row for row in rows if self.manifest.ids[row] == utterance), None)
+
+    @cached_property
+    def expected_seconds(self) -> float:
+        """Seconds of audio to extract."""
+        return float(self.seconds[self.rows.missing].sum())
+
+    @property
+    def expected_bytes(self) -> float:
+        """Bytes of features to write, without side arrays other than scales and offsets."""
+        return self.info.spec.expected_bytes(self.expected_seconds, self.num_missing)
 
 
 @dataclass(frozen=True)
@@ -63,7 +136,7 @@ class ExtractionPlan:
     only: Strings | None
     """The ids that the run is restricted to; None for all."""
     source: SourceVersion | None
-    """The version whose features are used instead of audio; None for audio."""
+    """The version whose features are used instead of audio."""
     batch_seconds: float
     """Seconds of audio, about, that a worker extracts at once."""
     versions: Sequence[VersionPlan] = ()
@@ -73,7 +146,7 @@ class ExtractionPlan:
     """The places of the versions whose lock this run holds."""
 
     def again(self) -> ExtractionPlan:
-        """Plan the same run again, as its versions have changed."""
+        """Plan the same run again."""
         built = [version.built for version in self.versions]
         return plan_extraction(self.manifest, built, self.cache, self.options, self.only)
 
@@ -137,39 +210,18 @@ def plan_extraction(
         source = find_source(all_built, options.source, keep_index=not options.dry_run)
     batch_seconds = all_built[0].device.batch_seconds
     plan = ExtractionPlan(manifest, cache, options, only, source, batch_seconds)
-    rows_by_copies: dict[Copies, _Rows] = {}
-    versions = []
-    for built in all_built:
-        copies = built.config.copies
-        if copies not in rows_by_copies:
-            rows_by_copies[copies] = _rows_of_run(plan, copies)
-        versions.append(_plan_version(plan, built, rows_by_copies[copies]))
+    rows_of = memoized(lambda copies: _rows_of_run(plan, copies))
+    versions = [_plan_version(plan, built, rows_of(built.config.copies)) for built in all_built]
     plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows that versions with the same copies should hold."""
-
-    manifest: Manifest
-    """The rows of the run, with the config's copies."""
-    seconds: NDArray[np.float64]
-    keys: RowKeys
-    all_hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]]
-    """The hashes of the ids and of the rows of the whole manifest: uint64 `[rows]`."""
-    first: int
-
-
 def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
-    """Return the manifest with copies, or a partition of it, and each row's seconds.
-
-    A partition is a slice of the utterances by the manifest's durations alone, so that
-    all jobs of an array agree."""
+    """Return the manifest with copies, or a partition of it: a slice by the manifest's
+    durations alone, so that all jobs of an array agree."""
     manifest, partition = plan.manifest, plan.options.own_partition
     rows = expand(manifest, copies)
-    keys = RowKeys.of(rows)
-    all_hashes = keys.id_hashes, keys.hashes
+    keys = whole = RowKeys.of(rows)
     first, end = 0, len(manifest)
     if partition is not None:
         first, end = partition.span(manifest.duration)
@@ -179,11 +231,10 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
     known = rows.duration / speed  # a faster copy is shorter
     if plan.source is not None:
         known = plan.source.seconds(rows, known)
-    return _Rows(rows, row_seconds(rows, known, speed), keys, all_hashes, first * len(copies))
+    return _Rows(rows, row_seconds(rows, known, speed), keys, whole, first * len(copies))
 
 
 def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> VersionPlan:
-    """Compare a version with the rows that it should hold, and choose its batching."""
     path, options = plan.cache / built.folder_name, plan.options
     is_new = not open_store(path).exists(MARK)
     index, suspects = index_of([]), Suspects()
@@ -205,13 +256,11 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     name = rows.manifest.source
     if os.path.exists(name):
         name = os.path.realpath(name)
-    again = rows.first + np.flatnonzero(status.again)
-    wanted = want(name, rows.all_hashes, index, before, again)
+    again = rows.first_row + np.flatnonzero(status.again)
+    wanted = want(name, (rows.whole.id_hashes, rows.whole.hashes), index, before, again)
     # If a shard is gone, an older item counts again, but it does not stand for the newer one.
-    in_whole = slice(rows.first, rows.first + len(rows.manifest))
+    in_whole = slice(rows.first_row, rows.first_row + len(rows.manifest))
     status = replace(status, present=status.present & ~wanted.lacks(index)[in_whole])
-    failed_rows = np.flatnonzero(status.failed).tolist()
-    reasons = Counter(status.failures[row].reason for row in failed_rows)
     batching = None
     if info is None or status.missing.any() or options.batching is not None:
         info = built.info
@@ -221,10 +270,8 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
             built.extractor, probes, label, options.batching, options.allow_mismatch
         )
     return VersionPlan(
+        **vars(rows),
         built=built,
-        manifest=rows.manifest,
-        seconds=rows.seconds,
-        first_row=rows.first,
         wanted=wanted,
         info=info,
         path=path,
@@ -232,7 +279,6 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
         index=index,
         rows=status,
         batching=batching,
-        failed_before=dict(sorted(reasons.items())),
         suspects=suspects,
     )
 
@@ -245,16 +291,14 @@ def _compare(
     index: Index,
     failures: RowFailures,
 ) -> RowStatus:
-    """Compare the rows with the version's items, and refuse the manifest of another
-    corpus."""
+    """Compare the rows with the version's items. Refuses the manifest of another corpus."""
     options, manifest = plan.options, rows.manifest
     status = join(rows.keys, index, failures)
     tried = np.flatnonzero(status.failed)
-    files = [manifest.resolve(path) for path in manifest.paths.take(tried)]
-    failed = [status.failures[row] for row in tried.tolist()]
     stands = np.zeros_like(status.failed)
     if not options.retry_failed:
-        stands[tried] = built.would_fail_again(failed, files)
+        failed = [status.failures[row] for row in tried.tolist()]
+        stands[tried] = built.would_fail_again(failed, locations_of(manifest, tried))
     status = replace(status, failed=stands)
     if options.check_sources:
         status = with_changed_files(manifest, status, index, version)
@@ -267,55 +311,6 @@ def _compare(
     if not options.replace:
         refuse_paths(manifest, status, version, index)
     return status
-
-
-def _notes(plan: ExtractionPlan) -> list[str]:
-    notes = []
-    lacking = [version for version in plan.versions if version.num_missing]
-    for version in plan.versions:
-        name = version.config.name
-        if version.num_missing:
-            warning = version.built.extractor.chunk_warning(version.config.extractor)
-            if warning is not None:
-                notes.append(f"{name}: {warning}")
-        if version.is_new:
-            notes += new_version_notes(plan.cache, version.info)
-        if version.batching is not None and version.batching.note is not None:
-            notes.append(f"{name}: {version.batching.note}")
-        notes += suspect_notes(version)
-        if plan.only is None:
-            notes += replacement_notes(version)
-    if plan.only is not None:
-        return notes
-    if any(version.is_new for version in plan.versions):
-        notes += same_span_notes(plan.manifest)
-    if plan.source is None and lacking:  # the other versions need the same files
-        first = lacking[0]
-        is_partition = len(first.wanted) != len(first.manifest)
-        whole = plan.manifest if is_partition else None
-        notes += missing_file_notes(first.manifest, first.rows.missing, whole)
-        notes += copying_notes(first.manifest)
-    num_bytes = sum(version.expected_bytes for version in plan.versions)
-    return notes + disk_space_notes(plan.cache, num_bytes)
-
-
-def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
-    """Warn if the disk has no room for so many bytes, about."""
-    if not isinstance(cache, Path):
-        return []
-    free = shutil.disk_usage(existing_folder(cache)).free
-    if num_bytes <= free:
-        return []
-    return [
-        f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has "
-        f"{megabytes(free)} free"
-    ]
-
-
-def existing_folder(folder: Path) -> Path:
-    """Return the folder, or the lowest above it that exists."""
-    folder = folder.absolute()
-    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
 
 def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
@@ -332,3 +327,135 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
             )
             groups.setdefault(key, []).append(version)
     return [*groups.values()]
+
+
+# Notes for the user before the run
+
+
+def _notes(plan: ExtractionPlan) -> list[str]:
+    notes = []
+    for version in plan.versions:
+        name = version.config.name
+        if version.num_missing:
+            warning = version.built.extractor.chunk_warning(version.config.extractor)
+            if warning is not None:
+                notes.append(f"{name}: {warning}")
+        if version.is_new:
+            notes += new_version_notes(plan.cache, version.info)
+        if version.batching is not None and version.batching.note is not None:
+            notes.append(f"{name}: {version.batching.note}")
+        notes += _suspect_notes(version)
+        if plan.only is None:
+            notes += _replacement_notes(version)
+    if plan.only is not None:
+        return notes
+    if any(version.is_new for version in plan.versions):
+        notes += same_span_notes(plan.manifest)
+    lacking = [version for version in plan.versions if version.num_missing]
+    if plan.source is None and lacking:  # the other versions need the same files
+        first = lacking[0]
+        is_partition = len(first.wanted) != len(first.manifest)
+        whole = plan.manifest if is_partition else None
+        notes += missing_file_notes(first.manifest, first.rows.missing, whole)
+        notes += copying_notes(first.manifest)
+    num_bytes = sum(version.expected_bytes for version in plan.versions)
+    return notes + disk_space_notes(plan.cache, num_bytes)
+
+
+def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
+    """Note how a new version differs from those of the same name. Raises ArgumentError if
+    a version has this fingerprint under another name."""
+    notes: list[str] = []
+    names: list[str] = []
+    with suppress(StoreError):  # writing reports it
+        names = version_names(cache)
+    for name in names:
+        if name == info.folder_name:  # another run may have made it meanwhile
+            continue
+        try:
+            sibling = Version.open(cache / name)
+        except StoreError:  # `verify` reports it
+            continue
+        is_namesake = sibling.info.name == info.name
+        if sibling.info.fingerprint == info.fingerprint:
+            if is_namesake:
+                remedy = f"but another folder name: rename it back to {info.folder_name}"
+            else:
+                remedy = f"under another name: call the config {sibling.info.name} to go on with it"
+            raise ArgumentError(
+                f"{sibling.path} has this config's fingerprint, {remedy}, or move it out of "
+                f"{cache} to extract everything again"
+            )
+        if is_namesake:
+            difference = find_differences(
+                sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint
+            )
+            deciding = ", ".join(difference.deciding)
+            notes.append(f"{info.folder_name} is a new version next to {name}: {deciding}")
+    return notes
+
+
+def _suspect_notes(plan: VersionPlan) -> list[str]:
+    """Note that rows to be extracted may have crashed an earlier run."""
+    suspects = []
+    if plan.suspects.ids:
+        missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing))
+        suspects = [id_ for id_ in missing if id_ in plan.suspects.ids]
+    if not suspects:
+        return []
+    return [
+        f"{plan.path.name}: an earlier run died with {counted(len(suspects), 'utterance')} in "
+        f"flight ({listing(suspects, 3)}): extracted one by one, in a process of their own"
+    ]
+
+
+def _replacement_notes(plan: VersionPlan) -> list[str]:
+    """Note which rows are extracted again although there are items of them, and why."""
+    rows = np.flatnonzero(plan.rows.again).tolist()
+    if not rows:
+        return []
+    version = Version.open(plan.path)
+    changes = []
+    for row in rows[:_NAMED]:
+        item = item_at(version, plan.index, int(plan.rows.positions[row]))
+        change = differences(item, plan.manifest[row]) or file_change(item, plan.manifest)
+        changes.append(f"{item.id}: {change}")
+    examples = "; ".join(changes)
+    if len(rows) > _NAMED:
+        examples += f" … and {len(rows) - _NAMED:,} more"
+    again = counted(len(rows), "utterance is", "utterances are")
+    return [f"{plan.info.folder_name}: {again} extracted again: {examples}"]
+
+
+def file_change(item: Item, manifest: Manifest) -> str:
+    """Describe how the file at an item's path has changed since extraction."""
+    size, mtime_ns = stat_of(manifest.resolve(item.path))
+    changes = []
+    if size != item.size:
+        changes.append("size")
+    if mtime_ns != item.mtime_ns:
+        changes.append("mtime")
+    if changes:
+        return f"its file's {' and '.join(changes)}"
+    if item.decoder == OLD_FFMPEG:
+        return "how FFmpeg decodes its file"
+    return "its file, which has failed meanwhile"
+
+
+def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
+    """Warn if the disk has no room for so many bytes."""
+    if not isinstance(cache, Path):
+        return []
+    free = shutil.disk_usage(existing_folder(cache)).free
+    if num_bytes <= free:
+        return []
+    return [
+        f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has "
+        f"{megabytes(free)} free"
+    ]
+
+
+def existing_folder(folder: Path) -> Path:
+    """Return the folder, or the lowest above it that exists."""
+    folder = folder.absolute()
+    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())

@@ -1,8 +1,8 @@
 """The shards still to make, from what a manifest wants and a version lacks.
 
-The manifest is cut once, by its rows alone, into ranges of about a shard each. A range
-without any extracted row is one task, so an interrupted run goes on with the same shards.
-The missing rows of partly extracted ranges are gathered into tasks of a shard's size."""
+The manifest is cut, by its rows alone, into ranges of about a shard each. A range without
+any extracted row is one task, so an interrupted run goes on with the same shards. The
+missing rows of partly extracted ranges are gathered into tasks of a shard's size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARD_HOURS = 1.0
 
 FEWEST_SHARDS = 256
 """If rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their
-audio instead."""
+audio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,13 @@ def want(
     hash.
 
     A row that is known in the same form keeps its generation. A changed row gets the next
-    one, and so do rows that are to be extracted `again`. An unknown row gets a higher one than
-    all that were forgotten.
+    one, and so do rows that are to be extracted `again`, by their numbers. An unknown row gets
+    a higher one than all that were forgotten.
 
     Args:
         manifest: The name of the manifest's wanted set.
         keys: The hashes of its rows' ids, and of the rows, each uint64 `[rows]`.
         before: The wanted sets that the version keeps.
-        again: The numbers of rows to extract although they are there: their audio has
-            changed, for example.
     """
     id_hash, row_hash = keys
     if not are_distinct(id_hash):
@@ -81,7 +79,7 @@ def want(
     is_changed = np.zeros(len(wanted), bool)
 
     def compare(positions: NDArray[np.int64], hashes: Any, generations: Any) -> None:
-        """Compare the rows with a record; of records, the highest generation counts."""
+        """Compare the rows with a record. The highest generation counts."""
         recorded = np.where(positions < 0, np.uint64(0), generations[positions])
         is_other = (positions >= 0) & (hashes[positions] != row_hash)
         is_changed[recorded > highest] = False
@@ -106,12 +104,9 @@ def want(
 
 
 def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int64]:
-    """Number the range that each row is in, int64 `[rows]`, by the rows' durations only.
-
-    Args:
-        seconds_per_shard: How much audio fills a shard, about. A range ends earlier at
-            `SHARD_HOURS`, or at a part of all audio if that is more.
-    """
+    """Number the range that each row is in, int64 `[rows]`, by the rows' durations only. A
+    range ends at `SHARD_HOURS`, or at a part of all audio if that is more, if
+    `seconds_per_shard` has not ended it."""
     # `fsum` gives the same bits on every machine.
     total = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())
     seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, total / FEWEST_SHARDS))
@@ -130,15 +125,9 @@ def shard_tasks(
     seconds_per_shard: float,
     first_row: int = 0,
 ) -> Iterator[ShardTask]:
-    """Yield the shards to make, as far as possible in the manifest's order.
-
-    Args:
-        manifest, rows: The rows that the version should hold, and their state.
-        wanted: The wanted set of the whole manifest.
-        seconds: The durations of the rows; they decide only which shard a row is in.
-        seconds_per_shard: Seconds of audio in a shard, about.
-        first_row: The number of the first row in the whole manifest, for a partition.
-    """
+    """Yield the shards to make, as far as possible in the manifest's order. `first_row` is
+    the number of the first of the rows in the whole manifest, which is `wanted`. `seconds`
+    of the rows decide only which shard a row is in."""
     missing = np.flatnonzero(rows.missing)
     ranges = shard_ranges(seconds, seconds_per_shard)
     is_gathered = np.isin(ranges[missing], ranges[rows.present])

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.jobs import Engine, Progress
-from featcache.extraction.plan import ExtractionPlan, group_versions, plan_extraction
-from featcache.extraction.version_plan import VersionPlan
+from featcache.extraction.plan import ExtractionPlan, VersionPlan, group_versions, plan_extraction
 from featcache.spec import seconds_that_fill
 
 SECONDS = 10.0
@@ -35,8 +34,7 @@ _BLOCK_ROWS = 32
 _MOST_BYTES = 4e9
 _SHARD_MEGABYTES = 32.0
 _CPU_BATCH_SECONDS = 20.0
-"""Seconds of audio in a batch on a CPU: few, since a slow extractor would finish too few
-batches."""
+"""Seconds in a batch on a CPU: few, since a slow extractor would finish too few batches."""
 
 _SLICES = 5
 
@@ -54,11 +52,9 @@ class Trial:
     expected_seconds: float
     """The seconds that the whole run would take."""
     at_least: float | None
-    """The seconds if the speed is higher by the measured error; None if too little was
-    measured."""
+    """The seconds at the speed plus its measured error; None if too little was measured."""
     at_most: float | None
-    """The seconds if the speed is lower by the measured error; None if too little was
-    measured."""
+    """The seconds at the speed less that error."""
     device: str
     processes: int
     threads: int
@@ -83,20 +79,20 @@ def sample_rows(planned: VersionPlan) -> NDArray[np.int64]:
 def _try(
     plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, parent: Path | None
 ) -> Trial:
-    """Extract a sample for a group."""
     total = max(version.expected_seconds for version in group)
     sample = plan.manifest.take(sample_rows(group[0]))
-    shard_megabytes = min(plan.options.shard_megabytes, _SHARD_MEGABYTES)
     options = replace(
-        plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes
+        plan.options,
+        partition=None,
+        max_failures=None,
+        shard_megabytes=min(plan.options.shard_megabytes, _SHARD_MEGABYTES),
     )
+    built = [version.built for version in group]
     with TemporaryDirectory(
         prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True
     ) as folder:
         # With `only`, the plan does not ask again whether the manifest's files exist.
-        trial = plan_extraction(
-            sample, [version.built for version in group], Path(folder), options, only=sample.ids
-        )
+        trial = plan_extraction(sample, built, Path(folder), options, only=sample.ids)
         versions = [
             replace(version, batching=planned.batching)
             for version, planned in zip(trial.versions, group, strict=True)
@@ -142,7 +138,6 @@ class _Meter:
     """Times of `perf_counter`, and the seconds of audio extracted by then."""
 
     def report(self, progress: Progress) -> None:
-        """Record a point."""
         if self.stop.is_set() or not progress.computed_seconds:
             return
         now = perf_counter()

@@ -51,13 +51,13 @@ import featcache
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import compute_clips
 from featcache.extraction.from_audio import batches, decode_all
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.quantize import stored_spec
 from featcache.storage.opening import open_store
 
 OURS, IDEAL = "featcache, library", "the ideal"
@@ -68,9 +68,8 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
     """What each stage takes, over the whole corpus by itself; holds all waveforms, 230 MB
     for an hour."""
     device = Device("cpu", 1)
-    device.configure_torch()
-    extractor = config.build(device.torch_device)
-    spec = stored_spec(extractor.spec, config.dtype)
+    built = BuiltConfig(config, device)
+    spec = built.computed_spec
     utterances = [manifest[row] for row in range(len(manifest))]
     parts = [
         utterances[cut]
@@ -90,11 +89,8 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
 
     def compute() -> None:
         for part, clips in zip(parts, waveforms, strict=True):
-            computed.append(
-                compute_clips(
-                    extractor, dict(zip((row.id for row in part), clips, strict=True)), spec, device
-                )
-            )
+            ids = (row.id for row in part)
+            computed.append(compute_clips(built, dict(zip(ids, clips, strict=True))))
 
     def write() -> None:
         builder = ShardBuilder(spec)

@@ -35,7 +35,6 @@ from training import GpuUse
 import featcache
 from featcache import device as device_module
 from featcache.config import Config
-from featcache.device import Device
 from featcache.engines import local
 from featcache.extraction.features import is_out_of_memory
 from featcache.extraction.padded_rows import Row
@@ -238,11 +237,12 @@ def end_to_end(
     held: Counter[str] = Counter()
     compute = local.compute_rows
 
-    def counting(some: list[Row], device: Device) -> list[Any]:
-        length = some[0].padded_length
-        held["samples"] += length * some[0].pending.extractor.rows(length, device.torch_device)
+    def counting(some: list[Row]) -> list[Any]:
+        pending, length = some[0].pending, some[0].padded_length
+        on = pending.built.device.torch_device
+        held["samples"] += length * pending.extractor.rows(length, on)
         held["audio"] += sum(len(row.waveform) for row in some)
-        return compute(some, device)
+        return compute(some)
 
     gpu = GpuUse(step.device.torch_device)
     options = featcache.Options(str(step.device.torch_device), threads or step.device.threads)

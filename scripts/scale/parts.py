@@ -20,7 +20,7 @@ import pyarrow.parquet
 import featcache
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.extraction.version_plan import BuiltConfig
+from featcache.extraction.built_config import BuiltConfig
 from featcache.version.corpus import Part, PartVersion, put_part
 from featcache.version.indexing import open_index
 from featcache.version.selection import select_version

@@ -14,10 +14,10 @@ from featcache.audio import noise as noise_module
 from featcache.audio.kept import Kept
 from featcache.device import Device
 from featcache.extraction import from_audio
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor
 from featcache.extraction.jobs import VersionCounts, VersionJob
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.segments import Utterance
 
 RATE = 16000
@@ -61,7 +61,7 @@ def test_an_utterance_is_noted_once_whoever_extracts_its_copies(tmp_path):
         copy = Utterance(id=f"a{suffix}", path="a.wav")
         for (extracted,) in AudioExtractor(tmp_path, [built])([copy], WorkerTimes(float)):
             assert [item.id for item in extracted.items] == [copy.id]
-            counted.add(VersionJob(built, None, None, None).count(extracted).versions["copies"])
+            counted += VersionJob(built, None, None, None).count(extracted).versions["copies"]
     assert (counted.extracted, counted.upsampled, counted.silent) == (3, 1, 1)
     assert counted.first_silent.startswith("a: ")
 

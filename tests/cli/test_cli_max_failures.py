@@ -6,7 +6,7 @@ import pytest
 from cache_contents import check, items, only_version
 
 from featcache.errors import ArgumentError
-from featcache.extraction.failure_limit import FailureLimit
+from featcache.extraction.jobs import FailureLimit
 from featcache.version.ledger import read_failures
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from time import monotonic, sleep
 from unittest.mock import Mock
 
@@ -62,8 +63,7 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
         so_far = Progress(failures=Counter(empty=2))
         for second in range(70):
             clock.return_value = 1000.0 + second
-            so_far.audio_seconds = 100.0 * second
-            display.update(so_far)
+            display.update(replace(so_far, audio_seconds=100.0 * second))
             if len(lines := written.getvalue().splitlines()) > len(told):
                 told.append(second)
     assert told == [5, 35, 65]
@@ -79,13 +79,8 @@ def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
         so_far = Progress(failures=Counter(empty=2), shards=3)
         for second in range(130):
             clock.return_value = 1000.0 + second
-            so_far.audio_seconds = 10.0 * second
-            so_far.stages = {
-                "decode": 0.5 * second,
-                "extract": 1.5 * max(0, second - 60),
-                "wait": 0.0,
-            }
-            display.update(so_far)
+            stages = {"decode": 0.5 * second, "extract": 1.5 * max(0, second - 60), "wait": 0.0}
+            display.update(replace(so_far, audio_seconds=10.0 * second, stages=stages))
     first, second, last = map(json.loads, written.getvalue().splitlines())
     assert [line["elapsed_seconds"] for line in (first, second, last)] == [60, 120, 129]
     assert [line["is_end"] for line in (first, second, last)] == [False, False, True]

@@ -18,7 +18,8 @@ from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ArgumentError
 from featcache.extraction import from_audio
-from featcache.extraction.version_plan import BuiltConfig, new_version_notes
+from featcache.extraction.built_config import BuiltConfig
+from featcache.extraction.plan import new_version_notes
 from featcache.storage import directory
 from featcache.version.version import Version
 

@@ -19,8 +19,8 @@ from featcache.care.verify import verify
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
+from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import Extracted
-from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
 from featcache.format.shard import dequantize_array

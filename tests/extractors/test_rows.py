@@ -190,13 +190,14 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 4.0)
     filled, computed, told, compute, append = [], [], [], local.compute_rows, Delivery.append
 
-    def counted(rows, on):
+    def counted(rows):
+        on = rows[0].pending.built.device
         filled.append(len(rows))
         computed.append(rows[0].pending.extractor.rows(rows[0].padded_length, on.torch_device))
-        return compute(rows, on)
+        return compute(rows)
 
     def appended(delivery, batch):
-        told.append((delivery._progress.computed_seconds, delivery._progress))
+        told.append((delivery._control.progress.computed_seconds, delivery._control))
         return append(delivery, batch)
 
     monkeypatch.setattr(local, "compute_rows", counted)
@@ -204,7 +205,7 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
     summary = run_to_its_end(planned(tmp_path / "many.csv", config, scratch, row_workers=2))
     assert summary.audio_seconds == pytest.approx(np.round(lengths, 3).sum(), rel=1e-3)
     assert told[0][0] > 20
-    assert told[0][1].computed_seconds == summary.audio_seconds
+    assert told[0][1].progress.computed_seconds == summary.audio_seconds
     assert sum(filled) == 3000
     assert sum(filled) > 0.9 * sum(computed)
 
@@ -253,10 +254,10 @@ def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
 def test_if_another_version_runs_out_of_memory_rows_are_still_computed_together(
     corpus, scratch, tmp_path, monkeypatch
 ):
-    def one_by_one(extractor, ids, *others):
-        if len(ids) > 1:
+    def one_by_one(built, waveforms):
+        if len(waveforms) > 1:
             raise MemoryError
-        return compute(extractor, ids, *others)
+        return compute(built, waveforms)
 
     configs = [
         load_config(write_config(tmp_path, "Moments", module="row_extractors")),
