@@ -24,7 +24,7 @@ from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason,
 from featcache.extraction.audio_files import failure_of
 from featcache.extraction.pooling import pooled
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.base import Tracks
+from featcache.extractors.base import Tracks, tracks_by_name
 from featcache.extractors.faults import describe_raised, fault, require_tensor
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item, dequantize_array
@@ -127,7 +127,7 @@ def compute_clips(
     says, or quantise them. Raises ExtractorError if the numbers of frames differ from
     `num_frames`."""
     with device.slot():
-        uploaded = device.upload([*waveforms.values()], extractor.needs_aligned_waveforms)
+        uploaded = device.upload([*waveforms.values()])
         clips = [Clip(*pair) for pair in zip(waveforms, uploaded, strict=True)]
         return in_halves(partial(_compute, extractor, spec, device), clips)
 
@@ -221,7 +221,7 @@ def _compute(
 def _tracks_of(
     extractor: Extractor[Params], extracted: Tracks, num_frames: int
 ) -> dict[str, torch.Tensor]:
-    by_name = extracted if isinstance(extracted, Mapping) else {MAIN: extracted}
+    by_name = tracks_by_name(extracted)
     names = [track.name for track in extractor.spec.tracks]
     if {*by_name} != {*names}:
         raise fault(
