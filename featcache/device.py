@@ -24,37 +24,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Waveforms = Sequence[NDArray[np.float32]]
-"""The samples of several clips, each `[num_samples]`."""
+"""Samples of several clips, each `[num_samples]`."""
 
 MAX_CPU_THREADS = 8
-"""The most threads used by default on a CPU: login nodes are shared, and disks have limits."""
+"""The most threads used by default: login nodes are shared, and disks have limits."""
 
 BATCH_SECONDS = {"cpu": 120.0, "cuda": 320.0}
 """Seconds of audio that a worker decodes before it extracts: enough to fill kernels, and
-little enough to be shared evenly among workers."""
+little enough to be shared evenly."""
 
 _CUDA_SLOTS = 2
-"""The number of batches on a GPU at once: one is computed while another is copied."""
 
 _LEAST_PINNED = 1 << 20
-"""The least page-locked memory to allocate, in bytes, since that is slow."""
 
 _SLACK = 1.25
-"""The factor by which more page-locked memory is allocated than a batch needs."""
 
 _ALIGNED = 16
-"""The number of samples in 64 bytes, to which torch aligns its own tensors."""
+"""The number of samples to which torch aligns its own tensors, by 64 bytes."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Parameters of `mallopt(3)`."""
 
 _VIRTUAL_MEMORY = 102
 """`CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` of `cuda.h`."""
 
 
 def parse_device(name: str | torch.device) -> torch.device:
-    """Return a torch device of this machine by its name. Raises a ValueError that does
-    not repeat the name."""
+    """Return a torch device of this machine. Raises a ValueError that does not repeat the
+    name."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
@@ -69,8 +65,7 @@ def parse_device(name: str | torch.device) -> torch.device:
 
 
 def extraction_device(name: str) -> torch.device:
-    """Return a device of this machine that extractors run on, by its name. Raises
-    ConfigError if there is none."""
+    """Return a device that extractors run on. Raises ConfigError if there is none."""
     try:
         device = parse_device(name)
     except ValueError as error:
@@ -98,7 +93,7 @@ class PinnedMemory:
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def take(self, num_bytes: int) -> Tensor:
-        """Return so many bytes, uint8, from which nothing is being copied any more."""
+        """Return so many bytes, uint8, from which nothing is being copied."""
         self.copied.synchronize()
         if len(self._memory) < num_bytes:
             size = int(max(num_bytes, _LEAST_PINNED) * _SLACK)
@@ -108,22 +103,20 @@ class PinnedMemory:
 
 @dataclass
 class _Slot:
-    """The stream and staging buffers of one batch at a time."""
+    """The stream, on a GPU, and the staging buffers, by `up` and `down`, of one batch at a
+    time."""
 
     stream: torch.cuda.Stream | None = None
-    """The stream on a GPU; made when the slot is first taken."""
     pinned: dict[str, PinnedMemory] = field(default_factory=lambda: defaultdict(PinnedMemory))
-    """The staging buffers by their use: `up` or `down`."""
 
 
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
     On the CPU each worker computes by itself, with torch's own threads set to one. On a
-    GPU at most `_CUDA_SLOTS` workers hold device memory at once. Each holds a slot, with
-    a stream and pinned staging buffers, so that copies and kernels of different batches
-    overlap. Torch keeps memory that was freed on a stream for that stream: with a stream
-    for each worker, all would divide the GPU's memory.
+    GPU each worker that holds device memory has a slot, with a stream and pinned staging
+    buffers, so that copies and kernels of different batches overlap. Slots are few,
+    because torch keeps memory that was freed on a stream for that stream.
 
     Args:
         name: The device's name: `cpu`, `cuda`, `cuda:1`. None means cuda if there is one.
@@ -138,10 +131,8 @@ class Device:
             does everything. On a GPU these are few, since each thread makes its own cuDNN
             plans, and takes 32 MiB for cuBLAS on each stream.
 
-    Raises:
-        ConfigError: There is no such device.
-        ArgumentError: `threads` is not a number of threads.
-    """
+    Raises ConfigError if there is no such device; ArgumentError if `threads` is no number
+    of threads."""
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
         if not name:
@@ -150,17 +141,14 @@ class Device:
         self.is_cuda = name != "cpu" and self.torch_device.type == "cuda"
         if threads is not None:
             threads = require_int("threads", threads, 1, MOST_THREADS)
-        available_cores = len(os.sched_getaffinity(0))
+        self.threads = threads or len(os.sched_getaffinity(0))
         if self.is_cuda:
-            self.batch_seconds = BATCH_SECONDS["cuda"]
-            self.threads = threads or available_cores
-            self.workers = self.threads + _CUDA_SLOTS
             self.slots = self.row_workers = _CUDA_SLOTS
         else:
-            self.batch_seconds = BATCH_SECONDS["cpu"]
-            self.threads = threads or min(available_cores, MAX_CPU_THREADS)
-            self.workers = self.slots = self.threads
-            self.row_workers = 0
+            self.threads = threads or min(self.threads, MAX_CPU_THREADS)
+            self.slots, self.row_workers = self.threads, 0
+        self.workers = self.threads + self.row_workers
+        self.batch_seconds = BATCH_SECONDS["cuda" if self.is_cuda else "cpu"]
         self._free: LifoQueue[_Slot] = LifoQueue()
         for _ in range(self.slots):
             self._free.put(_Slot())
@@ -197,8 +185,7 @@ class Device:
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
 
     def use_nearby_cores(self) -> None:
-        """Keep this thread, and those that it starts, on the cores next to the GPU, if they
-        are known."""
+        """Keep this thread, and those that it starts, on the cores next to the GPU."""
         if not self.is_cuda:
             return
         gpu: Any = torch.cuda.get_device_properties(self.torch_device)
@@ -219,8 +206,8 @@ class Device:
 
     @contextmanager
     def slot(self, alone: bool = False) -> Iterator[None]:
-        """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU
-        works on the slot's stream."""
+        """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU works
+        on the slot's stream."""
         # one worker at a time, or two that want all slots would get half of them each
         with self._entering:
             held = [self._free.get() for _ in range(self.slots if alone else 1)]
@@ -242,74 +229,63 @@ class Device:
 
     def upload(self, waveforms: Waveforms, align: bool = True) -> list[Tensor]:
         """Move waveforms to float32 tensors `[num_samples]` on the device; to a GPU, by
-        one copy from pinned memory.
-
-        Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum
-        that begins elsewhere rounds in another way. With `align` False, a CPU copies
-        nothing."""
+        one copy from pinned memory. Each tensor begins at a multiple of `_ALIGNED`
+        samples: a vectorised sum that begins elsewhere rounds in another way. With `align`
+        False, a CPU copies nothing."""
         if not self.is_cuda:
-            tensors = [torch.from_numpy(waveform) for waveform in waveforms]
-            if align:
-                tensors = [
-                    tensor.clone() if tensor.data_ptr() % (4 * _ALIGNED) else tensor
-                    for tensor in tensors
-                ]
-            return tensors
-        slices = []
-        end = 0
-        for waveform in waveforms:
-            slices.append(slice(end, end + len(waveform)))
-            end += -(-len(waveform) // _ALIGNED) * _ALIGNED
-        staging = self._pinned("up", end, torch.float32)
-        filled = staging.numpy()
-        for place, waveform in zip(slices, waveforms, strict=True):
-            filled[place] = waveform
-        samples = self._sent(staging)
-        return [samples[place] for place in slices]
+            tensors = map(torch.from_numpy, waveforms)
+            step = 4 * _ALIGNED if align else 1
+            return [x.clone() if x.data_ptr() % step else x for x in tensors]
+        sizes = [-(-len(waveform) // _ALIGNED) * _ALIGNED for waveform in waveforms]
+        staging = self._staging("up", sum(sizes), torch.float32)
+        for part, waveform in zip(staging.split(sizes), waveforms, strict=True):
+            part.numpy()[: len(waveform)] = waveform
+        parts = zip(self._sent(staging).split(sizes), waveforms, strict=True)
+        return [part[: len(waveform)] for part, waveform in parts]
 
     def upload_rows(
         self, waveforms: Waveforms, rows: int, padded_length: int
     ) -> tuple[Tensor, Tensor]:
-        """Move waveforms `[n]` to float32 `[rows, padded_length]` on the device, padded with
-        zeros and filled up with copies of the first. Return them and their lengths, int64
-        `[rows]`."""
+        """Move waveforms `[n]` to float32 `[rows, padded_length]` on the device, padded
+        with zeros and filled up with copies of the first. Return them and their lengths,
+        int64 `[rows]`."""
         filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
-        if self.is_cuda:
-            staging = self._pinned("up", rows * padded_length, torch.float32)
-            staging = staging.view(rows, padded_length)
-        else:
-            staging = torch.empty(rows, padded_length)
+        staging = self._staging("up", rows * padded_length, torch.float32)
+        staging = staging.view(rows, padded_length)
         for row, waveform in zip(staging.numpy(), filled_up, strict=True):
             row[: len(waveform)] = waveform
             row[len(waveform) :] = 0
-        padded = self._sent(staging) if self.is_cuda else staging
         lengths = [len(waveform) for waveform in filled_up]
-        return padded, torch.tensor(lengths, device=self.torch_device)
+        return self._sent(staging), torch.tensor(lengths, device=self.torch_device)
 
     def download(self, features: Tensor) -> NDArray[np.generic]:
         """Return a contiguous tensor as a numpy array; from a GPU a copy, made after all
         work of the slot's stream."""
         if not self.is_cuda:
             return features.numpy()
-        staging = self._pinned("down", features.numel(), features.dtype)
+        staging = self._staging("down", features.numel(), features.dtype)
         staging.copy_(features.reshape(-1), non_blocking=True)
         self._own.slot.stream.synchronize()
         return staging.numpy().reshape(features.shape).copy()
 
-    def _pinned(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Return `size` elements of the slot's page-locked memory for `use`."""
+    def _staging(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
+        """Return `size` elements of the CPU's memory: for a GPU, of the slot's page-locked
+        memory for `use`."""
+        if not self.is_cuda:
+            return torch.empty(size, dtype=dtype)
         pinned: PinnedMemory = self._own.slot.pinned[use]
         return pinned.take(size * dtype.itemsize).view(dtype)
 
     def _sent(self, staging: Tensor) -> Tensor:
-        """Send the contents of the slot's memory for `up` to the GPU."""
+        if not self.is_cuda:
+            return staging
         sent = staging.to(self.torch_device, non_blocking=True)
         self._own.slot.pinned["up"].copied.record(self._own.slot.stream)
         return sent
 
 
 def _has_gpu_driver() -> bool:
-    """Tell whether there is a driver of NVIDIA's or AMD's, without which torch sees no GPU."""
+    """Tell whether there is a driver, without which torch sees no GPU."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -329,8 +305,8 @@ def _has_virtual_memory() -> bool:
 
 
 def cores_near(pci_address: str, system: Path = Path("/sys")) -> set[int]:
-    """Return the cores of the NUMA node of a PCI device, such as `0000:3b:00.0`, by
-    `/sys`: all cores if none is nearer; none if that is not known."""
+    """Return the cores of the NUMA node of a PCI device, such as `0000:3b:00.0`: all if
+    none is nearer; none if unknown."""
     cores: set[int] = set()
     with suppress(OSError, ValueError):
         listed = (system / "bus/pci/devices" / pci_address / "local_cpulist").read_text().strip()
@@ -342,14 +318,12 @@ def cores_near(pci_address: str, system: Path = Path("/sys")) -> set[int]:
 
 
 class Tf32(NamedTuple):
-    """The operations in which a GPU may round to ten bits before it multiplies."""
+    """The operations in which a GPU may round to ten bits: products of matrices,
+    convolutions, and LSTMs."""
 
     products: bool
-    """The factors of matrix products."""
     convolutions: bool
-    """The inputs and weights of convolutions."""
     recurrences: bool
-    """The inputs and weights of LSTMs."""
 
 
 def get_tf32() -> Tf32:
@@ -387,9 +361,8 @@ def _with_switch(backend: Any, *names: str) -> list[Any]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep freed memory and reuse it. Otherwise it returns large
-    blocks to the kernel, and every intermediate result of a model causes page faults
-    again."""
+    """Let glibc's malloc reuse freed memory. Otherwise it returns large blocks to the
+    kernel, and every intermediate result of a model causes page faults again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)

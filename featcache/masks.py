@@ -31,9 +31,9 @@ from featcache.errors import ArgumentError
 
 __all__ = ["attention_mask", "causal_mask", "chunk_mask", "for_multihead_attention", "padding_mask"]
 
-_NUM_SHARED, _MOST_SHARED_FRAMES = 4, 4096
-"""The number of masks that are shared, on all devices together, and their greatest
-length: 64 MiB in all."""
+_NUM_SHARED = 4
+_MOST_SHARED_FRAMES = 4096
+"""The length of the longest mask that is shared: 64 MiB for all of them."""
 
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
@@ -44,13 +44,9 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
         num_frames: The number of frames that the batch is padded to. By default that of
             the longest row, but reading it waits for a GPU, so pass `features.shape[1]`.
 
-    Returns:
-        A new tensor on `lengths`' device, bool `[batch, num_frames]`. Rows longer than
-        `num_frames` are all True.
-
-    Raises:
-        ArgumentError: `lengths` is not an integer tensor with one length per row.
-    """
+    Returns a new tensor on `lengths`' device, bool `[batch, num_frames]`; rows longer than
+    `num_frames` are all True. Raises ArgumentError if `lengths` is no integer tensor
+    `[batch]`."""
     if not is_whole(lengths) or lengths.ndim != 1:
         raise ArgumentError(
             f"lengths is {described(lengths)}: give a tensor of integers [batch], in frames"
@@ -62,14 +58,8 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
 
 
 def causal_mask(num_frames: int, *, device: torch.device | str | None = None) -> Tensor:
-    """Let each frame attend to itself and to those before it: chunks of one frame.
-
-    Returns:
-        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys.
-
-    Raises:
-        ArgumentError: A number is out of range.
-    """
+    """Let each frame attend to itself and to those before it: a `chunk_mask` of chunks of
+    one frame."""
     return chunk_mask(num_frames, 1, device=device)
 
 
@@ -91,13 +81,8 @@ def chunk_mask(
             `left_context_size`.)
         device: The device of the mask; by default torch's default device.
 
-    Returns:
-        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys,
-        contiguous.
-
-    Raises:
-        ArgumentError: A number is out of range.
-    """
+    Returns a shared tensor (see the module), bool `[num_frames, num_frames]`, queries by
+    keys, contiguous. Raises ArgumentError if a number is out of range."""
     _check("num_frames", num_frames, 0)
     _check("chunk_size", chunk_size, 1)
     chunk_size = min(chunk_size, max(num_frames, 1))
@@ -124,21 +109,16 @@ def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
 
     No frame is left without a key: its softmax would be 0 / 0, and NaN would spread from
     layer to layer to all frames. So padding frames may also attend to themselves and,
-    without `frames`, a row of length 0 to all of its padding. What real frames attend to
-    does not change.
+    without `frames`, a row of length 0 to all of its padding.
 
     Args:
         padding: The padding mask, bool `[batch, frames]`, from `padding_mask`.
         frames: The frames that may attend to each other in every row, bool `[frames, frames]`,
             queries by keys, for example from `chunk_mask`; by default all.
 
-    Returns:
-        A new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries by
-            keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all queries.
-
-    Raises:
-        ArgumentError: The masks have other shapes, or are not bool.
-    """
+    Returns a new bool tensor for any number of heads: `[batch, 1, frames, frames]`,
+    queries by keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all
+    queries. Raises ArgumentError if the masks have other shapes, or are not bool."""
     _check_mask("padding", padding)
     if frames is None:
         return (padding | ~padding.any(1, keepdim=True))[:, None, None]
@@ -159,15 +139,11 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
             `attention_mask`.
         num_heads: The layer's number of heads, for a mask from `attention_mask`.
 
-    Returns:
-        A new bool tensor. For a mask of two dimensions it has the same shape, for
-        `key_padding_mask` or `attn_mask`. For a mask from `attention_mask` it is `[batch *
-        num_heads, frames, frames]`, for `attn_mask`, with a key for every frame. If two masks
-        are passed separately, padding frames may have no key, and become NaN.
-
-    Raises:
-        ArgumentError: The mask has another shape or dtype, or `num_heads` is missing.
-    """
+    Returns a new bool tensor. For a mask of two dimensions it has the same shape, for
+    `key_padding_mask` or `attn_mask`. For a mask from `attention_mask` it is `[batch *
+    num_heads, frames, frames]`, for `attn_mask`, with a key for every frame. If two masks
+    are passed separately, padding frames may have no key, and become NaN. Raises
+    ArgumentError if the mask has another shape or dtype, or `num_heads` is missing."""
     if not isinstance(mask, Tensor) or mask.ndim == 2:
         _check_mask("mask", mask)
         return ~mask
@@ -245,8 +221,7 @@ def _chunk_mask(
         line   0 0 1 1 1 1 0 0 0 0 0 0
         c = 2  0 0 1 1 1 1                  each row twice
         c = 1      1 1 1 1 0 0
-        c = 0          1 1 0 0 0 0
-    """
+        c = 0          1 1 0 0 0 0"""
     num_chunks = -(-num_frames // chunk_size)
     end = num_chunks * chunk_size
     line = torch.zeros(end + num_frames, dtype=torch.bool, device=device)

@@ -21,7 +21,7 @@ from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason,
 from featcache.extraction.audio_files import failure_of
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.base import Tracks
+from featcache.extractors.base import Tracks, tracks_by_name
 from featcache.extractors.faults import describe_raised, fault, require_tensor
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item, dequantize_array
@@ -222,7 +222,7 @@ def _compute(built: BuiltConfig, clips: list[Clip]) -> list[Result]:
 def _tracks_of(
     extractor: Extractor[Params], extracted: Tracks, num_frames: int
 ) -> dict[str, torch.Tensor]:
-    by_name = extracted if isinstance(extracted, Mapping) else {MAIN: extracted}
+    by_name = tracks_by_name(extracted)
     names = [track.name for track in extractor.spec.tracks]
     if {*by_name} != {*names}:
         raise fault(

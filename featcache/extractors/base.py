@@ -58,7 +58,7 @@ _BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()
 _ENTRY_POINTS = "featcache.extractors"
 
 SELECTING_KEYS = frozenset({"max_seconds", "min_source_rate"})
-"""Keys of a config's `audio` section that select utterances, and do not change their values."""
+"""Keys of a config's `audio` section that select utterances, and change no values."""
 
 _MOST_REVISIONS = 100
 
@@ -68,7 +68,6 @@ class Clip:
     """One utterance, as passed to an extractor."""
 
     id: str
-    """The utterance's id, for seeding."""
     waveform: Tensor
     """The samples, float32 `[num_samples]`, mono, at the extractor's rate, nominally in
     [-1, 1], on its device. Do not write to them."""
@@ -78,13 +77,13 @@ class Params(Section):
     """The base of every extractor's parameters."""
 
     locations: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that say where a file is. The fingerprint has a hash of the
-    file instead."""
+    """Names of parameters that say where a file is. The fingerprint has the file's hash
+    instead."""
 
     added_later: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters added when versions without them existed. Their default is what
-    the extractor did before. While they have it, the fingerprint and the configs in
-    versions leave them out, so older versions keep their fingerprint."""
+    """Names of parameters added when versions without them existed. While they have their
+    default, which is what the extractor did before, fingerprints and the configs in
+    versions leave them out."""
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -97,61 +96,63 @@ class Params(Section):
 
 
 def absolute_path(value: str, info: ValidationInfo) -> str:
-    """Return the absolute path of a file or folder, which is relative to the config file.
-    A value that names no file is returned unchanged: it may be a hub's id."""
+    """Return the absolute path of a file or folder, relative to the config file. A value
+    that names no file, such as a hub's id, is returned unchanged."""
     # Path.expanduser would raise for the home of an unknown user
     path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
     return str(path.resolve()) if value and path.exists() else value
 
 
 LocalPath = Annotated[str, AfterValidator(absolute_path)]
-"""A parameter that names a file or folder."""
 
 P = TypeVar("P", bound=Params)
 
 Tracks: TypeAlias = "Tensor | Mapping[str, Tensor]"
-"""The features of a clip: the tensor of the only track, or tensors by the names of tracks."""
+
+
+def tracks_by_name(extracted: Tracks) -> Mapping[str, Tensor]:
+    """Return the tensors of a clip's tracks by name."""
+    return extracted if isinstance(extracted, Mapping) else {MAIN: extracted}
 
 
 def main_track(extracted: Tracks) -> Tensor:
     """Return the tensor of the main track."""
-    return extracted[MAIN] if isinstance(extracted, Mapping) else extracted
+    return tracks_by_name(extracted)[MAIN]
 
 
 class Extractor(ABC, Generic[P]):
     """Turns waveforms into features.
 
     A value depends on the clip's samples (and id, for dither), the parameters and the
-    weights; never on the other clips of the call. `batching` declares how: `frames`
-    (frame by frame, in blocks of one shape), `padded`, `equal_length` or `single`.
+    weights; never on the other clips of the call. `batching` declares how: `frames` (frame
+    by frame, in blocks of one shape), `padded`, `equal_length` or `single`.
 
-    On the CPU, several threads call one instance at once, so `extract` must not store the
-    state of a call on `self`. Each has torch's own threads set to one."""
+    On the CPU, several threads call one instance at once, so `extract` must not store
+    anything on `self`. Each has torch's own threads set to one."""
 
     Params: ClassVar[type[Params]]
     """The pydantic model of the config's `params`."""
     revision: ClassVar[int]
-    """A number that goes up whenever new code changes values. It is part of the fingerprint."""
+    """A number that goes up whenever new code changes values."""
     batchings: ClassVar[tuple[str, ...]] = get_args(Batching)
     """The values that `batching` may have."""
     batching: Batching
     """The way in which clips may be batched."""
     chosen_batching: Batching | None = None
     """The way in which rows are put together: `padded`, `equal_length` (the padded length
-    is the row's own), or `single` (one row alone, at its own length). None means
-    `batching`. It may be set between construction and first use."""
+    is the row's own), or `single` (one row, at its own length). None means `batching`. It
+    may be set between construction and first use."""
     spec: FeatureSpec
     """The description of the features; set by `__init__`."""
     max_seconds: float | None = None
-    """The length of the longest clip that the extractor takes; None for no limit."""
+    """The longest clip that the extractor takes; None for no limit."""
     tf32: bool = False
     """True if a GPU may round to TF32."""
     needs_aligned_waveforms: bool = True
-    """True if values depend on where in memory a waveform begins. False if `extract`
-    copies waveforms first."""
+    """False if `extract` copies waveforms before it computes: values depend on where in
+    memory a waveform begins."""
     source_fingerprint: str | None = None
-    """The fingerprint of the version from whose features these can be made; None if they
-    can only be made from audio."""
+    """The fingerprint of the version from whose features these can be made, if any."""
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
@@ -186,31 +187,22 @@ class Extractor(ABC, Generic[P]):
         """
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
-        """Check the `audio` section of the config, or a part of it.
-
-        Raises:
-            ConfigError: These features need waveforms that are made in another way.
-        """
+        """Check the `audio` section of the config, or a part of it. Raises ConfigError if
+        these features need other waveforms."""
 
     def chunk_warning(self, name: str) -> str | None:
-        """Return a warning if long clips are cut into chunks whose values differ from the
-        whole clip's, with the extractor's name in the config.
-
-        Raises:
-            ConfigError: Clips cannot be cut like this.
-        """
+        """Return a warning, with the config's name, if long clips are cut into chunks
+        whose values differ from the whole clip's. Raises ConfigError if they cannot be cut
+        like this."""
         return None
 
     def from_features(self, features: Tensor) -> Tensor:
         """Make a feature from each frame `[N, D]` of the version `source_fingerprint`, on
-        the device.
-
-        It is called only if `source_fingerprint` is set. Then override this or
-        `from_items`."""
+        the device. If that is set, override this or `from_items`."""
         raise ExtractorError(f"{type(self).__name__} makes features from audio only")
 
     def from_items(self, items: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Make the features of several utterances from their features in the version
+        """Make the features of several utterances from those in the version
         `source_fingerprint`, each `[frames, *item_shape]`, on the device."""
         import torch
 
@@ -226,17 +218,15 @@ class Extractor(ABC, Generic[P]):
 
     @classmethod
     def weights_digest(cls, params: P) -> str | None:
-        """Return a hash of the content of the weights, for the fingerprint; None without
+        """Return a hash of the weights' content, for the fingerprint; None without
         weights."""
         return None
 
 
 def find(name: str) -> type[Extractor[Params]]:
     """Import the extractor class of a registered name, entry point or
-    `package.module:Class`; raise ConfigError if that fails.
-
-    The import may run any code: pass a name that comes from a cache to
-    `require_registered` first."""
+    `package.module:Class`; raise ConfigError if that fails. Pass a name that comes from a
+    cache to `require_registered` first: an import may run any code."""
     path = _BUILT_IN.get(name, name)
     if ":" not in path:
         known = registered()
@@ -254,8 +244,8 @@ def find(name: str) -> type[Extractor[Params]]:
         raise ConfigError(f"extractor: {lacking(kind, missing)}")
     params: object = kind.Params
     if not (isinstance(params, type) and issubclass(params, Params)):
-        what = "Params does not inherit from featcache.extractors.Params"
-        raise ConfigError(f"extractor: {fault(kind, what)}")
+        error = fault(kind, "Params does not inherit from featcache.extractors.Params")
+        raise ConfigError(f"extractor: {error}")
     return kind
 
 
@@ -276,8 +266,8 @@ def _imported(path: str) -> object:
 def build(
     kind: type[Extractor[P]], params: P, sample_rate: int, device: torch.device
 ) -> Extractor[P]:
-    """Build an extractor, and check what it declares. Raises what its `__init__` may
-    raise; ExtractorError for its mistakes."""
+    """Build an extractor, and check what it declares. Raises ExtractorError for its
+    mistakes."""
     if kind.__abstractmethods__:
         raise lacking(kind, sorted(kind.__abstractmethods__))
     with blamed_on(kind):
@@ -296,7 +286,7 @@ def build(
 
 def require_registered(name: str) -> None:
     """Raise a ConfigError for a `package.module:Class` that a cache names and that is not
-    registered: `find` would import any module. `--trust-remote-code` accepts it."""
+    registered, unless `--trust-remote-code` accepts it."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
         raise ConfigError(
             f"extractor: a cache names {name}, which is not registered; --trust-remote-code "
@@ -305,25 +295,22 @@ def require_registered(name: str) -> None:
 
 
 def registered() -> dict[str, str]:
-    """Return the class of each registered extractor, as `package.module:Class`, by its name."""
+    """Return the classes of registered extractors, as `package.module:Class`, by name."""
     return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)} | _BUILT_IN
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return the SHA-256, in hex, of everything that decides a resolved config's values:
-    the extractor and its revision, its parameters (see `Params.added_later`), the content
-    of its weights, the audio policy, the copies and the content of their noise, and the
-    stored dtype; but no options of the run, such as batch size, threads, paths and the
-    device.
-
-    Raises ConfigError if the extractor does not exist or its weights cannot be loaded;
-    ValidationError for parameters."""
+    the extractor and its revision, parameters, the content of weights, the audio policy,
+    the copies and the content of their noise, and the stored dtype; but no options of the
+    run. Raises ConfigError if the extractor does not exist or its weights cannot be
+    loaded; ValidationError for parameters."""
     with blamed_on(find(config["extractor"])):
         return _hash(_deciding(config))
 
 
 def revision_of(config: Mapping[str, Any], wanted: str) -> int | None:
-    """Find the extractor's revision that gives a config the wanted fingerprint, or None.
+    """Find the extractor's revision that gives a config the wanted fingerprint, if any.
     Raises what `fingerprint` does."""
     decides = _deciding(config)
     for revision in (decides["revision"], *range(1, _MOST_REVISIONS)):
@@ -340,7 +327,7 @@ def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     decides["audio"] = _without(config["audio"], SELECTING_KEYS)
     if "augment" in config:
         noise = config["augment"].get("noise")
-        if noise:  # its `content` is hashed, but not where it is
+        if noise:  # its `content` is hashed
             noise = _without(noise, {"manifest"})
         decides["augment"] = {**config["augment"], "noise": noise}
     decides["revision"] = extractor.revision
@@ -358,8 +345,6 @@ def _hash(decides: Mapping[str, Any]) -> str:
 
 
 def _without_locations(params: Params) -> dict[str, Any]:
-    """Return parameters as plain JSON values, without those that say where a file is."""
     plain: dict[str, Any] = params.model_dump(mode="json", exclude=set(params.locations))
-    return plain | {
-        name: _without_locations(value) for name, value in params if isinstance(value, Params)
-    }
+    inner = {name: value for name, value in params if isinstance(value, Params)}
+    return plain | {name: _without_locations(value) for name, value in inner.items()}

@@ -42,19 +42,17 @@ C = TypeVar("C", bound=CodecParams)
 class CodecExtractor(ModelExtractor[C]):
     """The base of extractors whose model computes latents, and codes from the latents.
 
-    The two steps can be compared separately: if codes differ although latents differ by
-    rounding only, two codewords were tied. Codes are always looked up in float32. There
-    is one frame for every `granularity` samples, the model's hop, that have begun."""
+    If codes differ although latents differ by rounding only, two codewords were tied.
+    Codes are always looked up in float32. There is one frame for every `granularity`
+    samples that have begun."""
 
     _codebooks: Iterable[Any]
-    """The model's codebooks in use. A subclass sets them in `__init__`, or has its own
-    `quantize`."""
+    """The model's codebooks in use, unless a subclass has its own `quantize`."""
 
     def _load_model(self, class_name: str) -> Any:
         needed_for = f"the extractor {type(self).__name__.lower()}"
         model_class = weights.transformers_class(class_name, needed_for)
-        located = weights.locate(self.params.weights, self.params.revision)
-        model = weights.load(model_class, located, self.device)
+        model = weights.load(model_class, self._locate(), self.device)
         sample_rate = getattr(model.config, "sampling_rate", None) or model.config.sample_rate
         self.require_sample_rate(sample_rate)
         return model
@@ -80,8 +78,8 @@ class CodecExtractor(ModelExtractor[C]):
         """Compute the input of the quantizer, float `[R, F, D]`."""
 
     def quantize(self, latents: Tensor) -> Tensor:
-        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`. Each
-        codebook encodes what those before it have left."""
+        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`. Each codebook
+        encodes the residual of those before it."""
         residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:
@@ -91,8 +89,6 @@ class CodecExtractor(ModelExtractor[C]):
         return torch.stack(codes, dim=2)
 
     def _look_up(self, codebook: Any, residual_RDF: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the codes of vectors by one of the model's codebooks, int64 `[R, F]`,
-        and the vectors that they stand for."""
         codes_RF = codebook.encode(residual_RDF)
         return codes_RF, codebook.decode(codes_RF)
 
@@ -100,7 +96,7 @@ class CodecExtractor(ModelExtractor[C]):
         return Rows(self.codes_of(self.latents(waveforms, num_samples)))
 
     def codes_of(self, latents_RFD: Tensor) -> Tensor:
-        """Quantise latents in float32. Returns codes of `spec.dtype`, `[R, F, Q]`."""
+        """Quantise latents, to codes of `spec.dtype`, `[R, F, Q]`."""
         with computing("fp32", latents_RFD.device):
             codes_RFQ = self.quantize(latents_RFD.float())
         return codes_RFQ.to(getattr(torch, self.spec.dtype))
@@ -112,33 +108,30 @@ class CodecExtractor(ModelExtractor[C]):
 
 
 def code_dtype(codebook_size: int) -> str:
-    """Return the numpy name of the smallest unsigned dtype for the codes of a codebook."""
+    """Return the numpy name of the smallest unsigned dtype for a codebook's codes."""
     return np.min_scalar_type(codebook_size - 1).name
 
 
 def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
-    """Return the number of codebooks in use of a model with `at_most`; raise ConfigError
-    if the model has fewer than the config wants, or needs more to compute codes."""
+    """Return the number of codebooks in use; raise ConfigError if the model cannot give so
+    many."""
     count = params.codebooks or at_most
     if not at_least <= count <= at_most:
-        limits = str(at_most)
-        if at_least > 1:
-            limits += f", of which at least {at_least} must be taken"
-        raise ConfigError(
-            f"params.codebooks: {params.codebooks}, but {params.weights} has {limits}"
-        )
+        limits = f", of which at least {at_least} must be taken" if at_least > 1 else ""
+        raise ConfigError(f"params.codebooks: {count}, but {params.weights} has {at_most}{limits}")
     return count
 
 
 def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
-    """Return the number of codebooks in use of a model of transformers, from `codebooks`
-    or `bandwidth`; raise ConfigError if the model lacks them, or the two contradict."""
+    """Return the number of codebooks in use, by `codebooks` or `bandwidth`; raise
+    ConfigError if the model lacks them, or the two contradict."""
     count = num_codebooks(params, int(model.quantizer.num_quantizers))
     bandwidth = params.bandwidth
     if bandwidth is None:
         return count
-    if bandwidth not in model.config.target_bandwidths:
-        known = ", ".join(f"{target:g}" for target in model.config.target_bandwidths)
+    targets = model.config.target_bandwidths
+    if bandwidth not in targets:
+        known = ", ".join(f"{target:g}" for target in targets)
         raise ConfigError(f"params.bandwidth: {bandwidth:g}; {params.weights} has {known} kbps")
     count = int(model.quantizer.get_num_quantizers_for_bandwidth(bandwidth))
     if params.codebooks not in (None, count):

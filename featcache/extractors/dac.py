@@ -1,39 +1,36 @@
 """DAC (Kumar et al., 2023, "High-Fidelity Audio Compression with Improved RVQGAN"), as in
 transformers.
 
-The encoder's convolutions look to both sides, and pad with zeros. In a padded batch, a
-frame would find after a short row's end what biases and kernels have made of the zeros.
-So here every layer sets these columns to zero again."""
+The encoder's convolutions look to both sides, and pad with zeros. In a padded batch,
+biases and kernels turn the zeros after a short row into something else. So here every
+layer sets these columns to zero again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class Dac(CodecExtractor[CodecParams]):
-    """DAC's codes: those of `DacModel.encode` for the clip alone, as
-    `DacFeatureExtractor` prepares it.
+    """DAC's codes: those of `DacModel.encode` for the clip alone, as `DacFeatureExtractor`
+    prepares it.
 
-    Codes are `[T, Q]`. The clip is padded with zeros to whole hops, so there are
-    ceil(num_samples / hop) frames, from one sample on."""
+    Codes are `[T, Q]`. The clip is padded with zeros to whole hops: ceil(num_samples /
+    hop) frames."""
 
     Params = CodecParams
     revision = 1
 
-    def __init__(self, params: CodecParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device)
+    def _prepare(self) -> None:
         model = self._load_model("DacModel")
         config = model.config
-        count = num_codebooks(params, config.n_codebooks)
+        count = num_codebooks(self.params, config.n_codebooks)
         self._encoder = model.encoder
         self._codebooks = model.quantizer.quantizers[:count]
         self.granularity = config.hop_length
@@ -59,8 +56,8 @@ def in_whole_hops(waveforms_RP: Tensor, num_samples: Tensor, hop: int) -> tuple[
 
 
 def encode_rows(encoder: Any, waveforms_RP: Tensor, lengths: Tensor) -> Tensor:
-    """Run a `DacEncoder` over rows `[R, P]`, zero after their lengths `[R]`. Return what
-    it gives for each alone, `[R, D, F]`."""
+    """Run a `DacEncoder` over rows `[R, P]`, zero after their lengths `[R]`, each as if
+    alone: `[R, D, F]`."""
     x_RCT = encoder.conv1(waveforms_RP[:, None])
     lengths = ragged.steps_after(lengths, [encoder.conv1])
     for block in encoder.block:
@@ -73,6 +70,5 @@ def encode_rows(encoder: Any, waveforms_RP: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _snake(activation: Any, x: Tensor) -> Tensor:
-    """Compute `x + sin²(alpha x) / alpha`, as `Snake1d` does, in fewer passes over memory."""
     squares = (activation.alpha * x).sin_().square_()
     return torch.addcmul(x, (activation.alpha + 1e-9).reciprocal(), squares, out=squares)

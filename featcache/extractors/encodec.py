@@ -1,8 +1,8 @@
 """EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in
 transformers.
 
-The encoder is a SEANet. Every convolution pads by reflection, up to a whole stride. Here
-each row is padded where it ends (see `ragged`).
+The encoder is a SEANet. Every convolution pads by reflection, up to a whole stride; here,
+where each row ends (see `ragged`).
 
 The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap. It
 divides each chunk by its root mean square. Here a chunk is a row, and its scale is kept
@@ -11,18 +11,14 @@ with its codes."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
 from featcache.errors import ConfigError
 from featcache.extractors import ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.rows import Piece, Rows
 from featcache.spec import Frames, Track
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SCALES = "what a chunk's samples were divided by"
 
@@ -40,18 +36,18 @@ class Encodec(CodecExtractor[BandwidthParams]):
     revision = 1
     gpu_factor = 4
 
-    def __init__(self, params: BandwidthParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device)
+    def _prepare(self) -> None:
         model = self._load_model("EncodecModel")
         self._config = config = model.config
         # properties that the config would compute for each piece
         self._chunk_length = config.chunk_length
         self._chunk_stride = config.chunk_stride or config.chunk_length
-        if self._chunk_length and params.chunk:
+        if self._chunk_length and self.params.chunk:
             raise ConfigError(
-                f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s"
+                f"params.chunk: {self.params.weights} has its own chunks, of "
+                f"{config.chunk_length_s:g} s"
             )
-        count = num_codebooks_at_bandwidth(params, model)
+        count = num_codebooks_at_bandwidth(self.params, model)
         self.causal = config.use_causal_conv
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
@@ -59,10 +55,12 @@ class Encodec(CodecExtractor[BandwidthParams]):
         self._set_spec("EnCodec", count, config.codebook_size)
         if self._chunk_length:
             self.max_seconds = None
-            frame_rate = super().num_frames(self._chunk_length) * sample_rate / self._chunk_stride
+            frame_rate = (
+                super().num_frames(self._chunk_length) * self.sample_rate / self._chunk_stride
+            )
             self.spec = replace(self.spec, frame_rate=frame_rate)
         if config.normalize:
-            axis = Frames(sample_rate / self._chunk_stride, self._chunk_length)
+            axis = Frames(self.sample_rate / self._chunk_stride, self._chunk_length)
             scales = Track("scales", (), "float32", _SCALES, axis)
             self.spec = replace(self.spec, side=(scales,))
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from featcache.errors import ExtractorError, FeatcacheError, listing
 
 _BELOW_EXTRACTORS = ("featcache", "torch", "contextlib", "importlib")
-"""Packages whose frames do not show where in an extractor an exception was raised."""
 
 
 def fault(extractor: object, what: str) -> ExtractorError:
@@ -25,7 +24,7 @@ def fault(extractor: object, what: str) -> ExtractorError:
 
 
 def lacking(extractor: object, names: Sequence[str]) -> ExtractorError:
-    """Make the error about an extractor without these attributes."""
+    """Make the error about missing attributes."""
     return fault(extractor, f"lacks {listing(names)}: see docs/extractors.md, Your own")
 
 
@@ -59,8 +58,8 @@ def describe_raised(error: BaseException) -> str:
 
 @contextmanager
 def blamed_on(kind: type) -> Iterator[None]:
-    """Turn what somebody's class raises into an ExtractorError. Errors of featcache, of
-    parameters and of memory stay what they are."""
+    """Turn what somebody's class raises into an ExtractorError, except errors of
+    featcache, of parameters and of memory."""
     try:
         yield
     except (FeatcacheError, ValidationError, MemoryError):

@@ -1,11 +1,10 @@
 """Extractors that work frame by frame, and give a frame the same bits whatever surrounds
 it.
 
-Matrix products and Fourier transforms choose their kernels by shape, so the last bits of
-a row change with the number of rows. Here the frames of a call go one after another into
-blocks with a constant number of rows, the last filled up with zeros. A call with few
-frames uses shorter blocks, if a trial shows that this processor computes the same bits in
-them."""
+Kernels are chosen by shape, so the last bits of a row change with the number of rows. Here
+the frames of a call go into blocks with a constant number of rows, the last filled up with
+zeros. A call with few frames uses shorter blocks, if a trial shows that this processor
+computes the same bits in them."""
 
 from __future__ import annotations
 
@@ -25,24 +24,21 @@ if TYPE_CHECKING:
 BLOCK_ROWS = {"cpu": 640, "cuda": 8192}
 """Rows of a block, by the type of the device. On a CPU, the intermediate results of 640
 rows stay in the cache, and two or four of torch's threads, on which values depend, share
-the rows evenly. A GPU needs more work in each kernel."""
+the rows evenly."""
 
 SHORT_BLOCK_ROWS = 128
-"""Rows of a short block, on a CPU."""
 
 _MOST_SHORT_BLOCKS = 3
-"""The most short blocks of a call; more would take longer than a whole block (fbank: 0.18
-and 0.64 ms)."""
+"""The most short blocks of a call; more take longer than a whole block."""
 
 COLUMN_MULTIPLE = 16
-"""The number of which a product's columns are a multiple (`with_whole_columns`), so that
-all rows of the result are aligned alike. Otherwise MKL computes rows differently."""
+"""The number of which a product's columns are a multiple, so that all rows of the result
+are aligned alike. Otherwise MKL computes rows differently."""
 
 
 def aligned_rows(like: Tensor, rows: int, length: int) -> Tensor:
     """Allocate `[rows, length]` in `like`'s dtype on its device. Rows begin at multiples
-    of `COLUMN_MULTIPLE` elements: a GPU's sums load four elements at once, and add rows
-    that begin in between in another order."""
+    of `COLUMN_MULTIPLE` elements: a GPU's sums add other rows in another order."""
     return like.new_empty(rows, -(-length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)[:, :length]
 
 
@@ -71,16 +67,13 @@ class FrameExtractor(Extractor[P]):
     @abstractmethod
     def compute(self, block: Tensor) -> Tensor:
         """Return the features, float32 `[B, *item_shape]`, of frames `[B, L]`, which may
-        be overwritten. A block's rows lie a multiple of `COLUMN_MULTIPLE` apart, so it is
-        contiguous only if `L` is one."""
+        be overwritten. Rows lie a multiple of `COLUMN_MULTIPLE` apart."""
 
     def finish(self, features: Tensor) -> None:
         """Complete a clip's features `[T, *item_shape]` in place, by a step that needs
         all frames."""
 
     def extract(self, clips: Sequence[Clip]) -> list[Tensor]:
-        """Compute the clips' features, in their order: views `[T, *item_shape]`, side by
-        side, of one tensor."""
         if not clips:
             return []
         num_frames = [self.num_frames(len(clip.waveform)) for clip in clips]
@@ -101,40 +94,36 @@ class FrameExtractor(Extractor[P]):
         return items
 
     def _computed(self, block: Tensor) -> Tensor:
-        rows = len(block)
         features = self.compute(block)  # of another shape, it would be broadcast
-        require_tensor(self, "compute", features, (rows, *self.spec.item_shape))
+        require_tensor(self, "compute", features, (len(block), *self.spec.item_shape))
         return features
 
     @cached_property
     def _short_blocks_are_exact(self) -> bool:
-        """True if this processor gives rows of noise the same bits in short blocks as in
-        a whole one."""
+        """True if this processor gives noise the same bits in short blocks as in a whole
+        one."""
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(BLOCK_ROWS["cpu"], self.spec.frame_length, generator=generator)
-        noise *= 0.1
-
-        def computed(frames: Tensor) -> Tensor:
-            return self._computed(aligned_rows(noise, *frames.shape).copy_(frames))
-
-        parts = [computed(part) for part in torch.split(noise, SHORT_BLOCK_ROWS)]
-        return torch.equal(torch.cat(parts), computed(noise))
+        whole, *parts = (
+            self._computed(aligned_rows(frames, *frames.shape).copy_(frames))
+            for frames in (noise * 0.1, *torch.split(noise * 0.1, SHORT_BLOCK_ROWS))
+        )
+        return torch.equal(torch.cat(parts), whole)
 
     def _blocks(self, clips: Sequence[Clip], rows: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the frames of all clips in blocks `[rows, L]`, and how many rows of each are
-        used. The buffer is reused."""
-        block = aligned_rows(clips[0].waveform, rows, self.spec.frame_length)
+        """Yield the frames of all clips in blocks `[rows, L]`, and how many rows of each
+        are used. The buffer is reused."""
+        length = self.spec.frame_length
+        block = aligned_rows(clips[0].waveform, rows, length)
         used = 0
         for clip in clips:
             frames = self.frames(clip)
-            num_frames = self.num_frames(len(clip.waveform))
-            require_tensor(self, "frames", frames, (num_frames, self.spec.frame_length))
-            done = 0
-            while done < num_frames:
-                more = min(num_frames - done, rows - used)
-                block[used : used + more] = frames[done : done + more]
-                used += more
-                done += more
+            require_tensor(self, "frames", frames, (self.num_frames(len(clip.waveform)), length))
+            while len(frames):
+                fitting = frames[: rows - used]
+                block[used : used + len(fitting)] = fitting
+                used += len(fitting)
+                frames = frames[len(fitting) :]
                 if used == rows:
                     yield block, used
                     used = 0

@@ -24,9 +24,8 @@ class Encoder(ABC):
     """A model that runs on padded rows, each as if it were alone."""
 
     hop: int
-    """Samples from one frame to the next."""
     layers: nn.ModuleList
-    """The transformer's layers. They may be cut short if later layers are not wanted."""
+    """The transformer's layers. Later ones that are not wanted may be cut off."""
 
     most_samples: int | None = None
     """The length to which every row must be padded, and the most that the model takes;
@@ -38,17 +37,12 @@ class Encoder(ABC):
 
     @abstractmethod
     def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
-        """Run the model as far as its results are consumed.
+        """Run the model on rows, float32 `[R, P]`, with lengths int64 `[R]`, each enough
+        for a frame, as far as its results are consumed.
 
-        Args:
-            waveforms: Rows, float32 `[R, P]`. Samples after a row's end do not matter.
-            num_samples: The length of each row, int64 `[R]`, on the same device; each is
-                enough for a frame.
-
-        Yields:
-            Float `[R, F, D]`: the input of the first layer, the output of each layer, and
-            last the model's output. Frames after a row's `num_frames` are meaningless.
-        """
+        Yield float `[R, F, D]`: the input of the first layer, the output of each layer,
+        and last the model's output. What follows a row's end does not matter, and frames
+        after its `num_frames` are meaningless."""
 
 
 class HiddenStatesParams(ModelParams):
@@ -98,21 +92,21 @@ H = TypeVar("H", bound=HiddenStatesParams)
 
 
 class HiddenStates(ModelExtractor[H]):
-    """The base of extractors of hidden states. A subclass's `__init__` ends with a call
-    of `_set_encoder`."""
+    """The base of extractors of hidden states. A subclass's `_prepare` ends with
+    `_set_encoder`."""
 
     def _set_encoder(self, encoder: Encoder, size: int, name: str, epsilon: float | None) -> None:
         """Take a model whose hidden states have `size` dimensions, and set what depends on
-        it. If the model wants normalised waveforms, `epsilon` is added to their variance;
-        else it is None. Raises ConfigError if a chosen layer does not exist."""
+        it. If the model wants normalised waveforms, `epsilon` is added to their variance.
+        Raises ConfigError if a chosen layer does not exist."""
         params, num_layers = self.params, len(encoder.layers)
         key = "layer" if params.layers is None else "layers"
-        numbers: tuple[int | None, ...] = params.layers or (params.layer,)
-        for number in numbers:
-            if number is not None and number > num_layers:
-                raise ConfigError(f"params.{key}: {number}; the model has layers 0 to {num_layers}")
+        numbers = [n for n in params.layers or (params.layer,) if n is not None]
+        highest = max(numbers, default=0)
+        if highest > num_layers:
+            raise ConfigError(f"params.{key}: {highest}; the model has layers 0 to {num_layers}")
         # one layer after the last stands for the model's output
-        self._numbers = [num_layers + 1 if number is None else number for number in numbers]
+        self._numbers = numbers or [num_layers + 1]
         encoder.layers = encoder.layers[: max(self._numbers)]
         self._encoder, self._epsilon = encoder, epsilon
         self.granularity = encoder.hop
@@ -160,10 +154,11 @@ class HiddenStates(ModelExtractor[H]):
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
         hidden_states = self._encoder.hidden_states(waveforms, num_samples)
-        chosen = {}  # the model runs only as far as they need
-        for number, state in enumerate(islice(hidden_states, max(self._numbers) + 1)):
-            if number in self._numbers:
-                chosen[number] = state.float()
+        chosen = {  # the model runs only as far as they need
+            number: state.float()
+            for number, state in enumerate(islice(hidden_states, max(self._numbers) + 1))
+            if number in self._numbers
+        }
         states_RFD = [chosen[number] for number in self._numbers]
         weights = self.params.weights_per_layer
         if self.params.layers is None:

@@ -24,10 +24,8 @@ if TYPE_CHECKING:  # torch is executed when it is used
     from torch import Tensor
 
 _SIXTEEN_BITS = 32768.0
-"""Kaldi's own `waveform_scale`."""
 
 _EPSILON = 2.0**-23
-"""Kaldi's floor under every logarithm."""
 
 
 class KaldiParams(Params):
@@ -110,8 +108,7 @@ class _Kaldi(FrameExtractor[K]):
     """The base of fbank and MFCC, which computes windowed frames."""
 
     def __init__(self, params: K, sample_rate: int, device: torch.device) -> None:
-        self._params = params
-        self._sample_rate = sample_rate
+        self._params, self._sample_rate = params, sample_rate
         self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2)
         self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
         self._fft_length = self._length
@@ -119,8 +116,9 @@ class _Kaldi(FrameExtractor[K]):
             self._fft_length = 1 << (self._length - 1).bit_length()
         elif self._length % 2:
             raise ConfigError(
-                _milliseconds("frame_length", params.frame_length, self._length, sample_rate)
-                + "; with round_to_power_of_two: false they must be even"
+                f"params.frame_length: {params.frame_length:g} ms are {self._length} samples at "
+                f"audio.sample_rate {sample_rate}; with round_to_power_of_two: false they must be "
+                "even"
             )
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
         filters = mel.kaldi_filters(params.num_mel_bins, band, self._fft_length, sample_rate)
@@ -142,10 +140,11 @@ class _Kaldi(FrameExtractor[K]):
             end = (self.num_frames(len(waveform)) - 1) * self._shift + self._length
             waveform = _reflected(waveform, before, end - before - len(waveform))
         frames = waveform.unfold(0, self._length, self._shift)
-        return frames + self._noise(clip.id, frames) if self._params.dither else frames
+        if self._params.dither:
+            frames = frames + self._noise(clip.id, frames)
+        return frames
 
     def _noise(self, clip_id: str, frames: Tensor) -> Tensor:
-        """Draw the dither of frames `[T, L]` on the CPU, seeded by the id's FNV-1a hash."""
         generator = torch.Generator().manual_seed(hash_of(clip_id))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
         return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
@@ -197,10 +196,7 @@ class Fbank(_Kaldi[FbankParams]):
         units = "mel energy" if params.use_power else "mel magnitude"
         if params.use_log_fbank:
             units = f"log {units} (natural log)"
-        num_values = params.num_mel_bins
-        if params.use_energy:
-            num_values += 1
-        self.spec = self._spec(num_values, units)
+        self.spec = self._spec(params.num_mel_bins + int(params.use_energy), units)
 
     def compute(self, block: Tensor) -> Tensor:
         windowed, log_energy = self._windowed(block)
@@ -257,17 +253,10 @@ def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: i
     num_samples = int(sample_rate * 0.001 * milliseconds)
     if num_samples < at_least:
         raise ConfigError(
-            _milliseconds(name, milliseconds, num_samples, sample_rate)
-            + f"; there must be at least {at_least}"
+            f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
+            f"{sample_rate}; there must be at least {at_least}"
         )
     return num_samples
-
-
-def _milliseconds(name: str, milliseconds: float, num_samples: int, sample_rate: int) -> str:
-    return (
-        f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
-        f"{sample_rate}"
-    )
 
 
 def _window(window_type: str, length: int, blackman_coeff: float) -> Tensor:
@@ -284,8 +273,8 @@ def _window(window_type: str, length: int, blackman_coeff: float) -> Tensor:
 
 
 def _reflected(waveform: Tensor, before: int, after: int) -> Tensor:
-    """Add `before` and `after` samples to the ends of a waveform `[S]`, or cut them off
-    if the numbers are negative.
+    """Add `before` and `after` samples to the ends of a waveform `[S]`, or cut them off if
+    the numbers are negative.
 
     Each end is continued by the waveform backwards (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and
     if that is not enough, forwards again: `ExtractWindow` in `feature-window.cc`."""

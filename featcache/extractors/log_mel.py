@@ -128,7 +128,7 @@ class LogMel(FrameExtractor[LogMelParams]):
             waveform = torch.nn.functional.pad(
                 waveform[None], (self._padding, self._padding), mode="reflect"
             )[0]
-        # A window shorter than the transform lies in its middle. Its position does not change
+        # A shorter window lies in the transform's middle. Its position does not change
         # magnitudes, so a frame is the samples under the window, padded with zeros later.
         length = self.spec.frame_length
         windows = waveform[(self._params.n_fft - length) // 2 :]

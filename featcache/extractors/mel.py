@@ -1,7 +1,4 @@
-"""From windowed frames to mel energies: the power spectrum, the mel scales, and banks of
-triangular filters.
-
-Filters are computed in float64 and rounded once."""
+"""From windowed frames to mel energies. Filters are computed in float64 and rounded once."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ MelNorm = Literal["slaney", "none"]
 Band = tuple[float, float]
 
 MOST_BINS = 1024
-"""The most filters of a bank. Without a limit, a typing error would ask for a matrix of
-gigabytes before a message could be printed."""
+"""The most filters of a bank: a typing error could ask for a matrix of gigabytes."""
 
 
 def power_spectrum(frames: Tensor, fft_length: int) -> Tensor:
@@ -34,13 +30,12 @@ def power_spectrum(frames: Tensor, fft_length: int) -> Tensor:
 
 class MelBank:
     """A bank of filters, float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`,
-    applied to spectra.
+    applied to spectra. Raises ConfigError if a filter contains no frequency of the
+    spectrum.
 
-    A filter overlaps only its neighbours, so most of the matrix is zeros. On a CPU,
-    products of 16 neighbouring filters with only the frequencies that they touch take
-    less than half the time. On a GPU, one product is faster.
-
-    Raises ConfigError if a filter contains no frequency of the spectrum."""
+    Most of the matrix is zeros. On a CPU, products of 16 neighbouring filters with only
+    the frequencies that they touch take less than half the time; on a GPU, one product is
+    faster."""
 
     def __init__(self, filters: Tensor, device: torch.device) -> None:
         empty = (filters == 0).all(dim=0).nonzero().flatten().tolist()
@@ -63,7 +58,6 @@ class MelBank:
             self._bands.append((frequencies, weights, bins))
 
     def __call__(self, spectrum: Tensor) -> Tensor:
-        """Sum a spectrum, float32 `[B, F]`, under each filter: float32 `[B, M]`."""
         energies = spectrum.new_empty(len(spectrum), self._num_columns)
         for frequencies, weights, bins in self._bands:
             torch.mm(spectrum[:, frequencies], weights, out=energies[:, bins])

@@ -2,22 +2,16 @@
 dialogue"), as in transformers.
 
 A causal SEANet, a causal transformer with a sliding window, and a convolution that halves
-the frame rate. Each strided convolution completes a clip's last stride, so each row is
-padded where it ends (see `ragged`). The transformer needs no mask: it does not look
-ahead."""
+the frame rate. Each strided convolution completes a clip's last stride, where each row
+ends (see `ragged`). The transformer does not look ahead, so it needs no mask."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 from pydantic import Field
+from torch import Tensor
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MimiParams(CodecParams):
@@ -42,12 +36,11 @@ class Mimi(CodecExtractor[MimiParams]):
     gpu_factor = 2
     causal = True
 
-    def __init__(self, params: MimiParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device)
+    def _prepare(self) -> None:
         model = self._load_model("MimiModel")
         config = model.config
         self._num_codebooks = num_codebooks(
-            params, config.num_quantizers, at_least=config.num_semantic_quantizers
+            self.params, config.num_quantizers, at_least=config.num_semantic_quantizers
         )
         self._encoder = ragged.seanet_layers(model.encoder.encoder_seanet.layers)
         self._transformer = model.encoder.encoder_transformer

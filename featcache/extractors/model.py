@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LONGEST_SECONDS = 120.0
-"""The longest clip, if the config does not cut long clips into chunks. A model's memory
-grows with the clip's length, and an attention's with its square."""
+"""The longest clip without `chunk`: memory grows with a clip's length, and an attention's
+with its square."""
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -78,12 +78,19 @@ class ModelExtractor(RowExtractor[M]):
     begins at sample `t * granularity`, its first frame must be the clip's frame `t`."""
 
     causal: bool = False
-    """True if a frame depends on no later samples. It decides where chunks overlap."""
+    """True if a frame depends on no later samples, which decides where chunks overlap."""
 
     def __init__(self, params: M, sample_rate: int, device: torch.device) -> None:
         self.params, self.sample_rate, self.device = params, sample_rate, device
         self.max_seconds = None if params.chunk else LONGEST_SECONDS
         self.tf32 = params.precision == "tf32"
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Load the model, and set `spec` and `granularity`, unless `__init__` does so later."""
+
+    def _locate(self) -> weights.Located:
+        return weights.locate(self.params.weights, self.params.revision)
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
@@ -108,17 +115,17 @@ class ModelExtractor(RowExtractor[M]):
         )
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """Cut a clip into chunks, if it is longer than one; raise ConfigError if their
-        overlap, in whole hops, is as long."""
+        """Cut a clip into chunks; raise ConfigError if they overlap wholly, in whole hops."""
         chunk = self.params.chunk
-        size = num_samples if chunk is None else self._samples(chunk.seconds)
-        if chunk is None or num_samples <= size:
-            return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
-        overlap = self._samples(chunk.overlap)
+        if chunk is None or num_samples <= self._samples(chunk.seconds):
+            return super().pieces(num_samples)
+        size, overlap = self._samples(chunk.seconds), self._samples(chunk.overlap)
         if overlap >= size:
             hop = self.granularity / self.spec.sample_rate
-            what = f"{chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s"
-            raise ConfigError(f"params.chunk: {what}, in whole hops of {hop:g} s")
+            raise ConfigError(
+                f"params.chunk: {chunk.overlap:g} s of overlap leave nothing of "
+                f"{chunk.seconds:g} s, in whole hops of {hop:g} s"
+            )
         left_out = overlap
         if not self.causal:
             left_out = overlap // 2 // self.granularity * self.granularity
@@ -136,12 +143,10 @@ class ModelExtractor(RowExtractor[M]):
         hops = round(seconds * self.spec.sample_rate) // self.granularity
         return hops * self.granularity
 
-    def require_sample_rate(self, expected: int) -> None:
-        """Raise ConfigError if the audio is not at the model's rate."""
+    def require_sample_rate(self, expected: int, model: str = "") -> None:
         if self.sample_rate != expected:
-            raise ConfigError(
-                f"audio.sample_rate: {self.sample_rate}; {self.params.weights} is for {expected}"
-            )
+            name = model or self.params.weights
+            raise ConfigError(f"audio.sample_rate: {self.sample_rate}; {name} is for {expected}")
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         with computing(self.params.precision, waveforms.device):
@@ -153,8 +158,7 @@ def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. Of nested blocks, the inner one decides.
 
     TF32 is a switch of the whole process, read when a kernel is launched. So while it is
-    switched, only one thread launches kernels. In a run it stays off: an extractor that
-    rounds is not run next to others."""
+    switched, only one thread launches kernels."""
     autocast = torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
     with autocast, ExitStack() as stack:
         if device.type == "cuda":

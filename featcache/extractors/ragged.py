@@ -1,19 +1,18 @@
 """Layers over rows of different lengths, each row computed as if it were alone.
 
 A batch of rows is a tensor `x_RCT`, `[R, C, T]`, and `lengths`, int64 `[R]` on the same
-device, each from 1 to `T`. Row r is `x_RCT[r, :, : lengths[r]]`; what follows it is
-meaningless.
+device, each from 1 to `T`. What follows a row's length is meaningless.
 
-A convolution's output at step t depends on `span` columns of its padded input. Before the
-row's new end, these are the row's own, or among the few that its padding rule adds. They
-are written where the row ends, not where the tensor ends, so the output is right up to
-the row's new end, through any number of layers. Norms take their statistics from the
-row's own steps, and an LSTM that runs backwards starts at the row's own last step.
-Indices are computed on the device, so the host never waits for it.
+A convolution's output at step t depends on `span` columns of its padded input: the row's
+own, or among the few that its padding rule adds. These are written where the row ends, not
+where the tensor ends, so the output is right up to the row's new end, through any number
+of layers. Norms take their statistics from the row's own steps, and an LSTM that runs
+backwards starts at the row's own last step. Indices are computed on the device, so the
+host never waits for it.
 
-`seanet_layers` and `run` build SEANet encoders, for EnCodec, Mimi and SpeechTokenizer:
-SoundStream's (Zeghidour et al., 2021) in the form of EnCodec (Défossez et al., 2022,
-"High Fidelity Neural Audio Compression", section 3.1)."""
+`seanet_layers` and `run` build SEANet encoders: SoundStream's (Zeghidour et al., 2021) in
+the form of EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression",
+section 3.1)."""
 
 from __future__ import annotations
 
@@ -29,12 +28,10 @@ from torch import Tensor, nn
 from featcache.errors import ExtractorError
 
 Ragged = tuple[Tensor, Tensor]
-"""Rows `x_RCT`, `[R, C, T]`, and their lengths, int64 `[R]`."""
 
 Mode = Literal["constant", "reflect", "replicate"]
 Activation = Callable[[Tensor, Tensor], None]
-"""A function that is applied to its first argument, element by element, and writes the
-result to its second."""
+"""A function that is applied to its first argument, and writes the result to its second."""
 
 Length = TypeVar("Length", int, Tensor)
 
@@ -45,7 +42,7 @@ def span(conv: nn.Conv1d) -> int:
 
 
 def own_padding(conv: nn.Conv1d) -> int:
-    """Return the columns of zeros that a convolution module adds to each end by itself."""
+    """Return the columns of zeros that a convolution itself adds to each end."""
     columns = conv.padding[0]
     assert isinstance(columns, int)
     assert conv.padding_mode == "zeros"
@@ -53,21 +50,21 @@ def own_padding(conv: nn.Conv1d) -> int:
 
 
 def convolutions(encoder: nn.Module) -> list[nn.Conv1d]:
-    """Return the convolutions of an encoder, in the order in which all encoders here make
-    and run them. (Those of shortcuts are one step wide, and change no length.)"""
+    """Return an encoder's convolutions, in the order in which all encoders here run them.
+    (Shortcuts change no length.)"""
     return [module for module in encoder.modules() if isinstance(module, nn.Conv1d)]
 
 
 def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
-    """Return the number of steps that convolutions, one after another, make of `lengths`
-    steps; 0 or less if they are too few. The convolutions pad with zeros by themselves."""
+    """Return the steps that convolutions, one after another, make of `lengths` steps; 0 or
+    less if they are too few. The convolutions pad with zeros by themselves."""
     for conv in convs:
         lengths = (lengths + 2 * own_padding(conv) - span(conv)) // conv.stride[0] + 1
     return lengths
 
 
 def receptive_field(convs: Iterable[nn.Conv1d]) -> tuple[int, int]:
-    """Return the samples that one step depends on after convolutions, one after another;
+    """Return the samples that one step depends on after convolutions, one after another,
     and the samples between two steps."""
     field, hop = 1, 1
     for conv in convs:
@@ -87,26 +84,21 @@ class Convolution:
     its stride, and to whole strides. So n steps become n / stride, rounded up."""
 
     conv: nn.Conv1d
-    """The module, whose own padding is not used."""
     causal: bool
-    """True if all columns come before the row, except those that complete a stride.
-    Otherwise, half of them do."""
+    """True if all columns come before the row, except those that complete a stride;
+    otherwise, half of them do."""
     mode: Mode
     """The mode of the padding, as in `torch.nn.functional.pad`; `constant` is zero. A row
-    too short to be reflected is first extended by zeros (`EncodecConv1d._pad1d`)."""
+    too short to be reflected is first extended by zeros."""
     activation: Activation | None = None
-    """A function applied to the rows while they are copied to be padded."""
 
     @property
     def sides(self) -> tuple[int, int]:
-        """The numbers of columns before and after a row, without those that complete a
-        stride."""
         columns = span(self.conv) - self.conv.stride[0]
         right = 0 if self.causal else columns // 2
         return columns - right, right
 
     def __call__(self, x_RCT: Tensor, lengths: Tensor) -> Ragged:
-        """Return the convolved rows, `[R, C', T']`, and their lengths `[R]`."""
         conv, (left, right) = self.conv, self.sides
         after = right + conv.stride[0] - 1
         if left or after or self.activation:
@@ -128,10 +120,6 @@ class Convolution:
             inside_RCT.copy_(x_RCT)
         # nothing uninitialised may get into sums, even into those left out
         padded_RCT[..., left + steps :] = 0
-        if self.mode == "constant":
-            padded_RCT[..., :left] = 0
-            zero_after_(padded_RCT, left + lengths, after)
-            return padded_RCT
         before_RN = torch.arange(-left, 0, device=x_RCT.device).expand(num_rows, -1)
         after_RN = lengths[:, None] + torch.arange(after, device=x_RCT.device)
         at_RN = torch.cat([before_RN, after_RN], 1)
@@ -139,12 +127,13 @@ class Convolution:
         return padded_RCT.scatter_(2, (left + at_RN)[:, None].expand(-1, channels, -1), columns_RCN)
 
     def _columns(self, x_RCT: Tensor, lengths: Tensor, at_RN: Tensor) -> Tensor:
-        """Compute the columns at the steps `at_RN`, before the rows (below 0) or after them:
-        `[R, C, N]`."""
+        """Compute the columns at the steps `at_RN`, before the rows (below 0) or after
+        them: `[R, C, N]`."""
+        if self.mode == "constant":
+            return x_RCT.new_zeros(*x_RCT.shape[:2], at_RN.shape[1])
         ends = lengths[:, None]
         if self.mode == "replicate":
-            source_RN = at_RN.clamp(min=0).minimum(ends - 1)
-            return _gathered(x_RCT, source_RN)
+            return _gathered(x_RCT, at_RN.clamp(min=0).minimum(ends - 1))
         left, right = self.sides
         last_stride = right + (-ends) % self.conv.stride[0]
         mirror = (ends - 1).clamp(min=max(left, right)).maximum(last_stride)
@@ -161,8 +150,8 @@ def _gathered(x_RCT: Tensor, source_RN: Tensor) -> Tensor:
 
 
 def zero_padded_conv1d(conv: nn.Conv1d, x_RCT: Tensor, lengths: Tensor) -> Ragged:
-    """Convolve each row by a module that pads with zeros by itself: a `Convolution`
-    without a copy. In `x_RCT`, columns after each row's end are overwritten."""
+    """Convolve each row by a module that pads with zeros by itself. Columns after each
+    row's end in `x_RCT` are overwritten."""
     zero_after_(x_RCT, lengths, own_padding(conv))
     y_RCT = F.conv1d(
         x_RCT, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
@@ -171,7 +160,7 @@ def zero_padded_conv1d(conv: nn.Conv1d, x_RCT: Tensor, lengths: Tensor) -> Ragge
 
 
 def zero_after_(x_RCT: Tensor, lengths: Tensor, columns: int) -> None:
-    """Set so many columns after each row's end to zero, in place, as far as the tensor goes."""
+    """Set so many columns after each row's end to zero, as far as the tensor goes."""
     last = x_RCT.shape[-1] - 1
     after_RN = lengths[:, None] + torch.arange(columns, device=x_RCT.device)
     after_RCN = after_RN.clamp_(max=last)[:, None].expand(-1, x_RCT.shape[1], -1)
@@ -181,7 +170,7 @@ def zero_after_(x_RCT: Tensor, lengths: Tensor, columns: int) -> None:
 
 
 def mask_(x_RCT: Tensor, lengths: Tensor) -> Tensor:
-    """Set everything after each row's end to zero, in place, and return `x_RCT`, float32."""
+    """Set everything after each row's end to zero, in place; float32."""
     inside_R1T = is_inside(lengths, x_RCT.shape[-1])[:, None]
     # a product would keep NaN, and masked_fill_ takes ten times as long on a CPU
     x_RCT.view(torch.int32).bitwise_and_(-inside_R1T.int())
@@ -191,22 +180,20 @@ def mask_(x_RCT: Tensor, lengths: Tensor) -> Tensor:
 def group_norm(norm: nn.GroupNorm, x_RCT: Tensor, lengths: Tensor) -> Ragged:
     """Apply a group norm with weights, by the statistics of rows' own steps. Overwrites
     float32 `x_RCT`."""
-    num_rows, channels, _ = x_RCT.shape
+    group_size = norm.num_channels // norm.num_groups
     x_RCT = mask_(x_RCT.float(), lengths)
-    grouped = x_RCT.view(num_rows, norm.num_groups, -1)
-    counts = lengths[:, None, None] * (channels // norm.num_groups)
+    grouped = x_RCT.view(len(x_RCT), norm.num_groups, -1)
+    counts = lengths[:, None, None] * group_size
     grouped -= grouped.sum(2, keepdim=True) / counts
     variance = mask_(x_RCT, lengths).view_as(grouped).square().sum(2, keepdim=True) / counts
-    scale_RG1 = (variance + norm.eps).rsqrt()
-    scale_RC1 = scale_RG1.repeat_interleave(channels // norm.num_groups, 1)
+    scale_RC1 = (variance + norm.eps).rsqrt().repeat_interleave(group_size, 1)
     scale_RC1 = scale_RC1 * norm.weight[:, None]
     return x_RCT.mul_(scale_RC1).add_(norm.bias[:, None]), lengths
 
 
 def normalized(x: Tensor, lengths: Tensor, epsilon: float, correction: int = 0) -> Tensor:
     """Give rows `[R, T, ...]` zero mean and unit variance over each row's own steps, and
-    zeros after its end: `(x - mean) / sqrt(variance + epsilon)`, with the variance over n
-    - `correction`."""
+    zeros after its end: `(x - mean) / sqrt(variance + epsilon)`."""
     counts = lengths.view(-1, *[1] * (x.ndim - 1))
     outside = ~is_inside(lengths, x.shape[1]).view(*x.shape[:2], *[1] * (x.ndim - 2))
     mean = x.masked_fill(outside, 0).sum(1, keepdim=True) / counts
@@ -216,13 +203,12 @@ def normalized(x: Tensor, lengths: Tensor, epsilon: float, correction: int = 0) 
 
 
 class RaggedLSTM:
-    """The output of an LSTM plus its input, of as many channels, over rows of different
-    lengths. The LSTM is in eval mode, has no projections, and runs in one direction or in
-    two.
+    """The output of an LSTM plus its input, over rows of different lengths. The LSTM is in
+    eval mode, has no projections, and one direction or two.
 
-    To go backward, each row is reversed within its own length. With
-    `torch.nn.utils.rnn.pack_padded_sequence`, a row's bits would depend on the others,
-    since its matrix products cover only the rows that have not ended."""
+    To go backward, each row is reversed within its own length.
+    `torch.nn.utils.rnn.pack_padded_sequence` has matrix products of the rows that have not
+    ended, so a row's bits would depend on the others."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         self._layers: list[Sequence[nn.LSTM]] = [[lstm]]
@@ -232,9 +218,8 @@ class RaggedLSTM:
             self._layers = list(zip(every[::2], every[1::2], strict=True))
 
     def __call__(self, x_RCT: Tensor, lengths: Tensor) -> Ragged:
-        """Return the output of the last layer plus the input, `[R, C, T]`, and the lengths.
-        The outputs of two directions follow one another along `C`, and the input is added to
-        each."""
+        """Return the output plus the input, `[R, C, T]`, and the lengths. Two directions
+        follow one another along `C`, and the input is added to each."""
         steps = torch.arange(x_RCT.shape[-1], device=x_RCT.device)[:, None]
         # reverses each row, and is its own inverse
         source_TR1 = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]
@@ -251,27 +236,28 @@ class RaggedLSTM:
 
 def _one_direction(lstm: nn.LSTM, weights: Sequence[nn.Parameter]) -> nn.LSTM:
     first = weights[0]
-    alone = nn.LSTM(
-        first.shape[1], lstm.hidden_size, bias=lstm.bias, device=first.device, dtype=first.dtype
-    )
+    alone = nn.LSTM(first.shape[1], lstm.hidden_size, bias=lstm.bias).to(first)
     alone.load_state_dict(dict(zip(alone.state_dict(), weights, strict=True)))
     return alone.eval().requires_grad_(False)
 
 
 Layer = Callable[[Tensor, Tensor], Ragged]
 """A function from rows `[R, C, T]` with lengths int64 `[R]` to rows `[R, C', T']` with
-their own lengths."""
+theirs."""
 
 
 def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
     """Turn the modules of a SEANet encoder, in eval mode and without weight norm, into
-    layers. Each codec has its own classes for them. Raises ExtractorError for others."""
+    layers. Raises ExtractorError for unknown ones."""
     layers: list[Layer] = []
     activation: Activation | None = None
-    for module in modules:
+    for module in [*modules, None]:
         convolution = _convolution(module, activation)
         if activation is not None and not convolution:
-            raise _lone_activation()
+            raise ExtractorError(
+                "featcache supports no SEANet encoder with an activation that no convolution "
+                "follows"
+            )
         activation = _activation(module)
         block = getattr(module, "block", None)
         lstm = getattr(module, "lstm", None)
@@ -282,27 +268,17 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
             layers.append(partial(_residual, seanet_layers(block), shortcut))
         elif isinstance(lstm, nn.LSTM):
             layers.append(RaggedLSTM(lstm))
-        elif activation is None:
+        elif activation is None and module is not None:
             raise ExtractorError(
-                f"{type(module).__name__} is not a layer that featcache supports in a "
-                "SEANet encoder"
+                f"featcache supports no SEANet encoder with a {type(module).__name__}"
             )
-    if activation is not None:
-        raise _lone_activation()
     return layers
 
 
-def _lone_activation() -> ExtractorError:
-    return ExtractorError(
-        "featcache supports no SEANet encoder with an activation that no convolution follows"
-    )
-
-
-def _activation(module: nn.Module) -> Activation | None:
-    """Return the activation that a module is, or None."""
-    alpha = getattr(module, "alpha", None)
+def _activation(module: nn.Module | None) -> Activation | None:
+    alpha: Any = getattr(module, "alpha", None)
     if isinstance(module, nn.ELU):
-        return partial(_elu, module.alpha)
+        return partial(_elu, alpha)
     if isinstance(alpha, nn.Parameter):
         return partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal())
     return None
@@ -323,8 +299,7 @@ def _convolution(module: Any, activation: Activation | None = None) -> list[Laye
 
 
 def run(layers: Iterable[Layer], x_RCT: Tensor, lengths: Tensor) -> Ragged:
-    """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and
-    the new lengths."""
+    """Run rows through layers."""
     for layer in layers:
         x_RCT, lengths = layer(x_RCT, lengths)
     return x_RCT, lengths
@@ -342,6 +317,6 @@ def _elu(alpha: float, x: Tensor, out: Tensor) -> None:
 
 
 def _snake(alpha: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
-    """Compute `x + sin²(alpha x) / alpha` with an alpha for each channel, `[1, C, 1]`
-    (Ziyin et al. 2020)."""
+    """Compute `x + sin²(alpha x) / alpha` with an alpha per channel, `[1, C, 1]` (Ziyin et
+    al. 2020)."""
     torch.add(x, scale * torch.sin(alpha * x).pow_(2), out=out)

@@ -1,11 +1,11 @@
-"""Extractors that run a model over padded rows, and give a clip the same bits whatever
-its neighbours.
+"""Extractors that run a model over padded rows, and give a clip the same bits whatever its
+neighbours.
 
-A model's kernels are chosen by shape, so the last bits of a row change with the number
-and the length of rows, and codes that are nearly tied flip. Here a clip is always
-computed in a batch of the same shape, which follows from its length (`padded_length`,
-`rows`). A batch that is not full is filled up with copies of its first row. The extractor
-must compute a row as if nothing followed its last sample (see `ragged`)."""
+Kernels are chosen by shape, so the last bits of a row change with the number and the
+length of rows, and codes that are nearly tied flip. Here the shape of a clip's batch
+follows from its length, and a batch that is not full is filled up with copies of its first
+row. The extractor must compute a row as if nothing followed its last sample (see
+`ragged`)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROW_SECONDS = {"cpu": 4.0, "cuda": 120.0}
-"""Approximate seconds of audio in a batch. On one core, larger batches are no faster. A
-GPU needs many rows, but the last batch of each length is filled with unneeded rows."""
+"""Approximate seconds of audio in a batch. On one core, larger batches are no faster; a
+GPU needs many rows, but the last batch of each length is filled up."""
 
 MAX_ROWS = {"cpu": 16, "cuda": 256}
-"""The most rows of a batch, for very short clips."""
 
 _EQUAL_ROWS = 8
-"""The most rows of a batch of clips of equal length. If there are fewer such clips, rows
-are wasted."""
+"""The most rows of a batch of clips of equal length. With fewer clips, rows are wasted."""
 
 _STEPS = 8
 """Padded lengths per octave: padding is 4 % of a row on average, and at most 12 %."""
@@ -43,14 +41,12 @@ _shrinking = threading.Lock()
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a clip that is one row for the model; most clips are a single piece."""
+    """A part of a clip that is one row for the model."""
 
     start: int
-    """The position of the piece's first sample in the clip."""
     num_samples: int
-    """The number of samples."""
     skip: int
-    """The number of frames at the beginning that are left out: another piece has them."""
+    """The number of frames at its beginning that are left out: another piece has them."""
     num_frames: int
     """The number of frames that are kept after them."""
 
@@ -62,8 +58,7 @@ class Rows:
     features: Tensor
     """The features, `[R, F, *item_shape]` of `spec.dtype`."""
     side: Mapping[str, Tensor] = field(default_factory=dict)
-    """The side arrays in `spec.side` by name, `[R, n, *item_shape]` of their own item
-    shape: n entries for each piece."""
+    """The side arrays in `spec.side` by name, `[R, n, *item_shape]`: n entries per piece."""
 
 
 @dataclass
@@ -71,10 +66,6 @@ class _Row:
     piece: Piece
     samples: Tensor
     output: Rows = field(init=False)
-
-
-Run = Callable[["Tensor", "Tensor"], Rows]
-"""A function with the arguments of `RowExtractor.encode`, which computes rows."""
 
 
 class RowExtractor(Extractor[P]):
@@ -89,37 +80,31 @@ class RowExtractor(Extractor[P]):
 
     batchings = ("padded", "equal_length", "single")
     batching: Batching = "padded"
-    """The loosest batching that is safe; see `chosen_batching`."""
     granularity: int
-    """The number of samples of which padded lengths are multiples, usually the model's hop."""
+    """The number of samples of which padded lengths are multiples, usually the hop."""
     gpu_factor: ClassVar[int] = 1
-    """The factor of `ROW_SECONDS` on a GPU: above 1 if kernels are so small, or so many
-    wait for one another, that few rows take nearly as long as many."""
+    """The factor of `ROW_SECONDS` on a GPU: above 1 if few rows take nearly as long as
+    many."""
     _shrunk: int = 1
 
     @abstractmethod
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        """Compute rows.
-
-        Args:
-            waveforms: The rows, float32 `[R, P]` on the device, zero after each row's
-                end. Do not write to them.
-            num_samples: The length of each row, int64 `[R]` on the device.
-        """
+        """Compute rows, float32 `[R, P]` on the device, zero after each row's end, of
+        lengths `num_samples`, int64 `[R]`. Do not write to them."""
 
     @property
     def chunks_are_exact(self) -> bool:
-        """True if a frame in a piece sees everything that it would see in the whole clip;
-        False if nobody knows."""
+        """True if a frame in a piece is known to see all that it would see in the whole
+        clip."""
         return False
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """Cut a clip into rows. The frames of the pieces, one after another, are the clip's.
-        Raises AudioError if it cannot be extracted, for example with the reason TOO_LONG."""
+        """Cut a clip into rows. Their frames, one after another, are the clip's. Raises
+        AudioError if it cannot be extracted, for example with the reason TOO_LONG."""
         return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
 
     def padded_length(self, num_samples: int) -> int:
-        """Return the number of samples in the padded row of a piece of `num_samples`."""
+        """Return the samples in the padded row of a piece of `num_samples`."""
         if (self.chosen_batching or self.batching) != "padded":
             return num_samples
         units = -(-num_samples // self.granularity)
@@ -127,7 +112,7 @@ class RowExtractor(Extractor[P]):
         return -(-units // step) * step * self.granularity
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """Return the number of rows in a batch whose rows have `padded_length` samples."""
+        """Return the number of rows in a batch of rows of `padded_length` samples."""
         batching = self.chosen_batching or self.batching
         if batching == "single":
             return 1
@@ -139,8 +124,8 @@ class RowExtractor(Extractor[P]):
         return max(1, min(fitting, at_most // self._shrunk))
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
-        """Halve all batches from now on, after one of `rows` rows did not fit on the
-        device. Return False if it had only one row. Later batches may differ by rounding."""
+        """Halve all later batches, after one of `rows` rows did not fit on the device;
+        values may differ by rounding. Return False if it had only one row."""
         with _shrinking:
             # another thread may have shrunk them since
             if rows > 1 and self.rows(padded_length, device) >= rows:
@@ -153,9 +138,11 @@ class RowExtractor(Extractor[P]):
             for rows in self.extract_rows(clips)
         ]
 
-    def extract_rows(self, clips: Sequence[Clip], run: Run | None = None) -> list[Rows]:
-        """Compute the features of each clip, `[frames, *item_shape]`, and its side arrays.
-        `run` computes the rows, by default the method of this name."""
+    def extract_rows(
+        self, clips: Sequence[Clip], run: Callable[[Tensor, Tensor], Rows] | None = None
+    ) -> list[Rows]:
+        """Compute each clip's features, `[frames, *item_shape]`, and side arrays. `run`
+        computes the rows, by default the method of this name."""
         run = run or self.run
         rows_of_clips: list[list[_Row]] = []
         by_length: dict[int, list[_Row]] = defaultdict(list)
@@ -180,7 +167,6 @@ class RowExtractor(Extractor[P]):
         return [_joined([row.output for row in rows]) for rows in rows_of_clips]
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        """Run `encode` at the extractor's precision."""
         return self.encode(waveforms, num_samples)
 
 

@@ -13,17 +13,14 @@ import threading
 import warnings
 from textwrap import shorten
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from featcache import weights
 from featcache.errors import MissingDependencyError
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PACKAGE = "speechtokenizer"
 _ALIAS = "_featcache_speechtokenizer"
@@ -45,13 +42,10 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     revision = 1
     gpu_factor = 2
 
-    def __init__(
-        self, params: SpeechTokenizerParams, sample_rate: int, device: torch.device
-    ) -> None:
-        super().__init__(params, sample_rate, device)
-        model = _load(weights.locate(params.weights, params.revision)).to(device)
+    def _prepare(self) -> None:
+        model = _load(self._locate()).to(self.device)
         self.require_sample_rate(model.sample_rate)
-        count = num_codebooks(params, model.n_q)
+        count = num_codebooks(self.params, model.n_q)
         self._encoder = ragged.seanet_layers(model.encoder.model)
         self._codebooks = model.quantizer.vq.layers[:count]
         self.granularity = int(model.downsample_rate)
@@ -62,13 +56,9 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
 
 
 def _load(located: weights.Located) -> Any:
-    """Build the package's model from its weights, on the CPU."""
     model_class = _model_class()
-    config = weights.read_json(located, "config.json")
+    config = weights.read_config(located)
     tensors = weights.state_dict(located)
-    if not config:
-        what = "holds no config.json that says what the model is"
-        raise weights.weights_error(located.folder, what)
     model_type = config.get("model_type")  # as in every config.json of transformers
     if model_type is not None:
         what = f"holds a model of type {model_type!r}, not a SpeechTokenizer's"
@@ -88,9 +78,9 @@ def _load(located: weights.Located) -> Any:
 def _model_class() -> Any:
     """Import the package's class `SpeechTokenizer`, without the rest of the package.
 
-    `import speechtokenizer` imports its trainer, which needs tensorboard and beartype,
-    undeclared, and accelerate and matplotlib. The modules of the model import each other
-    relatively, so another package in the same folder has them as submodules."""
+    `import speechtokenizer` imports its trainer, which needs undeclared packages. The
+    model's modules import each other relatively, so a package of another name can have
+    them."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise _missing(_PACKAGE)

@@ -22,15 +22,13 @@ from featcache.extractors.ragged import Length, is_inside, normalized
 from featcache.extractors.wav2vec2 import Wav2Vec2, attention_mask, first_of
 
 _EPSILON = 1e-7
-"""A number that `Wav2Vec2FeatureExtractor` adds to a waveform's variance, and
-`SeamlessM4TFeatureExtractor` to a mel bin's."""
+"""A number that transformers' feature extractors add to the variance of a waveform, and of
+a mel bin."""
 
 # The mel energies of w2v-BERT
 _STACKED = 2
-"""Mel frames in one frame of the model."""
 
 _LENGTH, _SHIFT = 400, 160
-"""Samples of a mel frame, and samples from one mel frame to the next."""
 
 _FFT_LENGTH = 512
 _SCALE = 32768.0
@@ -62,9 +60,8 @@ class SSL(HiddenStates[SSLParams]):
     Params = SSLParams
     revision = 1
 
-    def __init__(self, params: SSLParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device)
-        located = weights.locate(params.weights, params.revision)
+    def _prepare(self) -> None:
+        params, located = self.params, self._locate()
         settings = weights.read_json(located, "config.json")
         model_type = settings.get("model_type")
         if model_type not in _FAMILIES:
@@ -79,7 +76,7 @@ class SSL(HiddenStates[SSLParams]):
                 "params.layer: the output of this model comes from an adapter; choose a "
                 "layer before it"
             )
-        model = weights.load(model_class, located, device)
+        model = weights.load(model_class, located, self.device)
         epsilon = None
         if encoder is Wav2Vec2 and preprocessing.get("do_normalize", bool(preprocessing)):
             epsilon = _EPSILON
@@ -91,8 +88,7 @@ class Whisper(Encoder):
     weak supervision") over rows.
 
     The model, a `WhisperModel` in eval mode, always takes 30 s: silence follows a shorter
-    clip, and its frames are not kept. Shapes are those of `RowExtractor`, with `M` mel
-    bins."""
+    clip, and its frames are not kept. `M` are mel bins."""
 
     def __init__(self, model: Any) -> None:
         encoder = model.encoder
@@ -124,27 +120,26 @@ class Whisper(Encoder):
         yield from (output_RFD, output_RFD)
 
     def _mels(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute log mel spectrograms of rows of 30 s, float32 `[R, 2 F, M]`."""
         silent_RP = waveforms_RP.masked_fill(~is_inside(num_samples, waveforms_RP.shape[1]), 0)
         with torch.autocast(waveforms_RP.device.type, enabled=False):
             return torch.stack(self._log_mel.extract([Clip("", row) for row in silent_RP]))
 
 
 class W2vBert(Encoder):
-    """w2v-BERT 2.0 over rows: transformers' `Wav2Vec2BertModel`, in eval mode. Shapes are
-    those of `RowExtractor`, with `T` mel frames and `M` mel bins.
+    """w2v-BERT 2.0 over rows: transformers' `Wav2Vec2BertModel`, in eval mode. `T` are mel
+    frames, `M` mel bins.
 
-    The model (Barrault et al. 2023, "Seamless", section 3.2.1) is a Conformer over
-    Kaldi's log mel energies. Its front end is that of `SeamlessM4TFeatureExtractor`: 80
-    mel bins, each with zero mean and unit variance over the clip, two frames of 10 ms
-    stacked into one. Its convolutions look back only, so what follows a row's end is kept
-    out of means, variances and attention. An odd mel frame at the end is left out.
+    The model (Barrault et al. 2023, "Seamless", section 3.2.1) is a Conformer over Kaldi's
+    log mel energies. Its front end is that of `SeamlessM4TFeatureExtractor`: 80 mel bins,
+    each with zero mean and unit variance over the clip, two frames of 10 ms stacked into
+    one; an odd one is left out. Its convolutions look back only, so what follows a row's
+    end is kept out of means, variances and attention.
 
     The mel energies are computed in float64, as in transformers: the division by a bin's
     variance would amplify float32's rounding in bands without sound. transformers takes
-    means and variances in float32, which changes hidden states by up to some 1e-2 of
-    their RMS where a bin hardly changes: in clips of two frames, and in quiet ones with
-    an empty band."""
+    means and variances in float32, which changes hidden states by up to some 1e-2 of their
+    RMS where a bin hardly changes: in clips of two frames, and in quiet ones with an empty
+    band."""
 
     hop = _STACKED * _SHIFT
 
@@ -181,8 +176,7 @@ class W2vBert(Encoder):
         yield hidden_RFD
 
     def mel_energies(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the model's input: log mel energies with zero mean and unit variance,
-        float32 `[R, F, 2 M]`."""
+        """Compute normalised log mel energies, the model's input, float32 `[R, F, 2 M]`."""
         frames_RTL = waveforms_RP.unfold(1, _LENGTH, _SHIFT)
         rows, num_mels = frames_RTL.shape[:2]
         mels_RTM = self._log_mels(frames_RTL.reshape(-1, _LENGTH)).view(rows, num_mels, -1)
@@ -192,8 +186,8 @@ class W2vBert(Encoder):
         return scaled_RTM[:, : num_frames * _STACKED].reshape(rows, num_frames, -1)
 
     def _log_mels(self, frames: Tensor) -> Tensor:
-        """Compute Kaldi's log mel energies of frames `[n, 400]`, in blocks of one shape
-        (see `frames`): float64 `[n, M]`, rounded to values of float32."""
+        """Compute Kaldi's log mel energies of frames `[n, 400]`, in blocks of one shape:
+        float64 `[n, M]`, rounded to values of float32."""
         log_mels = []
         rows = BLOCK_ROWS[frames.device.type]
         for block in torch.split(frames, rows):
@@ -228,4 +222,3 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Any], Encoder]]] = {
     "wavlm": ("WavLM", "WavLMModel", Wav2Vec2),
     "whisper": ("Whisper", "WhisperModel", Whisper),
 }
-"""The families, by `model_type` in config.json: name, class in transformers, encoder."""

@@ -18,7 +18,7 @@ from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
 _EPSILON = 1e-5
-"""A number that `layer_norm`, by which bundles normalise waveforms, adds to the variance."""
+"""A number that bundles, by `layer_norm`, add to a waveform's variance."""
 
 _PAIRS = (
     "torchaudio 2.11.1 needs torch 2.13 or later, and 2.11.0 needs torch 2.11.0, each as built "
@@ -52,16 +52,13 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
     Params = TorchaudioSSLParams
     revision = 1
 
-    def __init__(self, params: TorchaudioSSLParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device)
-        bundle = _bundle(params.bundle)
-        if sample_rate != bundle.sample_rate:
-            raise ConfigError(
-                f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}"
-            )
-        encoder = TorchaudioWav2Vec2(_load(bundle, _locate(params), device))
+    def _prepare(self) -> None:
+        name = self.params.bundle
+        bundle = _bundle(name)
+        self.require_sample_rate(bundle.sample_rate, name)
+        encoder = TorchaudioWav2Vec2(_load(bundle, _locate(self.params), self.device))
         epsilon = _EPSILON if bundle._normalize_waveform else None
-        self._set_encoder(encoder, bundle._params["encoder_embed_dim"], params.bundle, epsilon)
+        self._set_encoder(encoder, bundle._params["encoder_embed_dim"], name, epsilon)
 
     @classmethod
     def weights_digest(cls, params: TorchaudioSSLParams) -> str | None:
@@ -69,8 +66,8 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
 
 
 class TorchaudioWav2Vec2(Wav2Vec2):
-    """torchaudio's `Wav2Vec2Model`, in eval mode, to be run on rows. It replaces a
-    WavLM's attention."""
+    """torchaudio's `Wav2Vec2Model`, in eval mode, on rows. It replaces a WavLM's
+    attention."""
 
     def __init__(self, model: Any) -> None:
         from torchaudio.models.wav2vec2.wavlm_attention import WavLMSelfAttention
@@ -96,7 +93,6 @@ class TorchaudioWavLMAttention(WavLMAttention):
     """WavLM's attention in place of torchaudio's `WavLMSelfAttention`."""
 
     def forward(self, *inputs: Any, **options: Any) -> tuple[Any, ...]:
-        """Return the output `[R, F, D]`, and the bias `[H, F, F]` for the next layers."""
         attended, _, bias = super().forward(*inputs, **options)
         return attended, bias
 
@@ -134,8 +130,7 @@ def _locate(params: TorchaudioSSLParams) -> weights.Located:
     if params.weights:
         located = weights.locate(params.weights, None)
         if located.file is None:
-            what = "name the file with the bundle's weights"
-            raise weights.weights_error(params.weights, what)
+            raise weights.weights_error(params.weights, "name the file with the bundle's weights")
         return located
     path = _bundle(params.bundle)._path
     file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
@@ -148,20 +143,15 @@ def _locate(params: TorchaudioSSLParams) -> weights.Located:
 
 
 def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
-    """Build the bundle's model, without the output layer of models fine-tuned to
-    recognise speech."""
     from torchaudio import models
 
     builder = {"Wav2Vec2": models.wav2vec2_model, "WavLM": models.wavlm_model}[bundle._model_type]
-    options = {**bundle._params, "aux_num_out": None}
-    model = builder(**options)
-    tensors = weights.state_dict(located)
-    tensors = {name: tensors[name] for name in tensors if not name.startswith("aux.")}
+    model = builder(**{**bundle._params, "aux_num_out": None})
+    tensors = weights.state_dict(located).items()
     try:
-        model.load_state_dict(tensors)
+        model.load_state_dict({name: x for name, x in tensors if not name.startswith("aux.")})
     except RuntimeError as error:
-        fault = str(error).splitlines()[-1].strip()
-        what = f"not the bundle's weights: {fault}"
+        what = f"not the bundle's weights: {str(error).splitlines()[-1].strip()}"
         raise weights.weights_error(located.path, what) from error
     weights.fold_weight_norm(model)
     return model.float().eval().requires_grad_(False).to(device)

@@ -12,10 +12,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, ValidationError
+from torch import Tensor
 
 from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
 from featcache.extractors.base import (
@@ -39,9 +40,6 @@ from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
 from featcache.weights import weights_error
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 FORMAT = "featcache units 1"
 
 
@@ -64,8 +62,8 @@ class Units(RowExtractor[UnitsParams]):
     """The nearest centroid of each frame, by squared Euclidean distance in float32; of
     equals, the lowest.
 
-    Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded
-    and batched. If that extractor or its weights have changed since the fit, units are
+    Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded and
+    batched. If that extractor or its weights have changed since the fit, units are
     refused."""
 
     Params = UnitsParams
@@ -78,9 +76,9 @@ class Units(RowExtractor[UnitsParams]):
         self.source_fingerprint = codebook.fingerprint
         self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
-        extractor = find(config["extractor"])
-        source_params = extractor.Params.model_validate(config["params"])
-        source = build(extractor, source_params, sample_rate, device)
+        kind = find(config["extractor"])
+        source_params = kind.Params.model_validate(config["params"])
+        source = build(kind, source_params, sample_rate, device)
         self._source = source if isinstance(source, RowExtractor) else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
@@ -116,12 +114,10 @@ class Units(RowExtractor[UnitsParams]):
 
     @property
     def chosen_batching(self) -> Batching | None:
-        """That of the features' extractor."""
         return self._source.chosen_batching
 
     @chosen_batching.setter
     def chosen_batching(self, batching: Batching | None) -> None:
-        """The batching chosen for the features' extractor."""
         self._source.chosen_batching = batching
 
     def num_frames(self, num_samples: int) -> int:
@@ -168,7 +164,7 @@ class Units(RowExtractor[UnitsParams]):
 
 
 def _requantized(x_RFD: Tensor, num_frames: Sequence[int]) -> Tensor:
-    """Round features as a version that stores them quantised; zero after each row's frames."""
+    """Round features as in a quantised version; zero after each row's frames."""
     values_RFD = torch.zeros_like(x_RFD, dtype=torch.float32)
     for row, count in enumerate(num_frames):
         levels, parameters = quantize(x_RFD[row, :count], [count])
@@ -195,9 +191,9 @@ class _RowsOfClips(RowExtractor[Params]):
 
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
-    """Return the resolved config of the features, with the present location of their
-    weights. Refuse a config with another fingerprint, and an extractor that is not
-    registered, since a cache names it."""
+    """Return the features' resolved config, with the present location of their weights.
+    Refuse one with another fingerprint, or an extractor that is not registered, since a
+    cache names it."""
     extractor = codebook.config["extractor"]
     try:
         require_registered(extractor)
@@ -243,23 +239,20 @@ class Codebook:
     centroids: Tensor
     """The centroids, float32 `[k, D]`, finite."""
     config: dict[str, Any]
-    """The version's resolved config."""
     fingerprint: str
-    """The version's fingerprint."""
     dtype: str
-    """The numpy name of the dtype that the version stores, to which frames are rounded."""
+    """The numpy name of the stored dtype, to which frames are rounded."""
     fitted: dict[str, str]
-    """Notes about the fit for people: `seed`, `frames`, `inertia` and others."""
+    """Notes about the fit: `seed`, `frames`, `inertia` and others."""
 
     def digest(self) -> str:
-        """Return the SHA-256, in hex, of the centroids and the version."""
         digest = hashlib.sha256(f"{self.fingerprint} {list(self.centroids.shape)} ".encode())
         digest.update(self.centroids.numpy().astype("<f4").tobytes())
         return digest.hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return the codebook as a safetensors file: `centroids`, and the rest in its metadata,
-        which the library would put in a random order."""
+        """Return a safetensors file: `centroids`, and the rest in its metadata, which the
+        library would put in a random order."""
         k, dimensions = self.centroids.shape
         metadata = {
             **self.fitted,
@@ -280,8 +273,7 @@ class Codebook:
 
 
 def read_codebook(path: str | Path) -> Codebook:
-    """Read the file that `featcache fit-kmeans` wrote; raise ConfigError if it is no such
-    file."""
+    """Read a file that `featcache fit-kmeans` wrote; raise ConfigError for others."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -297,10 +289,8 @@ def read_codebook(path: str | Path) -> Codebook:
             centroids = file.get_tensor("centroids")
         is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2
         if not (is_matrix and centroids.numel() and centroids.isfinite().all()):
-            raise ValueError(
-                f"centroids are {centroids.dtype} {list(centroids.shape)}, not finite "
-                "float32 [k, D]"
-            )
+            what = f"{centroids.dtype} {list(centroids.shape)}, not finite float32 [k, D]"
+            raise ValueError(f"centroids are {what}")
         config = json.loads(fitted.pop("config"))
         return Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:
@@ -311,13 +301,11 @@ def read_codebook(path: str | Path) -> Codebook:
 
 
 class Nearest:
-    """Finds each frame's nearest centroid, by squared Euclidean distance in float32; of
-    equals, the lowest.
+    """Finds each frame's nearest centroid, of float32 `[k, D]`, as `Units` does.
 
     Frames are compared in blocks of one shape, so a frame's code does not depend on its
-    neighbours. Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was
-    subtracted from both: far from zero, float32 has few digits left for the differences.
-    Centroids are float32 `[k, D]`."""
+    neighbours. Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted
+    from both: far from zero, float32 has few digits left for the differences."""
 
     def __init__(self, centroids: Tensor, device: torch.device) -> None:
         exact = centroids.to(device, torch.float64)
@@ -330,7 +318,7 @@ class Nearest:
 
     def __call__(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the codes, int64 `[N]`, and the squared distances, float32 `[N]`, of
-        frames, float `[N, D]`."""
+        frames `[N, D]`."""
         codes, distances = [], []
         for frames in torch.split(features, self._rows):
             centred = frames.float() - self._middle

@@ -1,18 +1,17 @@
 """wav2vec 2.0, HuBERT and WavLM over padded rows, each row as if it were alone.
 
 The three share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT";
-Chen et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection,
-a wide convolution that encodes positions, a transformer. What follows a row's last sample
+Chen et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection, a
+wide convolution that encodes positions, a transformer. What follows a row's last sample
 could change the row in four places:
 
-* the group norm over time after the first convolution of "base" models: mean and
-  variance are taken over the row's own steps;
+* the group norm over time of "base" models: its statistics are those of the row's own steps;
 * the projection, which maps padding to something else: this is set to zero again;
 * the positional convolution, which reaches beyond the end: it finds zeros there;
 * attention: what follows the end has a weight of exactly zero.
 
-Threads share the modules, which keep nothing of a call. All rows get the attention mask,
-even without padding: kernels without a mask round differently."""
+All rows get the attention mask, even without padding: kernels without a mask round
+differently."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ from featcache.extractors.hidden_states import Encoder
 from featcache.extractors.ragged import Length, is_inside, own_padding, receptive_field, steps_after
 
 _VECTOR = 32
-"""The most numbers that a CPU's vectorised functions take at a time. In all published
-models, the number of channels is a multiple of it."""
+"""The most numbers that a CPU's vectorised functions take at a time; a divisor of all
+published models' number of channels."""
 
 _BLOCK = 8
 """The steps that one product of a `WideConvolution` computes; 4 and 16 are slower on an
@@ -36,8 +35,8 @@ H100."""
 
 
 class Wav2Vec2(Encoder):
-    """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, to be
-    run on rows (with the shapes of `RowExtractor`). It replaces a WavLM's attention."""
+    """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, on rows.
+    It replaces a WavLM's attention."""
 
     def __init__(self, model: Any) -> None:
         if model.config.model_type == "wavlm":
@@ -53,7 +52,6 @@ class Wav2Vec2(Encoder):
     def _set_modules(
         self, feature_extractor: Any, projection: Any, transformer: Any, norm_is_last: bool
     ) -> None:
-        """Take a model's modules; torchaudio's have the same names in them."""
         self._convolutions = list(feature_extractor.conv_layers)
         _, self.hop = receptive_field(layer.conv for layer in self._convolutions)
         self._projection = projection
@@ -68,10 +66,8 @@ class Wav2Vec2(Encoder):
         return steps_after(num_samples, [layer.conv for layer in self._convolutions])
 
     def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
-        """Run the model on waveforms that are normalised as it wants them.
-
-        Its output is the last layer's, through a final layer norm if the model has one
-        ("stable layer norm")."""
+        """Run the model on waveforms that are normalised as it wants them. A final layer
+        norm, if the model has one, follows the last layer."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
         hidden_RFD = first_of(self._projection(steps_RCF.transpose(1, 2)))
         inside_RF = is_inside(num_frames, hidden_RFD.shape[1])
@@ -89,8 +85,8 @@ class Wav2Vec2(Encoder):
         yield hidden_RFD
 
     def _convolved(self, waveforms_RP: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the output of the convolutions, `[R, C, F]`, and the number of each
-        row's own frames, int64 `[R]`."""
+        """Compute the output of the convolutions, `[R, C, F]`, and each row's number of
+        frames."""
         steps_RCT = waveforms_RP[:, None]
         num_steps = num_samples
         for layer in self._convolutions:
@@ -106,8 +102,6 @@ class Wav2Vec2(Encoder):
         return steps_RCT, num_steps
 
     def _positioned(self, hidden_RFD: Tensor, inside_RF: Tensor) -> Tensor:
-        """Compute what the positional convolution adds to `[R, F, D]`. `inside_RF` is true for
-        the rows' own frames."""
         channels_RDF = hidden_RFD.transpose(1, 2)
         batch_norm = getattr(self._positions, "batch_norm", None)
         if batch_norm is not None:  # it maps the zeros to something else
@@ -117,8 +111,7 @@ class Wav2Vec2(Encoder):
         return _activation(self._positions)(convolved_RDF).transpose(1, 2)
 
     def _transformed(self, hidden_RFD: Tensor, mask: Tensor) -> Iterator[Tensor]:
-        """Yield each layer's output. `mask`, `[R, 1, 1, F]`, is added to the logarithms of
-        attention weights."""
+        """Yield each layer's output."""
         options: dict[str, Any] = {}
         for layer in self.layers:
             outputs = layer(hidden_RFD, attention_mask=mask, **options)
@@ -131,8 +124,7 @@ class Wav2Vec2(Encoder):
 
 def _activation(module: Any) -> Callable[[Tensor], Tensor]:
     """Return the activation of a module. torchaudio's modules have no attribute for it."""
-    activation: Callable[[Tensor], Tensor]
-    activation = getattr(module, "activation", functional.gelu)
+    activation: Callable[[Tensor], Tensor] = getattr(module, "activation", functional.gelu)
     return activation
 
 
@@ -151,12 +143,12 @@ def attention_mask(hidden_RFD: Tensor, inside_RF: Tensor) -> Tensor:
 
 
 class WideConvolution(nn.Module):
-    """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels.
-    On a GPU it replaces `conv`, which has stride 1, a bias, and zeros around the row.
+    """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels. On
+    a GPU it replaces `conv`, which has stride 1, a bias, and zeros around the row.
 
-    It is one product of matrices for each group: windows, each wide enough for `_BLOCK`
-    steps of the output, by the weights, repeated for each of these steps. cuDNN's
-    repeatable kernels take 2 to 95 × as long on an H100, and tens of GiB of memory."""
+    For each group, it multiplies windows, each wide enough for `_BLOCK` steps of the
+    output, by the weights, repeated for each of these steps. cuDNN's repeatable kernels
+    take 2 to 95 × as long on an H100, and tens of GiB of memory."""
 
     def __init__(self, conv: nn.Conv1d) -> None:
         super().__init__()
@@ -172,7 +164,6 @@ class WideConvolution(nn.Module):
         self._weight = weight_GIWOB.flatten(3).flatten(1, 2)
 
     def forward(self, x_RCT: Tensor) -> Tensor:
-        """Compute the convolution, `[R, C', T']`."""
         rows, groups = len(x_RCT), len(self._weight)
         steps = x_RCT.shape[2] + 2 * self._padding - (self._width - _BLOCK)
         blocks = -(-steps // _BLOCK)
@@ -187,10 +178,9 @@ class WideConvolution(nn.Module):
 
 
 class WavLMAttention(nn.Module):
-    """WavLM's attention, with a gated bias for the distance of two frames, by the
-    formulas of section 3.1 of the WavLM paper. It replaces transformers'
-    `WavLMAttention`, and uses its weights: that warns in every layer with a mask, and
-    computes all attention weights' mean to discard it."""
+    """WavLM's attention, with a gated bias for the distance of two frames (section 3.1 of
+    the paper). transformers' own warns in every layer with a mask, and computes all
+    attention weights' mean to discard it."""
 
     def __init__(self, attention: Any, out_projection: nn.Module) -> None:
         super().__init__()
@@ -204,22 +194,17 @@ class WavLMAttention(nn.Module):
         position_bias: Tensor | None = None,
         **_: Any,
     ) -> tuple[Any, ...]:
-        """Return the output `[R, F, D]`, None in place of the attention weights, and the bias
-        `[H, F, F]`, which is None in the first layer and passed to the next layers.
-
-        The mask, `[R, 1, 1, F]`, is zero for a row's own frames and minus infinity for
-        others."""
+        """Return the output `[R, F, D]`, None in place of the attention weights, and the
+        bias `[H, F, F]`, which the first layer computes for the next layers."""
         query, key, value = map(self._heads, self._projected(hidden_states))
-        bias = position_bias
-        if bias is None:
+        if position_bias is None:
             num_frames = hidden_states.shape[1]
-            bias = self._replaced.compute_bias(num_frames, num_frames)
-        mask = (self._gates(hidden_states) * bias + attention_mask).to(query.dtype)
+            position_bias = self._replaced.compute_bias(num_frames, num_frames)
+        mask = (self._gates(hidden_states) * position_bias + attention_mask).to(query.dtype)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self._out_projection(attended.transpose(1, 2).flatten(2)), None, bias
+        return self._out_projection(attended.transpose(1, 2).flatten(2)), None, position_bias
 
     def _projected(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values, each `[R, F, D]`."""
         old = self._replaced
         return old.q_proj(hidden_states), old.k_proj(hidden_states), old.v_proj(hidden_states)
 
@@ -242,11 +227,8 @@ class WavLMAttention(nn.Module):
 
 
 def group_norm(norm: nn.GroupNorm, steps_RCT: Tensor, num_steps: Tensor) -> Tensor:
-    """Apply a group norm over time to `[R, C, T]`, with the statistics of each row's own
-    steps, `num_steps` `[R]`.
-
-    It is computed in float32, even under autocast, and may overwrite `steps_RCT`.
-    `ragged.group_norm` is the same norm, and rounds differently."""
+    """Apply a group norm over time to `[R, C, T]`, by each row's own steps, in float32,
+    even under autocast. May overwrite `steps_RCT`. `ragged.group_norm` rounds differently."""
     steps_RCT = steps_RCT.float()
     if steps_RCT.device.type == "cpu":  # four times as fast, with the bits of the row alone
         for row_CT, length in zip(steps_RCT, num_steps.tolist(), strict=True):

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors import dac, ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.wav2vec2 import Wav2Vec2
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Xcodec(CodecExtractor[BandwidthParams]):
@@ -33,11 +30,10 @@ class Xcodec(CodecExtractor[BandwidthParams]):
     Params = BandwidthParams
     revision = 1
 
-    def __init__(self, params: BandwidthParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device)
+    def _prepare(self) -> None:
         model = self._load_model("XcodecModel")
         config = model.config
-        count = num_codebooks_at_bandwidth(params, model)
+        count = num_codebooks_at_bandwidth(self.params, model)
         self._acoustic = model.acoustic_encoder
         self._semantic = Wav2Vec2(model.semantic_model)
         self._semantic_encoder = model.encoder_semantic
@@ -46,11 +42,11 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         # zeros on either side of the semantic model's input
         self._semantic_pad = int(model.pad)
         self._hop: int = config.hop_length
-        preprocessing = weights.read_preprocessing(weights.locate(params.weights, params.revision))
+        preprocessing = weights.read_preprocessing(self._locate())
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
         self._set_spec("X-Codec", count, config.codebook_size)
-        self.spec = replace(self.spec, frame_rate=sample_rate / self._hop)
+        self.spec = replace(self.spec, frame_rate=self.sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:
         return super().num_frames(num_samples) * (self.granularity // self._hop)
@@ -63,8 +59,8 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         return latents_RFD
 
     def _encode_semantic(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the semantic encoder's output `[R, D, F]` for rows `[R, P]` that are zero
-        after their ends."""
+        """Compute the semantic encoder's output `[R, D, F]` for rows `[R, P]`, zero after
+        their ends."""
         pad = self._semantic_pad
         waveforms_RP = F.pad(waveforms_RP, (pad, pad))
         num_samples = num_samples + 2 * pad
@@ -82,11 +78,11 @@ class Xcodec(CodecExtractor[BandwidthParams]):
 
     def _require_one_frame_per_hop(self) -> None:
         """Raise ConfigError unless both encoders give one frame for each hop of a clip of
-        whole hops, as in the published models.
+        whole hops.
 
-        Otherwise `XcodecModel.encode` pads the acoustic encoder's input. What holds for clips
-        of up to `hop` hops holds for all clips, because a product of strides other than `hop`
-        is off by one frame by then."""
+        Otherwise `XcodecModel.encode` pads the acoustic encoder's input. Clips of up to
+        `hop` hops suffice: a product of strides other than `hop` is off by one frame by
+        then."""
         for hops in range(1, self._hop + 1):
             semantic = self._semantic.num_frames(hops * self._hop + 2 * self._semantic_pad)
             semantic = ragged.steps_after(semantic, ragged.convolutions(self._semantic_encoder))

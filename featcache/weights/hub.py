@@ -1,9 +1,9 @@
 """Finds weights: a folder, a file, or a commit of a model on a hub, which is downloaded
 into the hub's cache on this machine. Every error is one line that says what to do.
 
-The files are downloaded one after another, and not by `snapshot_download`: its threads
-finish their files before an interrupt takes effect, and if the hub cannot list its files,
-it returns those in the cache as if they were all."""
+Files are downloaded one after another: `snapshot_download`'s threads finish their files
+before an interrupt takes effect, and if the hub cannot list its files, it returns those in
+the cache as if they were all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NAMES_OF_WEIGHTS = (
     r".*\.safetensors",
     r".*\.(bin|pt|pth|ckpt)",
 )
-"""Names of weights in a hub's repository, best first. Only files with the best name are
+"""Names of weights in a repository, best first. Only files with the best name are
 downloaded."""
 
 _log = logging.getLogger(__name__)
@@ -78,9 +78,8 @@ def locate(weights: str, revision: str | None) -> Located:
     """Find weights on this machine, or download them from the hub, if that is allowed.
 
     `weights` is a folder, a file in such a folder, or a hub's id, `org/name`, with a
-    commit of 40 hex digits as `revision`. Raises ConfigError if the folder, file, model or
-    commit does not exist, or may not be downloaded; ExtractorError if the hub cannot be
-    reached, or its files not kept."""
+    commit of 40 hex digits as `revision`. Raises ConfigError if it does not exist, or may
+    not be downloaded; ExtractorError if the hub cannot be reached, or its files not kept."""
     # Path.expanduser would raise for the home of an unknown user
     path = Path(os.path.expanduser(weights))
     if weights and os.path.isdir(path):  # "" would be the current folder
@@ -130,17 +129,13 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A commit of a model on a hub, and its place in the hub's cache on this machine,
-    laid out as in https://huggingface.co/docs/huggingface_hub/guides/manage-cache"""
+    """A commit of a model on a hub, and its place in the hub's cache, laid out as in
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache"""
 
     name: str
-    """`org/name`."""
     revision: str
-    """The commit, in 40 hex digits."""
     endpoint: str
-    """The hub's address."""
     cache: Path
-    """The hub's cache."""
 
     def __str__(self) -> str:
         return f"params.weights: {self.name}"
@@ -157,22 +152,21 @@ class HubModel:
 
     def complete_folder(self) -> Path | None:
         """Return the folder with the model's files if it has every file that decides
-        values; else None.
+        values.
 
-        Other programs may have downloaded weights to this cache without the file that
-        says how waveforms are prepared. A folder is complete with that file; with
-        `.gitattributes`, since then the whole repository was downloaded; or with a note
-        that there is no such file."""
+        Other programs may have downloaded weights without the file that says how waveforms
+        are prepared. A folder is complete with that file; with `.gitattributes`, since
+        then the whole repository was downloaded; or with a note that there is no such
+        file."""
         folder = folder_with_weights(self.snapshot)
         if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
-        if (
+        is_complete = (
             _says_preprocessing(folder)
             or (self.snapshot / ".gitattributes").is_file()
             or all(note.is_file() for note in self._notes_of_absence(folder))
-        ):
-            return folder
-        return None
+        )
+        return folder if is_complete else None
 
     def note_absent_files(self, folder: Path) -> None:
         """Note, where huggingface_hub keeps such notes, if the repository does not say how
@@ -205,36 +199,34 @@ def download(model: HubModel) -> None:
             f"{_is_not_there(model)}, and what only a cache names is not downloaded: run "
             f"{_command(model)}"
         )
+    if not model.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{model}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://"
+        )
     # it warns of each failed attempt; the last error is raised anyway
     with silenced(hub_logging):
         with errors_in_one_line(model, is_listing=True):
-            timeout = constants.HF_HUB_ETAG_TIMEOUT
             info = HfApi().model_info(
-                model.name, revision=model.revision, files_metadata=True, timeout=timeout
+                model.name,
+                revision=model.revision,
+                files_metadata=True,
+                timeout=constants.HF_HUB_ETAG_TIMEOUT,
             )
             files = {file.rfilename: file for file in info.siblings or []}
-            names = [
-                name for name in wanted_files(list(files)) if not (model.snapshot / name).exists()
-            ]
-            missing = [files[name] for name in names]
+            wanted = wanted_files(list(files))
+            missing = [files[name] for name in wanted if not (model.snapshot / name).exists()]
             num_bytes = sum((file.lfs.size if file.lfs else file.size) or 0 for file in missing)
             require_space(model, num_bytes)
-        _log.info(
-            "downloading %s at %s from %s to %s: %s, %s MB",
-            model.name,
-            model.revision[:12],
-            model.endpoint,
-            model.cache,
-            counted(len(missing), "file"),
-            f"{num_bytes / 1e6:,.1f}",
-        )
+        size = f"{counted(len(missing), 'file')}, {num_bytes / 1e6:,.1f} MB"
+        what = f"{model.name} at {model.revision[:12]}"
+        _log.info("downloading %s from %s to %s: %s", what, model.endpoint, model.cache, size)
         with errors_in_one_line(model, is_listing=False):
             for file in missing:
                 _download_file(file, model)
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """Choose a repository's files to download: JSON, and the weights by their best name."""
+    """Choose a repository's files to download."""
     jsons = [name for name in names if name.endswith(".json")]
     for pattern in _NAMES_OF_WEIGHTS:
         weights = [name for name in names if re.fullmatch(pattern, name)]
@@ -279,24 +271,16 @@ def _download_file(file: RepoSibling, model: HubModel) -> None:
         )
 
 
-# Errors
-
-
 @contextmanager
 def errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
-    """Replace errors of huggingface_hub, of its HTTP library, or of the file system. Raise a
-    ConfigError if the config or the environment has to change, an ExtractorError if the
-    same may work at another time. Bugs pass. Within the block, files are listed, or else
-    downloaded."""
+    """Replace errors of huggingface_hub, of its HTTP library, or of the file system, while
+    files are listed or downloaded: by a ConfigError if the config or the environment has
+    to change, an ExtractorError if the same may work at another time. Bugs pass."""
     try:
         yield
     except FeatcacheError:
         raise
     except Exception as error:  # also of whatever HTTP library the hub's package uses
-        if not model.endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"{model}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://"
-            ) from error
         causes = [*_causes(error)]
         for cause in causes:
             known = _known_error(cause, model, is_listing)
@@ -304,21 +288,18 @@ def errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
                 raise known from error
         if isinstance(error, _MISUSE):
             raise
-        reason = first_line(causes[-1])
+        route, reason = _route(model), first_line(causes[-1])
+        what = (
+            f"{model}: the download from {route} broke off ({reason}): run it again; whole files "
+            "are kept"
+        )
         if is_listing:
-            raise ExtractorError(
-                f"{_is_not_there(model)}, and {_route(model)} cannot be reached ({reason}): "
-                f"{_remedy(model)}"
-            ) from error
-        raise ExtractorError(
-            f"{model}: the download from {_route(model)} broke off ({reason}): run it again; "
-            "whole files are kept"
-        ) from error
+            what = f"{_is_not_there(model)}, and {route} cannot be reached ({reason}): "
+            what += _remedy(model)
+        raise ExtractorError(what) from error
 
 
 def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> FeatcacheError | None:
-    """Return the error to raise for a hub's answer, for another error of huggingface_hub,
-    or for a fault of the disk; None for others."""
     from huggingface_hub import errors
 
     page = f"{model.endpoint}/{model.name}"
@@ -343,10 +324,10 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
             f"{model}: {_route(model)} does not answer as a hub does ({reason}): check "
             "HF_ENDPOINT, and what stands between this machine and the network"
         )
-    if isinstance(error, OSError):
-        is_closed = error.errno in _CLOSED and error.filename
-        if error.errno in _FULL or is_closed:
-            return _cannot_be_kept(model, str(error.strerror))
+    if isinstance(error, OSError) and (
+        error.errno in _FULL or (error.errno in _CLOSED and error.filename)
+    ):
+        return _cannot_be_kept(model, str(error.strerror))
     return None
 
 
@@ -374,10 +355,9 @@ def _cannot_be_kept(model: HubModel, why: str) -> ExtractorError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
+    yield error
+    if error.__cause__ is not None:
+        yield from _causes(error.__cause__)
 
 
 def _is_not_there(model: HubModel) -> str:
@@ -400,10 +380,9 @@ def _route(model: HubModel) -> str:
     """Return the hub's address, and the variable that names a proxy, if any. A proxy's URL
     may hold a password."""
     parts = urlsplit(model.endpoint)
-    if parts.hostname and proxy_bypass(parts.hostname):
-        return model.endpoint
     proxies = getproxies()
+    is_bypassed = parts.hostname and proxy_bypass(parts.hostname)
     for scheme in (parts.scheme, "all"):
-        if scheme in proxies:
+        if scheme in proxies and not is_bypassed:
             return f"{model.endpoint}, through the proxy of {scheme.upper()}_PROXY,"
     return model.endpoint

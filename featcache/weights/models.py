@@ -1,5 +1,5 @@
-"""A model's folder: its JSON, its tensors, which are never unpickled, the hash of what
-decides values, and the model that transformers builds from it."""
+"""A model's folder: its JSON, its tensors, their hash, and the model that transformers
+builds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ from featcache.errors import ConfigError, MissingDependencyError, first_line, li
 from featcache.trust import remote_code_is_allowed
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-"""The suffixes of files of weights."""
 
 _STANDARD_NAMES = ("model.safetensors", "pytorch_model.bin")
-"""The names that transformers gives to a model's weights. If they are in several files,
-an index has this name."""
 
 _ONE_OF_SEVERAL = re.compile(r"-\d+-of-(?!0*1\.)\d+\.")
-"""The part of a file's name that shows that weights are in several files."""
+"""The part of a file's name that shows that there are several."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 """The files that may say how a model's waveforms are prepared."""
@@ -47,26 +44,25 @@ _IRRELEVANT_KEYS = {
     "dtype",
     "torch_dtype",
 }
-"""Keys of a model's JSON files that decide no values. Models run from float32 whatever
-the dtype here; the stored tensors' dtype is hashed with the tensors."""
+"""Keys of a model's JSON files that decide no values: models run from float32, and the
+stored dtype is hashed with the tensors."""
 
 _WEIGHT_NORM = {
     ".weight_g": ".parametrizations.weight.original0",
     ".weight_v": ".parametrizations.weight.original1",
 }
-"""The names of weight norm's magnitude and direction before torch 2.0, and since then."""
+"""The old and the new names of weight norm's magnitude and direction."""
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
 """Parameters that a model in eval mode never uses. Fine-tuned checkpoints may lack them."""
 
 _MOST_JSON_BYTES = 32 << 20
-"""The largest size of a model's JSON file; an index of tensors has some MB."""
+"""The largest size of a JSON file; an index of tensors has some MB."""
 
 _loading = threading.Lock()
-"""A lock, held while transformers is silenced, which affects the whole process."""
+"""A lock for silencing transformers, which affects the whole process."""
 
 _digests: dict[tuple[object, ...], str] = {}
-"""The digests computed so far, by the path, size, time and inode of the files."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,6 @@ class Located:
     """Weights on this machine."""
 
     folder: Path
-    """The folder with config.json."""
     file: Path | None = None
     """The file of weights, if the user named one."""
 
@@ -87,9 +82,6 @@ class Located:
 def weights_error(path: Path | str, what: str) -> ConfigError:
     """Make the error about weights at `path`."""
     return ConfigError(f"params.weights: {path}: {what}")
-
-
-# JSON
 
 
 def read_json(located: Located, name: str) -> dict[str, Any]:
@@ -111,27 +103,32 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
     return loaded
 
 
+def read_config(located: Located) -> dict[str, Any]:
+    """Read config.json; raise ConfigError if it says nothing."""
+    config = read_json(located, "config.json")
+    if not config:
+        what = "holds no config.json that says what the model is"
+        raise weights_error(located.folder, what)
+    return config
+
+
 def read_preprocessing(located: Located) -> dict[str, Any]:
-    """Read how waveforms are prepared for the model; {} if the folder does not say. If a
-    model was saved with a tokenizer, transformers 5 writes the settings to the part
-    `feature_extractor` of processor_config.json."""
+    """Read how waveforms are prepared for the model; {} if the folder does not say.
+    transformers 5 writes this to a part of processor_config.json if a model has a
+    tokenizer."""
     settings: Any = read_json(located, "preprocessor_config.json")
     if not settings:
         settings = read_json(located, "processor_config.json").get("feature_extractor")
     return settings if isinstance(settings, dict) else {}
 
 
-# Which files are the weights
-
-
 def weight_candidates(folder: Path) -> list[Path]:
-    """List a folder's files that may hold weights, by their suffix."""
+    """List a folder's files that may hold weights."""
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
 
 
 def folder_with_weights(folder: Path) -> Path | None:
-    """Return the folder itself if it holds weights, or the only folder in it that does;
-    else None."""
+    """Return the folder itself if it holds weights, or the only folder in it that does."""
     if not folder.is_dir():
         return None
     if weight_candidates(folder):
@@ -141,13 +138,12 @@ def folder_with_weights(folder: Path) -> Path | None:
 
 
 def weight_files(located: Located) -> list[Path]:
-    """Return the file that the user named, or the files that transformers would load.
-    Raises ConfigError if there is none, one is missing, or there are several and none has
-    a standard name."""
+    """Return the file that the user named, or those that transformers would load. Raises
+    ConfigError if some are missing, or there are several and none has a standard name."""
     if located.file:
         return [located.file]
     folder = located.folder
-    standard = _standard_files(located)
+    standard = _standard_files(folder)
     missing = [file.name for file in standard if not file.is_file()]
     if missing:
         raise weights_error(folder, f"lacks {listing(missing)}, which its index lists")
@@ -161,33 +157,28 @@ def weight_files(located: Located) -> list[Path]:
 
 
 def has_all_weights(folder: Path) -> bool:
-    """Tell whether a folder with weights has all of them: if they are in several files, the
-    index and the files that it lists."""
-    standard = _standard_files(Located(folder))
+    """Tell whether a folder with weights has all of them."""
+    standard = _standard_files(folder)
     if standard:
         return all(file.is_file() for file in standard)
     return not any(_ONE_OF_SEVERAL.search(file.name) for file in weight_candidates(folder))
 
 
-def _standard_files(located: Located) -> list[Path]:
-    """Return the file with the first standard name, or the files that its index lists; []
-    without both."""
+def _standard_files(folder: Path) -> list[Path]:
+    """Return the file with the first standard name, or the files that its index lists."""
     for name in _STANDARD_NAMES:
-        if (located.folder / name).is_file():
-            return [located.folder / name]
-        index = read_json(located, f"{name}.index.json").get("weight_map")
+        if (folder / name).is_file():
+            return [folder / name]
+        index = read_json(Located(folder), f"{name}.index.json").get("weight_map")
         if isinstance(index, dict) and index:
-            return [located.folder / file for file in sorted(set(map(str, index.values())))]
+            return [folder / file for file in sorted(set(map(str, index.values())))]
     return []
-
-
-# Tensors, and the hash of what decides values
 
 
 def state_dict(located: Located) -> dict[str, Tensor]:
     """Read the tensors by name, on the CPU, in their stored dtypes, maybe as views of the
     file: do not write to them. Raises ConfigError if a file is missing, damaged, or holds
-    other things than tensors."""
+    other things."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(located):
         read = _read_safetensors if file.suffix == ".safetensors" else _read_torch
@@ -203,8 +194,8 @@ def digest(located: Located) -> str:
     config.json, how waveforms are prepared, and the folder's Python code if config.json
     names some. Raises ConfigError as `state_dict` and `read_json` do.
 
-    All copies have the same digest, in one file or several, as safetensors or saved by
-    torch, except if a model uses a tensor twice, which torch saves twice."""
+    Copies in one file or several, as safetensors or saved by torch, have the same digest,
+    unless a model uses a tensor twice, which torch saves twice."""
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     config = read_json(located, "config.json")
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in config else []
@@ -244,22 +235,17 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     except PermissionError:
         raise
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
-        raise weights_error(
-            file, "damaged, or not tensors alone; never unpickled: save it as safetensors"
-        ) from error
+        what = "damaged, or not tensors alone; never unpickled: save it as safetensors"
+        raise weights_error(file, what) from error
     if not isinstance(loaded, dict) or not all(
-        isinstance(name, str) and _is_plain(loaded[name]) for name in loaded
+        isinstance(name, str) and _is_plain(value) for name, value in loaded.items()
     ):
-        raise weights_error(
-            file,
-            "expected tensors by name (a state dict), and nothing else in the file; none that "
-            "is sparse, a conjugate or without values",
-        )
+        what = "expected tensors by name (a state dict) and nothing else; none that is sparse"
+        raise weights_error(file, f"{what}, a conjugate or without values")
     return loaded
 
 
 def _is_plain(value: object) -> bool:
-    """Tell whether a value is a tensor whose values lie in memory as they are."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     return not (value.is_meta or value.is_conj() or value.is_neg())
@@ -273,7 +259,6 @@ def _identity(path: Path) -> tuple[object, ...]:
 
 
 def _without_irrelevant_keys(value: Any) -> Any:
-    """Copy a JSON document without the keys that decide no values, at any depth."""
     if isinstance(value, dict):
         keys = value.keys() - _IRRELEVANT_KEYS
         return {key: _without_irrelevant_keys(value[key]) for key in keys}
@@ -291,9 +276,6 @@ def _modern_name(name: str) -> str:
     return stem + _WEIGHT_NORM.get(dot + last, dot + last)
 
 
-# Models
-
-
 def transformers_class(name: str, needed_for: str) -> Any:
     """Import a class of transformers; a MissingDependencyError if that fails."""
     try:
@@ -309,8 +291,8 @@ def transformers_class(name: str, needed_for: str) -> Any:
 
 
 def _import_without_broken_torchaudio(module: str) -> None:
-    """Import a module of transformers that imports torchaudio if it is installed. It gets
-    an empty module, which no model calls, for a torchaudio that does not import."""
+    """Import a module of transformers that imports torchaudio if it is installed. A
+    torchaudio that does not import is replaced by an empty module, which no model calls."""
     try:
         import_module(module)
     except (ImportError, OSError, RuntimeError):
@@ -330,9 +312,8 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
     into its weights: on the CPU in one thread, so every device gets the same bits.
 
     `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json
-    names; `options` are further ones of `from_pretrained`. Raises ConfigError if
-    config.json does not fit, weights do not fit or are damaged, or the model brings its
-    own code."""
+    names; `options` are those of `from_pretrained`. Raises ConfigError if config.json or
+    weights do not fit or are damaged, or the model brings its own code."""
     with _loading, _quiet_transformers():
         config, resolved_class = _resolve(model_class, located)
         tensors = state_dict(located)
@@ -361,15 +342,14 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
 
 
 def fold_weight_norm(model: nn.Module) -> None:
-    """Replace weight norm, in torch's old or new form, by the weights that it computes,
-    in one thread."""
+    """Replace weight norm, in torch's old or new form, by the weights that it computes."""
     threads = torch.get_num_threads()
     # threads share the norm's sum, so its last bits depend on their number
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
             for module in list(model.modules()):
-                if isinstance(module, nn.Module) and parametrize.is_parametrized(module):
+                if parametrize.is_parametrized(module):
                     for name in list(module.parametrizations):  # type: ignore[arg-type]
                         parametrize.remove_parametrizations(module, name)
                 for hook in list(module._forward_pre_hooks.values()):
@@ -380,21 +360,17 @@ def fold_weight_norm(model: nn.Module) -> None:
 
 
 def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
-    """Return the config and the class to build; for an auto class, the class that
-    config.json names."""
     folder = located.folder
-    raw = read_json(located, "config.json")
-    if not raw:
-        raise weights_error(folder, "holds no config.json that says what the model is")
+    raw = read_config(located)
     own_code = raw.get("auto_map") or {}
     _require_trusted(own_code, folder)
     is_auto = hasattr(model_class, "_model_mapping")
     model_type = raw.get("model_type", "")
     expected = model_type if is_auto else model_class.config_class.model_type
     if model_type != expected:
-        what = "config.json names no model_type"
-        if model_type:
-            what = f"holds a model of type {model_type!r}"
+        what = f"holds a model of type {model_type!r}"
+        if not model_type:
+            what = "config.json names no model_type"
         raise weights_error(folder, f"{what}, not {expected!r}")
     try:
         if not is_auto:
@@ -417,37 +393,33 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
 def _require_trusted(own_code: dict[str, Any], folder: Path) -> None:
     """Raise ConfigError for a model with its own code, unless it may run and is pinned."""
     if own_code and not remote_code_is_allowed():
-        raise weights_error(
-            folder, "has its own Python code: if you trust it, --trust-remote-code runs it"
-        )
+        what = "has its own Python code: if you trust it, --trust-remote-code runs it"
+        raise weights_error(folder, what)
     for name in own_code.values():
         if "--" in str(name):
-            raise weights_error(
-                folder, f"the model's code is in another repository, which is not pinned: {name}"
-            )
+            what = f"the model's code is in another repository, which is not pinned: {name}"
+            raise weights_error(folder, what)
 
 
 def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
-    """Raise ConfigError if transformers drew weights at random, since the file lacks them
-    or has other shapes."""
-    what = f"is not a whole {model_class.__name__}"
+    """Raise ConfigError if transformers drew weights at random."""
     mismatched = [
         f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]
     ]
-    if mismatched:
-        shapes = listing(sorted(mismatched), 3)
-        raise weights_error(located.path, f"{what}: wrong shapes: {shapes}")
     missing = [name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)]
-    if missing:
-        raise weights_error(located.path, f"{what}: it lacks {listing(sorted(missing), 3)}")
-    if info["error_msgs"]:
-        raise weights_error(located.path, f"{what}: {first_line(info['error_msgs'][0])}")
+    if mismatched:
+        fault = f"wrong shapes: {listing(sorted(mismatched), 3)}"
+    elif missing:
+        fault = f"it lacks {listing(sorted(missing), 3)}"
+    elif info["error_msgs"]:
+        fault = first_line(info["error_msgs"][0])
+    else:
+        return
+    raise weights_error(located.path, f"is not a whole {model_class.__name__}: {fault}")
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars, and its report of missing keys, for which
-    `load` raises."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -462,7 +434,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def silenced(logging: Any) -> Iterator[None]:
-    """Silence all but errors, by the module `logging` of transformers or huggingface_hub."""
+    """Silence all but errors, by the `logging` of transformers or huggingface_hub."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
