@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Batching = Literal["frames", "padded", "equal_length", "single"]
 
 _OWN = {
+    "audio_stats": "audio_stats:AudioStats",
     "dac": "dac:Dac",
     "encodec": "encodec:Encodec",
     "fbank": "kaldi:Fbank",

@@ -41,6 +41,10 @@ class TestMfcc(ExtractorSuite):
     config = "mfcc13"
 
 
+class TestAudioStats(ExtractorSuite):
+    config = "audio-stats"
+
+
 class TestLogMelOfWhisper(ExtractorSuite):
     config = "whisper-mel80"
 
