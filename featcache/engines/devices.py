@@ -3,21 +3,27 @@ GPU's process sees no other GPU, and runs on the cores next to its GPU."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 import torch
 
 from featcache.device import Device
 from featcache.engines.dispatch import Dispatch
-from featcache.engines.process import OtherProcess
-from featcache.engines.worker import Died, Event, Message, WorkerSetup
-from featcache.extraction.jobs import Engine
+from featcache.engines.local import run_locally
+from featcache.engines.process import ForkedProcess, OtherProcess, can_fork
+from featcache.engines.worker import Died, Event, Message, WorkerSetup, own_code, serve
+from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.options import Options
+from featcache.extraction.tasks import ShardTask
 
 _MAIN = "featcache.engines.worker:serve"
+
+_LEAST_TASKS = 2
+"""The shards to make for each forked process, at least: a process costs 30 ms."""
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
@@ -30,28 +36,74 @@ def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
 
 def on_devices(options: Options) -> Engine:
     """Return an engine that has a process for each of the options' devices."""
-    return lambda group, tasks, control: Dispatch(
-        group, tasks, control, _Processes(options), options
-    ).run()
+    devices = options.devices
+    names = [
+        f"{name} (process {number})" if devices.count(name) > 1 else name
+        for number, name in enumerate(devices, 1)
+    ]
+    shares = shares_of(options.threads, devices)
+    alone = [_alone(device) for device in devices]
+
+    def begin(worker: int, _: Iterable[Connection]) -> OtherProcess:
+        return OtherProcess(_MAIN, alone[worker][1])
+
+    def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
+        places = [(device, share) for (device, _), share in zip(alone, shares, strict=True)]
+        Dispatch(group, tasks, control, _Processes(names, places, begin), options).run()
+
+    return run
+
+
+def on_this_machine(options: Options) -> Engine:
+    """Return an engine that extracts in this process, or on a CPU in a forked process for
+    each thread of the budget, if the features are made frame by frame. Those do not wait
+    for each other's interpreter. Models leave it anyway, and would be in memory twice."""
+
+    def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
+        budget = group.device.threads
+        first = list(itertools.islice(tasks, _LEAST_TASKS * budget))
+        tasks = itertools.chain(first, tasks)
+        processes = min(budget, len(first) // _LEAST_TASKS)
+        is_by_frames = group.source is None and not any(job.built.takes_rows for job in group.jobs)
+        if processes < 2 or group.device.is_cuda or not is_by_frames or not can_fork():
+            run_locally(group, tasks, control)
+            return
+        own_code()  # computed once, for all
+        names = [f"process {number}" for number in range(1, processes + 1)]
+        team = _Processes(names, [("cpu", 1)] * processes, _fork)
+        Dispatch(group, tasks, control, team, options).run()
+
+    return run
+
+
+def _fork(_: int, others: Iterable[Connection]) -> ForkedProcess:
+    return ForkedProcess(serve, others)
 
 
 class _Processes:
-    """A team of processes of this machine."""
+    """A team of processes of this machine.
 
-    def __init__(self, options: Options) -> None:
-        devices = options.devices
-        self.names: Sequence[str] = [
-            f"{name} (process {number})" if devices.count(name) > 1 else name
-            for number, name in enumerate(devices, 1)
-        ]
-        self._devices = devices
-        self._shares = shares_of(options.threads, devices)
-        self._processes: dict[int, OtherProcess] = {}
+    Args:
+        names: The names of the workers.
+        places: The device and the threads of each.
+        begin: Starts a worker's process. Gets its number, and the connections to others.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        places: Sequence[tuple[str, int]],
+        begin: Callable[[int, Iterable[Connection]], OtherProcess | ForkedProcess],
+    ) -> None:
+        self.names = names
+        self._places = places
+        self._begin = begin
+        self._processes: dict[int, OtherProcess | ForkedProcess] = {}
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
-        device, environment = _alone(self._devices[worker])
-        self._processes[worker] = OtherProcess(_MAIN, environment)
-        self.send(worker, setup.on(device, self._shares[worker]))
+        others = [process.connection for process in self._processes.values()]
+        self._processes[worker] = self._begin(worker, others)
+        self.send(worker, setup.on(*self._places[worker]))
 
     def send(self, worker: int, message: WorkerSetup | Message) -> None:
         """Send a message; if the process has died, `wait` tells."""

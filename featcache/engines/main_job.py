@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featcache.config import Config, as_config
-from featcache.engines.devices import on_devices
-from featcache.engines.local import run_locally
+from featcache.engines.devices import on_devices, on_this_machine
 from featcache.engines.ray import on_ray
 from featcache.errors import ArgumentError, listing
 from featcache.extraction.built_config import BuiltConfig
@@ -66,7 +65,7 @@ def choose_engine(options: Options) -> Engine:
         return options.engine
     if options.is_on_ray:
         return on_ray(options.engine, options)
-    return on_devices(options) if options.devices else run_locally
+    return on_devices(options) if options.devices else on_this_machine(options)
 
 
 def extract(

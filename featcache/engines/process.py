@@ -3,14 +3,18 @@ or scheduler do not reach it: it ends with the connection."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
@@ -63,18 +67,16 @@ class OtherProcess:
             ]
         )
         command = [sys.executable, "-P", "-c", program]
-        # The other process inherits the blocked signals.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             # What a library prints is no result, and goes to stderr.
-            self._process = Popen(
-                command, stdin=DEVNULL, stdout=2, pass_fds=[file], env=environment
-            )
+            with _signals_blocked():
+                self._process = Popen(
+                    command, stdin=DEVNULL, stdout=2, pass_fds=[file], env=environment
+                )
         except BaseException:
             self.connection.close()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             other_end.close()
 
     def end(self) -> str:
@@ -87,6 +89,70 @@ class OtherProcess:
             self._process.kill()
             code = self._process.wait()
         return ending(code)
+
+
+class ForkedProcess:
+    """Forks this process. The child has its modules in common memory, imports nothing
+    again, and calls `main` with its end of `connection`. Raises OSError if it cannot be
+    forked.
+
+    Args:
+        others: Connections of this process that the child closes, so that they end with
+            this process.
+    """
+
+    def __init__(
+        self, main: Callable[[Connection], None], others: Iterable[Connection] = ()
+    ) -> None:
+        self.connection, other_end = Pipe()
+        kept = [self.connection, *others]
+        self._process = get_context("fork").Process(target=_child, args=(main, other_end, kept))
+        try:
+            with _signals_blocked(), warnings.catch_warnings():
+                # Python 3.12 warns of any thread. See `can_fork`.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._process.start()
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            other_end.close()
+
+    def end(self) -> str:
+        """Close the connection, and wait for the end, or kill the process. Returns how it
+        ended: a signal's name, or its exit code."""
+        self.connection.close()
+        self._process.join(_SECONDS_TO_END)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        return ending(self._process.exitcode or 0)
+
+
+def _child(
+    main: Callable[[Connection], None], connection: Connection, others: Sequence[Connection]
+) -> None:
+    for other in others:
+        other.close()
+    os.dup2(2, 1)  # what a library prints is no result
+    main(connection)
+
+
+def can_fork() -> bool:
+    """Return True if a child of this process can extract: no thread is left behind that
+    may hold a lock. (zarr starts its own thread again in a child; obstore does not.)"""
+    others = {thread.name for thread in threading.enumerate()} - {"MainThread", "zarr_io"}
+    return not others and "obstore" not in sys.modules
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block signals of a terminal or scheduler, which a new process inherits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def passable(error: BaseException) -> Exception:

@@ -32,6 +32,10 @@ MAX_ITEMS = 100_000
 SHARD_HOURS = 1.0
 """The most audio in a shard, about: a kill costs each process the shard it was making."""
 
+LEAST_SECONDS, SHARDS_OF_FEW_HOURS = 300.0, 64
+"""Less audio is in a shard of a small manifest, so that several processes share it: a
+64th, but five minutes at least."""
+
 FEWEST_SHARDS = 256
 """If rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their
 audio."""
@@ -109,7 +113,8 @@ def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int6
     `seconds_per_shard` has not ended it."""
     # `fsum` gives the same bits on every machine.
     total = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())
-    seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, total / FEWEST_SHARDS))
+    part = min(max(LEAST_SECONDS, total / SHARDS_OF_FEW_HOURS), SHARD_HOURS * 3600)
+    seconds_per_range = min(seconds_per_shard, max(part, total / FEWEST_SHARDS))
     # A row fills no more than one shard.
     weight = np.clip(seconds / seconds_per_range, 1 / MAX_ITEMS, 1)
     begins = np.zeros(len(weight))
