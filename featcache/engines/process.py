@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import sys
-import traceback
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

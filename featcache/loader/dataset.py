@@ -35,6 +35,7 @@ from featcache.errors import (
 from featcache.loader.cache import Cache, Memory, positions_in
 from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
+from featcache.loader.shared import InSharedMemory, is_spawning
 from featcache.loader.utterances import (
     DatasetVersion,
     Selection,
@@ -53,6 +54,9 @@ _Value = TypeVar("_Value")
 
 Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """A function that brings a tensor to a device."""
+
+_ARRAYS = ("cache", "columns", "versions", "_ids")
+"""The attributes of a dataset that spawned processes map from common memory."""
 
 _SLOW = (
     "a worker process takes longer to pass a batch on than to read it: "
@@ -192,7 +196,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return f"FeatureDataset({folders}: {len(self):,} utterances{columns})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "lengths"}
+        state = {**vars(self)}
+        state.pop("lengths", None)
+        before = state.pop("_shared", None)
+        if is_spawning():
+            arrays = {name: state.pop(name) for name in _ARRAYS}
+            parts = [self._ids, *self.versions, *self.columns, *self.columns.values()]
+            if before is None or not before.holds(parts):
+                before = self._shared = InSharedMemory(arrays, parts)
+            state["_arrays"] = before
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state.pop("_arrays", {}), **state)
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
