@@ -5,7 +5,6 @@ import json
 import os
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from urllib.parse import quote
@@ -61,7 +60,7 @@ def test_samples_are_those_of_the_file(files, server, monkeypatch, kind, in_memo
     assert len(whole)
     for (samples, source), (others, other) in zip(here, there, strict=True):
         np.testing.assert_array_equal(samples, others)
-        assert other == replace(source, mtime_ns=other.mtime_ns)
+        assert other == source._replace(mtime_ns=other.mtime_ns)
         assert other.mtime_ns < 0
     assert server.requests == [f"GET /{path.name}"]
 
