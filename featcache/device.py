@@ -238,9 +238,9 @@ class Device:
             return [x.clone() if x.data_ptr() % step else x for x in tensors]
         sizes = [-(-len(waveform) // _ALIGNED) * _ALIGNED for waveform in waveforms]
         staging = self._staging("up", sum(sizes), torch.float32)
-        for part, waveform in zip(torch.split(staging, sizes), waveforms, strict=True):
+        for part, waveform in zip(staging.split_with_sizes(sizes), waveforms, strict=True):
             part.numpy()[: len(waveform)] = waveform
-        parts = zip(torch.split(self._sent(staging), sizes), waveforms, strict=True)
+        parts = zip(self._sent(staging).split_with_sizes(sizes), waveforms, strict=True)
         return [part[: len(waveform)] for part, waveform in parts]
 
     def upload_rows(

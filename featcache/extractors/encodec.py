@@ -2,11 +2,8 @@
 transformers.
 
 The encoder is a SEANet. Every convolution pads by reflection, up to a whole stride; here,
-where each row ends (see `ragged`).
-
-The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap. It
-divides each chunk by its root mean square. Here a chunk is a row, and its scale is kept
-with its codes."""
+where each row ends (see `ragged`). The 48 kHz model divides each chunk, here a row, by its
+root mean square, which is kept with its codes."""
 
 from __future__ import annotations
 

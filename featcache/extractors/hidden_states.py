@@ -19,6 +19,8 @@ from featcache.extractors.ragged import Length, normalized
 from featcache.extractors.rows import Piece, Rows
 from featcache.spec import FeatureSpec
 
+_Numbers = tuple[float, ...] | None
+
 
 class Encoder(ABC):
     """A model that runs on padded rows, each as if it were alone."""
@@ -62,9 +64,7 @@ class HiddenStatesParams(ModelParams):
 
     @field_validator("layers")
     @classmethod
-    def _distinct(
-        cls, layers: tuple[int, ...] | None, info: ValidationInfo
-    ) -> tuple[int, ...] | None:
+    def _distinct(cls, layers: _Numbers, info: ValidationInfo) -> _Numbers:
         if layers is None:
             return None
         if info.data.get("layer") is not None:
@@ -75,13 +75,9 @@ class HiddenStatesParams(ModelParams):
 
     @field_validator("weights_per_layer")
     @classmethod
-    def _one_weight_per_layer(
-        cls, weights: tuple[float, ...] | None, info: ValidationInfo
-    ) -> tuple[float, ...] | None:
-        if weights is None or "layers" not in info.data:
-            return weights
-        num_layers = len(info.data["layers"] or ())
-        if len(weights) != num_layers:
+    def _one_weight_per_layer(cls, weights: _Numbers, info: ValidationInfo) -> _Numbers:
+        num_layers = len(info.data.get("layers") or ())
+        if weights is not None and "layers" in info.data and len(weights) != num_layers:
             raise ValueError(
                 f"{len(weights)} given for {num_layers} layers; give one for each layer"
             )
