@@ -84,7 +84,8 @@ _DISPLAY = (
     "--max-failures",
     metavar="N|P%",
     help="Stop, and exit with 1, when more than N utterances have failed in this run, or "
-    "more than P% of those tried (of 100 or more, or of all).  [default: no limit]",
+    "more than P% of those tried (of 100 or more, or of all). What was extracted is kept.  "
+    "[default: no limit]",
 )
 @click.option("--from", "source", type=options.LOCATION, metavar="CACHE[/VERSION]", help=_SOURCE)
 @click.option("--batching", type=click.Choice(["single", "equal_length", "padded"]), help=_BATCHING)

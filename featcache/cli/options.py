@@ -271,7 +271,8 @@ def _allow_remote_code(context: click.Context, parameter: click.Parameter, value
 
 trust_remote_code = flag(
     "--trust-remote-code",
-    "Run code that comes with weights, and import extractors that no package registers.",
+    "Run code that comes with weights, and import extractors that a cache names and no "
+    "package registers.",
     expose_value=False,
     callback=_allow_remote_code,
 )
