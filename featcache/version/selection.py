@@ -11,7 +11,6 @@ from featcache.errors import ArgumentError, StoreError, listing
 from featcache.format.documents import differing_keys
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
-from featcache.version.tags import at_tag, tag_names
 from featcache.version.version import Version
 
 PARTS = "parts"
@@ -155,7 +154,12 @@ def select_versions(
     Raises StoreError if there is no version, or no such tag."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
-    return [at_tag(version, tag) for version in _opened(path, name, tag)]
+    versions = _opened(path, name, tag)
+    if tag is None:
+        return versions
+    from featcache.version.tags import at_tag
+
+    return [at_tag(version, tag) for version in versions]
 
 
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
@@ -167,6 +171,8 @@ def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
         if name in (None, folder.name) or name == _name_of(folder)
     ]
     if tag is not None and len(versions) > 1:
+        from featcache.version.tags import tag_names
+
         names = listing(version.path.name for version in versions)
         what = f"none of its {len(versions)} versions has a tag {tag}: {names}"
         versions = [version for version in versions if tag in tag_names(version)]
