@@ -417,10 +417,11 @@ def _parts(location: Sequence[str | int], document: Any) -> list[str]:
 
 
 def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
-    known = [path.split(".") for path in keys_of(model)]
-    # without a list's numbers, and a mapping's keys
-    above = [part for part in parts[:-1] if any(part in path for path in known)]
-    keys = list(dict.fromkeys(path[-1] for path in known if path[:-1] == above))
+    models = [model]
+    for part in parts[:-1]:  # which may also be a list's number, or a mapping's key
+        fields = [inner.model_fields[part] for inner in models if part in inner.model_fields]
+        models = [inner for field in fields for inner in _models(field.annotation)] or models
+    keys = list(dict.fromkeys(key for inner in models for key in inner.model_fields))
     for similar in difflib.get_close_matches(parts[-1], keys, 1):
         return f"there is no such key (did you mean {similar}?)"
     if keys:
@@ -453,9 +454,7 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, str | bool):
         text = json.dumps(value, ensure_ascii=False)
     text = without_secrets(text)
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]} …"
-    return text
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 # How configs differ

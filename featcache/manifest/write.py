@@ -106,11 +106,10 @@ def _cut(
     rate, num_samples, num_channels = file
     location = manifest.resolve(row.path)
     channels = list(range(num_channels))
-    channel: int | list[int] = row.channel or 0
-    if row.channel is None and num_channels > 1:
-        channel = channels
+    is_multi = row.channel is None and num_channels > 1
     start = row.start or 0.0
     seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
+    channel = channels if is_multi else row.channel or 0
     segment = {"start": start, "duration": seconds, "channel": channel}
     supervision: dict[str, Any] = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
     supervision |= {name: others.pop(name) for name in SAID if name in others}
@@ -134,7 +133,7 @@ def _cut(
         **segment,
         "supervisions": [supervision],
         "recording": recording,
-        "type": "MultiCut" if isinstance(channel, list) else "MonoCut",
+        "type": "MultiCut" if is_multi else "MonoCut",
     }
 
 
