@@ -24,23 +24,20 @@ parameter is called: presigned URLs have their signature in the query.
 from __future__ import annotations
 
 import copyreg
-import inspect
 import json
 import math
 import operator
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from numbers import Real
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class FeatcacheError(Exception):
@@ -410,20 +407,3 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
         raise ArgumentError(
             f"{name}: {path} is a URL: mount or copy what is there, and give a path on this machine"
         )
-
-
-def naming(passed_on: Mapping[str, object]) -> Callable[[_Function], _Function]:
-    """Have a function's signature name the arguments that it passes on by `**`, with
-    their defaults."""
-
-    def name(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=passed_on[name])
-            for name in passed_on
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-        return function
-
-    return name
