@@ -35,30 +35,30 @@ class Draws:
 
     def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
         self.device = device
-        self.generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
+        generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
+        self.options: dict[str, Any] = {"generator": generator, "device": device}
 
     def uniform(self, count: int, limits: Any = (0.0, 1.0)) -> Tensor:
         """Draw numbers from the first limit up to below the second, float32 `[count]`."""
         low, high = limits
-        drawn = torch.rand(count, generator=self.generator, device=self.device, dtype=torch.float32)
+        drawn = torch.rand(count, dtype=torch.float32, **self.options)
         scaled: Tensor = drawn * (high - low) + low
         return scaled
 
     def normal(self, like: Tensor) -> Tensor:
         """Draw standard normal numbers of a tensor's shape, float64 if it is, else float32."""
         dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
+        return torch.randn(like.shape, dtype=dtype, **self.options)
 
     def up_to(self, most: Tensor) -> Tensor:
         """Draw a whole number from 0 to each integer in `most`, inclusive, int64."""
-        drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
-        return drawn % (most + 1)
+        return torch.randint(_LARGE, most.shape, **self.options) % (most + 1)
 
     def beta(self, alpha: float, count: int) -> Tensor:
         """Draw numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
         both = torch.full((count, 2), alpha, device=self.device, dtype=torch.float32)
         # as torch.distributions.Beta does
-        return torch._sample_dirichlet(both, generator=self.generator)[:, 0]
+        return torch._sample_dirichlet(both, generator=self.options["generator"])[:, 0]
 
     def partners(self, count: int) -> Tensor:
         """Draw another row for each row, each once, int64 `[count]`; for a single row, itself."""

@@ -20,23 +20,20 @@ access in a URL. Its form tells that: presigned URLs have their signature in the
 from __future__ import annotations
 
 import copyreg
-import inspect
 import json
 import math
 import operator
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum, auto
 from numbers import Real
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class FeatcacheError(Exception):
@@ -384,19 +381,3 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     if is_url(path):
         remedy = "mount or copy what is there, and give a path on this machine"
         raise ArgumentError(f"{name}: {path} is a URL: {remedy}")
-
-
-def naming(passed_on: Mapping[str, object]) -> Callable[[_Function], _Function]:
-    """Have a function's signature name the arguments that it passes on by `**`, with
-    their defaults."""
-
-    def name(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        parameters = [*signature.parameters.values()][:-1]
-        for key, default in passed_on.items():
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(key, kind, default=default))
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return function
-
-    return name

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -399,14 +399,14 @@ class Cache:
             raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
-    def _positions(self, keys: Keys) -> Ints:
+    def _positions(self, keys: Any) -> Ints:
         is_single = isinstance(keys, str) or getattr(keys, "ndim", 1) == 0
         if is_single or not isinstance(keys, Iterable):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
         if not isinstance(keys, Sized):
             keys = [*keys]
         if len(keys) and isinstance(next(iter(keys)), str):
-            return self.find(cast("Iterable[str]", keys))
+            return self.find(keys)
         return positions_in(
             "keys", keys, len(self), str(self.version.path), "all ids, or all positions"
         )

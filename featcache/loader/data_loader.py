@@ -405,9 +405,8 @@ class ShardsAhead:
         the latest."""
         upcoming: deque[_Window] = deque()
         for _, group in groupby(enumerate(batches), lambda _: sampler.window):
-            window = [*group]
-            upcoming.append(window)
-            are_begun = self._expect(window)
+            upcoming.append([*group])
+            are_begun = self._expect(upcoming[-1])
             if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
                 yield from self._readings(upcoming.popleft())
         for window in upcoming:

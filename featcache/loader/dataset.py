@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar, Unpack
+from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -24,21 +24,17 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from featcache.errors import (
-    MOST_COUNTED,
-    ArgumentError,
-    FeatcacheWarning,
-    listing,
-    naming,
-    require_int,
-)
+from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
 from featcache.loader.cache import Cache, Memory, positions_in
 from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
 from featcache.loader.shared import InSharedMemory, is_spawning
 from featcache.loader.utterances import (
+    Classes,
     DatasetVersion,
-    Selection,
+    Names,
+    OnChanged,
+    Where,
     find_utterances,
     take,
     versions_of,
@@ -120,8 +116,6 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several
             versions, a dictionary.
-
-    Keyword Args:
         where: Select the manifest's rows by columns: `{"split": "train"}`, or a list of
             values, compared as text: 3 is also 3.0, True also true, None an empty cell. Or
             by a function that gets each row as a dictionary, `id` and all columns.
@@ -159,7 +153,6 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             with `short="error"`.
     """
 
-    @naming(find_utterances.__kwdefaults__ or {})
     def __init__(
         self,
         cache: Cache | Mapping[str, Cache],
@@ -168,12 +161,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         padding_value: float | Mapping[str, float] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
-        **selection: Unpack[Selection],
+        where: Where | None = None,
+        skip_missing: bool = False,
+        on_changed: OnChanged = "error",
+        copies: bool = True,
+        columns: Names = None,
+        classes: Classes = (),
     ) -> None:
         self.cache = cache
         versions = versions_of(cache, codebooks, padding_value)
         self.names = [version.name for version in versions]
-        utterances, self.skipped = find_utterances(versions, manifest, **selection)
+        utterances, self.skipped = find_utterances(
+            versions, manifest, where, skip_missing, on_changed, copies, columns, classes
+        )
         self.dropped: list[str] = []
         self._epoch = Epoch(0, is_followed=crop is not None)
         self._windows: Windows | None = None
@@ -292,8 +292,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also for the workers of torch's DataLoader, before each pass: unless
-        with `featcache.DataLoader`, or a `BucketBatchSampler` whose epoch is set."""
+        """Set the epoch, also for the workers of torch's DataLoader. Call it before each pass,
+        except with `featcache.DataLoader`, or a `BucketBatchSampler` whose epoch is set."""
         self._epoch.set(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def epoch_of(self, rows: Sequence[int]) -> int:

@@ -76,7 +76,6 @@ def parse_copying(
     ArgumentError for an invalid size or folder, or a limit without a folder."""
     if copy_limit is not None and copy_to is None:
         raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
-    # An empty text, as of a variable that is not set, would be the working directory.
     if copy_to == "" or not isinstance(copy_to, (str, os.PathLike, NoneType)):
         raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
     places: list[PlaceOf] = []
@@ -324,8 +323,7 @@ class ObjectShards(CopiedShards):
     @property
     def room(self) -> float:
         """The bytes of the largest place; infinite without a limit, or without places."""
-        limits = [place.limit for place in self.places]
-        return max((math.inf if limit is None else limit for limit in limits), default=math.inf)
+        return max((place.limit or math.inf for place in self.places), default=math.inf)
 
     @cached_property
     def sizes(self) -> Ints:
@@ -393,8 +391,7 @@ class ObjectShards(CopiedShards):
                 return copy
             # The room of removed copies is free once they are not mapped any more.
             with changing:
-                remaining = [(other, copy) for other, copy in self._copied.items() if copy.exists()]
-                self._copied = dict(remaining)
+                self._copied = {other: one for other, one in self._copied.items() if one.exists()}
             while True:
                 with self._fetching:
                     made = self._find_or_make(number, chunk)

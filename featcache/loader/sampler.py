@@ -18,14 +18,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
+from featcache.errors import MOST_COUNTED, ArgumentError, require_int
 from featcache.spec import Ints
 
 Random: TypeAlias = np.random.PCG64 | None
@@ -53,18 +53,6 @@ class Batching(TypedDict, total=False):
     shards_in_memory: int | None
 
 
-_DEFAULTS = Batching(
-    max_frames=None,
-    batch_size=None,
-    shuffle=True,
-    seed=0,
-    rank=0,
-    world_size=1,
-    drop_last=False,
-    shards_in_memory=None,
-)
-
-
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches of utterances of similar length, as lists of positions; torch's DataLoader
     takes it as `batch_sampler`.
@@ -81,8 +69,6 @@ class BucketBatchSampler(Sampler[list[int]]):
             is not copied. `dataset.lengths` also tells a state whose they are.
         shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed
             with `shards_in_memory`.
-
-    Keyword Args:
         max_frames: The limit on a batch's frames with padding: rows × longest. An
             utterance without any counts as one.
         batch_size: The limit on the rows of a batch. At least one of the two limits must
@@ -106,17 +92,24 @@ class BucketBatchSampler(Sampler[list[int]]):
             `max_frames`; also a ValueError.
     """
 
-    @naming(_DEFAULTS)
     def __init__(
         self,
         lengths: Sequence[int] | NDArray[Any] | torch.Tensor,
         *,
         shards: Sequence[int] | NDArray[Any] | None = None,
-        **batching: Unpack[Batching],
+        max_frames: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        shards_in_memory: int | None = None,
     ) -> None:
-        rules: dict[str, Any] = {**_DEFAULTS, **batching}
-        self.rank = require_int("rank", rules.pop("rank"), 0)
-        self.rules = Rules(**rules)
+        self.rank = require_int("rank", rank, 0)
+        self.rules = Rules(
+            max_frames, batch_size, shuffle, seed, world_size, drop_last, shards_in_memory
+        )
         count = self.rules.world_size
         if self.rank >= count:
             raise ArgumentError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,17 +60,6 @@ _Value = TypeVar("_Value")
 
 ByName: TypeAlias = _Value | Mapping[str, _Value]
 """One value for all versions of a dataset, or one for each, by the versions' names."""
-
-
-class Selection(TypedDict, total=False):
-    """The arguments of `FeatureDataset` that select utterances and columns."""
-
-    where: Where | None
-    skip_missing: bool
-    on_changed: OnChanged
-    copies: bool
-    columns: Names
-    classes: Classes
 
 
 @dataclass(frozen=True)
@@ -256,7 +245,6 @@ class _Reading:
 def find_utterances(
     versions: Sequence[DatasetVersion],
     manifest: Any,
-    *,
     where: Where | None = None,
     skip_missing: bool = False,
     on_changed: OnChanged = "error",
