@@ -55,22 +55,26 @@ def on_devices(options: Options) -> Engine:
 
 
 def on_this_machine(options: Options) -> Engine:
-    """Return an engine that extracts in this process, or on a CPU in a forked process for
-    each thread of the budget, if the features are made frame by frame. Those do not wait
-    for each other's interpreter. Models leave it anyway, and would be in memory twice."""
+    """Return an engine that extracts on one device: by threads of this process, or on a CPU
+    by a forked process for each thread of the budget, which wait for no common
+    interpreter. Models stay in this one: their operations leave the interpreter alone, and
+    their weights would be in memory several times."""
 
     def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-        budget = group.device.threads
-        first = list(itertools.islice(tasks, _LEAST_TASKS * budget))
+        most = group.device.threads
+        is_light = not any(job.built.takes_rows or job.built.has_weights for job in group.jobs)
+        if most < 2 or group.device.is_cuda or group.source or not is_light or not can_fork():
+            run_locally(group, tasks, control)
+            return
+        first = list(itertools.islice(tasks, _LEAST_TASKS * most))
         tasks = itertools.chain(first, tasks)
-        processes = min(budget, len(first) // _LEAST_TASKS)
-        is_by_frames = group.source is None and not any(job.built.takes_rows for job in group.jobs)
-        if processes < 2 or group.device.is_cuda or not is_by_frames or not can_fork():
+        count = len(first) // _LEAST_TASKS
+        if count < 2:
             run_locally(group, tasks, control)
             return
         own_code()  # computed once, for all
-        names = [f"process {number}" for number in range(1, processes + 1)]
-        team = _Processes(names, [("cpu", 1)] * processes, _fork)
+        names = [f"process {number}" for number in range(1, count + 1)]
+        team = _Processes(names, [("cpu", 1)] * count, _fork)
         Dispatch(group, tasks, control, team, options).run()
 
     return run

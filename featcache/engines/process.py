@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe, current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
@@ -139,10 +139,12 @@ def _child(
 
 
 def can_fork() -> bool:
-    """Return True if a child of this process can extract: no thread is left behind that
-    may hold a lock. (zarr starts its own thread again in a child; obstore does not.)"""
+    """Return True if a forked child of this process can extract.
+
+    It cannot if it lacks threads that may hold a lock: zarr starts its own again in a
+    child, but obstore does not. A daemon of multiprocessing may have no children."""
     others = {thread.name for thread in threading.enumerate()} - {"MainThread", "zarr_io"}
-    return not others and "obstore" not in sys.modules
+    return not (others or "obstore" in sys.modules or current_process().daemon)
 
 
 @contextmanager

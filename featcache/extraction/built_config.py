@@ -50,6 +50,11 @@ class BuiltConfig:
         """True if the extractor takes rows of padded clips."""
         return isinstance(self.extractor, RowExtractor)
 
+    @property
+    def has_weights(self) -> bool:
+        """True if the extractor loads weights."""
+        return self.config.extractor_class.weights_digest(self.config.params) is not None
+
     @cached_property
     def fingerprint(self) -> str:
         """The config's fingerprint, for which the weights are hashed. Raises what

@@ -1,0 +1,113 @@
+"""Processes forked on a CPU, for features that are made without a model: what they make,
+what their deaths cost, how they end, and when there are none."""
+
+import json
+import os
+import signal
+
+import pytest
+from cache_contents import being_written, check
+from extractions import write_config
+from pausing import interrupt
+from processes import python
+from test_devices import assert_whole, start_two, wait_for_end
+from test_suspects import arrays, assert_it_cost_itself_alone, crashing
+
+from featcache.manifest.read import read_manifest
+
+TWO = ("--device", "cpu", "--threads", 2)
+IN_SHARDS = ("--shard-size", "0.0015")
+
+
+def extracted(cli, *job: object) -> dict:
+    return json.loads(cli(*job, "--json").out)
+
+
+def test_forked_processes_make_the_shards_of_one(cli, corpus, scratch):
+    """Of several versions, with clips that fail."""
+    job = ("extract", corpus.manifest(), "-c", "fbank80", "-c", "mfcc13", "--shard-size", "0.05")
+    one = extracted(cli, *job, "-o", scratch / "one", "--threads", 1)
+    two = extracted(cli, *job, "-o", scratch / "two", *TWO)
+    assert arrays(scratch / "one") == arrays(scratch / "two")
+    assert (one["processes"], two["processes"]) == (1, 2)
+    for key in ("utterances", "failed_by_reason", "upsampled", "downsampled", "silent"):
+        assert one[key] == two[key]
+    assert two["failed"] > 0
+
+
+def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch):
+    config = write_config(scratch, "Crashing")
+    job = ("extract", crashing(plain, "segfault"), "-c", config, "--shard-size", "0.0008")
+    done = cli(*job, "-o", scratch / "c", *TWO).with_code(3)
+    assert "the process ended at work" in done.err
+    assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
+
+
+def test_an_interrupt_keeps_what_the_processes_have(cli, plain, gate, gated_config, scratch):
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *IN_SHARDS)
+    running, pids = start_two(cli, *job, *TWO, gate=gate, count=2)
+    for pid in pids:  # as a terminal does
+        os.kill(pid, signal.SIGINT)
+    ended = interrupt(running, gate).with_code(130)
+    wait_for_end(pids)
+    assert "extracted utterances kept" in ended.out
+    assert being_written(scratch) == []
+    assert [problem.kind for problem in check(scratch).problems] == ["unfinished"]
+    cli(*job, *TWO).with_code(0)
+    assert_whole(scratch, plain.manifest())
+
+
+def test_a_killed_run_leaves_no_process_and_no_lock(cli, plain, gate, gated_config, scratch):
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, *IN_SHARDS)
+    running, pids = start_two(cli, *job, gate=gate, count=1)
+    running.send(signal.SIGKILL)
+    running.wait()
+    gate.unlink()
+    wait_for_end(pids)
+    assert being_written(scratch) == []
+    cli(*job).with_code(0)
+    assert_whole(scratch, plain.manifest())
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_is_replaced(cli, plain, gate, gated_config, scratch, killed):
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, *IN_SHARDS)
+    running, pids = start_two(cli, *job, gate=gate, count=1)
+    os.kill(pids[killed], signal.SIGKILL)
+    running.wait_until(lambda: "is started again" in running.err())
+    gate.unlink()
+    ended = running.wait().with_code(0)
+    assert "SIGKILL" in ended.err
+    assert_whole(scratch, plain.manifest())
+    assert check(scratch, manifest=read_manifest(plain.manifest())).problems == []
+
+
+IN_PYTHON = """
+    import sys, threading
+    import featcache
+
+    manifest, cache, size, has_thread = sys.argv[1:]
+    if has_thread == "yes":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    options = featcache.Options("cpu", 2, shard_megabytes=float(size))
+    print(featcache.extract(manifest, "fbank80", cache, options).processes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "has_thread", "processes"), [(0.05, "no", 2), (128, "no", 1), (0.05, "yes", 1)]
+)
+def test_a_process_forks_if_there_is_work_and_no_other_thread(
+    corpus, scratch, size, has_thread, processes
+):
+    script = scratch / "script.py"
+    script.write_text("\n".join(line[4:] for line in IN_PYTHON.splitlines()))
+    done = python(script, corpus.manifest(), scratch / "c", size, has_thread).with_code(0)
+    assert done.out.strip() == str(processes)
+
+
+def test_models_are_not_forked(cli, corpus, scratch):
+    """Their weights would be in memory several times."""
+    config = write_config(scratch, "Moments", module="row_extractors", piece=20)
+    job = ("extract", corpus.manifest(), "-c", config, "--shard-size", "0.01")
+    assert extracted(cli, *job, "-o", scratch / "c", *TWO)["processes"] == 1
