@@ -34,6 +34,9 @@ CHUNK_SECONDS = 16 * 3600.0
 """Seconds of audio in a chunk, about: enough to fill a GPU's batches. For LibriSpeech's
 lengths, a tenth of the computing for 16 h is padding of incomplete batches."""
 
+_MOST_CHUNKS = 2
+"""The chunks of a worker: it begins the second while it commits the end of the first."""
+
 MOST_DEATHS = 3
 """The deaths after which a chunk is split into single tasks, and the further deaths that
 a single task may cause."""
@@ -68,8 +71,8 @@ class Chunks:
     """Deals tasks to workers."""
 
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
-        self.held: dict[int, Chunk] = {}
-        """The chunk of each busy worker."""
+        self.held: dict[int, list[Chunk]] = {}
+        """The chunks of each busy worker, in their order."""
         self._tasks = tasks
         self._workers = workers
         self._ahead: deque[ShardTask] = deque()
@@ -84,8 +87,15 @@ class Chunks:
     def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
         """Return the next chunk for a worker; None if it has nothing to do now. A worker
         does not get a chunk again that it died of, unless it `is_alone`. Chunks that cannot
-        be extracted even alone come last."""
+        be extracted even alone come last. A busy worker gets new tasks only, and not the
+        last ones."""
         self._look_ahead()
+        if worker in self.held:
+            is_near_end = len(self._ahead) < self._workers
+            if self._returned or is_near_end or self.held[worker][0].deaths:
+                return None
+            self.held[worker].append(self._new_chunk())
+            return self.held[worker][-1]
         returned = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
         chunk = next((chunk for chunk in returned if chunk.deaths < _TRIES), None)
         if chunk is None and returned and not self._ahead:
@@ -96,7 +106,7 @@ class Chunks:
             chunk = self._new_chunk()
         else:
             return None
-        self.held[worker] = chunk
+        self.held[worker] = [chunk]
         return chunk
 
     def _new_chunk(self) -> Chunk:
@@ -108,22 +118,24 @@ class Chunks:
             seconds += sum(tasks[-1].seconds)
         return Chunk(tuple(tasks))
 
-    def done(self, worker: int) -> None:
-        """Count a worker's chunk as done."""
-        del self.held[worker]
+    def done(self, worker: int, count: int = 1) -> None:
+        """Count a worker's first chunks as done."""
+        del self.held[worker][:count]
+        if not self.held[worker]:
+            del self.held[worker]
 
     def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
-        """Take back the chunk of a dead worker, except for the tasks in `done`, by name.
+        """Take back the chunks of a dead worker, except for the tasks in `done`, by name.
         The death `counts` unless the worker was preempted."""
-        chunk = self.held.pop(worker, Chunk(()))
-        left = tuple(task for task in chunk.tasks if task.name not in done)
-        deaths, died_with = chunk.deaths, chunk.died_with
-        if counts:
-            deaths, died_with = deaths + 1, worker
-        if left and deaths < MOST_DEATHS:
-            self._returned.append(Chunk(left, deaths, died_with))
-        else:
-            self._returned += [Chunk((task,), deaths, died_with) for task in left]
+        for chunk in self.held.pop(worker, []):
+            left = tuple(task for task in chunk.tasks if task.name not in done)
+            deaths, died_with = chunk.deaths, chunk.died_with
+            if counts:
+                deaths, died_with = deaths + 1, worker
+            if left and deaths < MOST_DEATHS:
+                self._returned.append(Chunk(left, deaths, died_with))
+            else:
+                self._returned += [Chunk((task,), deaths, died_with) for task in left]
 
     def _look_ahead(self) -> None:
         lacking = 2 * self._workers * MOST_TASKS - len(self._ahead)
@@ -227,7 +239,7 @@ class Dispatch:
             for number in (*held, *idle):
                 self._team.send(number, Stop())
         for number in idle:
-            held[number] = Chunk(())
+            held[number] = [Chunk(())]
             self._team.send(number, Work((), Suspects()))
         while held:
             self._listen()
@@ -243,8 +255,9 @@ class Dispatch:
 
     def _deal(self) -> None:
         ready = [number for number, worker in enumerate(self._workers) if worker.runs]
-        for number in ready:
-            if number in self._chunks.held:
+        held = self._chunks.held
+        for number in sorted(ready, key=lambda number: len(held.get(number, ()))):
+            if len(held.get(number, ())) == _MOST_CHUNKS:
                 continue
             chunk = self._chunks.take(number, is_alone=len(ready) == 1)
             if chunk is not None:
@@ -270,12 +283,12 @@ class Dispatch:
                 worker.committed += event.progress
                 worker.done.add(event.name)
                 worker.deaths = 0
-            case Working(progress, is_done):
+            case Working(progress, works):
                 worker.latest = progress
-                if is_done:
+                if works:
                     if progress.too_many_failures:
                         self._control.give_up(progress.too_many_failures, progress.traceback)
-                    self._chunks.done(number)
+                    self._chunks.done(number, works)
             case Exception():
                 raise event
             case Died(how, counts_as_death):

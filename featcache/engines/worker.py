@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -107,8 +107,8 @@ class Working:
     """An event: the progress since the worker began."""
 
     progress: Progress
-    is_done: bool = False
-    """True if the worker has done its tasks, or was stopped."""
+    works: int = 0
+    """The messages `Work` whose tasks it has done since the last event, or was stopped in."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,32 @@ class Inbox:
 
     def __init__(self) -> None:
         self.stop = threading.Event()
-        self.works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._works: deque[Work | None] = deque()
+        self._changed = threading.Condition()
 
     def put(self, message: Message) -> None:
         """Take a message."""
         if isinstance(message, Stop):
             self.stop.set()
         else:
-            self.works.put(message)
+            self._add(message)
+
+    def _add(self, work: Work | None) -> None:
+        with self._changed:
+            self._works.append(work)
+            self._changed.notify()
+
+    def wait(self) -> Work | None:
+        """Wait for the next work; returns None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._works)
+            return self._works.popleft()
+
+    def more(self, suspects: Suspects) -> Work | None:
+        """Return the next work if it is there and has these suspects."""
+        with self._changed:
+            work = self._works[0] if self._works else None
+            return self._works.popleft() if work and work.suspects == suspects else None
 
     def close(self) -> None:
         """Have the worker commit what was begun, and end; at once if it was stopped
@@ -144,7 +162,7 @@ class Inbox:
         if self.stop.is_set():
             end_process()
         self.stop.set()
-        self.works.put(None)
+        self._add(None)
         limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
         limit.daemon = True
         with suppress(RuntimeError):  # Python 3.12 starts no thread at the end of a process
@@ -187,9 +205,9 @@ def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> Non
     log.handlers = [_Notes(send)]
     worker: _Worker | None = None
     try:
-        worker = _Worker(setup, inbox.stop, send)
+        worker = _Worker(setup, inbox, send)
         send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-        while next_work := inbox.works.get():
+        while next_work := inbox.wait():
             worker.do(next_work)
     except Exception as error:  # noqa: BLE001 (whoever has started this is told)
         if worker is not None and worker.device.is_lost():
@@ -202,9 +220,7 @@ class _Worker:
     """The extractors, and the versions that they fill. Raises ConfigError if a config means
     something else here; ExtractorError if the run was planned by another featcache."""
 
-    def __init__(
-        self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> None:
         if setup.featcache != own_code():
             raise ExtractorError(
                 f"{socket.gethostname()}: has featcache {own_code()}, and the run was "
@@ -212,7 +228,7 @@ class _Worker:
             )
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
-        self._setup, self._stop, self._send = setup.setup, stop, send
+        self._setup, self._inbox, self._send = setup.setup, inbox, send
         configs, self._source = setup.setup.build(self.device)
         self.jobs = [
             _begin(setup.options, self.device, built, path, asked)
@@ -220,20 +236,30 @@ class _Worker:
         ]
         progress = Progress(versions={job.name: VersionCounts() for job in self.jobs})
         self._control = RunControl(
-            self._report, stop, done=send, leaves_unread=True, progress=progress
+            self._report, inbox.stop, done=send, leaves_unread=True, progress=progress
         )
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
-        """Do tasks. Records and sends the outcome so far."""
+        """Do tasks, and those that come meanwhile. Records and sends the outcome so far."""
+        works = 0
+
+        def tasks() -> Iterator[ShardTask]:
+            nonlocal works
+            more: Work | None = work
+            while more is not None:
+                works += 1
+                yield from more.tasks
+                more = self._inbox.more(work.suspects)
+
         for job in self.jobs:
             job.run.record()
         batch_seconds = self._setup.batch_seconds(self.device)
         group = JobGroup(self.jobs, self._setup.root, self._source, work.suspects, batch_seconds)
-        run_locally(group, iter(work.tasks), self._control)
+        run_locally(group, tasks(), self._control)
         for job in self.jobs:
-            job.finish(self._control.progress, self._stop.is_set())
-        self._send(Working(self._control.progress, is_done=True))
+            job.finish(self._control.progress, self._inbox.stop.is_set())
+        self._send(Working(self._control.progress, max(1, works)))
 
     def _report(self, progress: Progress) -> None:
         now = monotonic()

@@ -56,12 +56,12 @@ class InlineTeam:
         self._even_apart = even_apart
         self._events = []
         self._workers = {}
-        self._stop = threading.Event()
+        self._inbox = workers.Inbox()
 
     def start(self, worker, setup):
         self.started.append(worker)
         made = workers._Worker(
-            setup.on("cpu", 1), self._stop, lambda event: self._events.append((worker, event))
+            setup.on("cpu", 1), self._inbox, lambda event: self._events.append((worker, event))
         )
         self._workers[worker] = made
         label = self._labels[worker] if self._labels else "cpu"
@@ -80,7 +80,7 @@ class InlineTeam:
                 else:
                     self._events.append((worker, died))
             case Stop():
-                self._stop.set()
+                self._inbox.stop.set()
 
     def wait(self, seconds):
         events, self._events = self._events, []
@@ -330,20 +330,21 @@ def test_every_task_is_done_once(count, workers, deadly, data):
     """Deaths that have another cause, and workers that are preempted, come at any time; a
     task that always kills, until it is given up, costs no more than six workers."""
     chunks = Chunks(tasks(count), workers)
-    done, held = Counter(), {}
+    done, held = Counter(), chunks.held
     accidents = most_accidents = data.draw(st.integers(0, 5))
     deaths, names = 0, {f"{number:012x}" for number in deadly if number < count}
     while not chunks.are_done:
         worker = data.draw(st.integers(0, workers - 1))
-        if worker not in held:
+        own = held.get(worker, [])
+        if not own or (len(own) == 1 and data.draw(st.booleans())):
             chunk = chunks.take(worker, is_alone=workers == 1)
             if chunk is None:
                 assert held or workers > 1
                 continue
             assert 1 <= len(chunk.tasks) <= MOST_TASKS
-            held[worker] = chunk
+            assert not (own and chunk.deaths)
             continue
-        chunk = held.pop(worker)
+        chunk = own[0]
         is_given_up = chunk.deaths >= 2 * MOST_DEATHS
         assert len(chunk.tasks) == 1 or chunk.deaths < MOST_DEATHS
         kills = [
@@ -362,6 +363,7 @@ def test_every_task_is_done_once(count, workers, deadly, data):
             preempted = accident and data.draw(st.booleans())
             deaths += not preempted
             chunks.died(worker, committed, counts=not preempted)
+            assert worker not in held
         else:
             chunks.done(worker)
     assert not chunks.held
