@@ -109,6 +109,7 @@ class Reason(StrEnum):
     FILE_MISSING = "file_missing"
     FILE_UNREADABLE = "file_unreadable"
     NOT_AUDIO = "not_audio"
+    NOT_LABELS = "not_labels"
     EMPTY = "empty"
     TRUNCATED = "truncated"
     SEGMENT_OUTSIDE = "segment_outside"

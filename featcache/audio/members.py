@@ -37,6 +37,7 @@ import xxhash
 from featcache.audio.commands import run_command
 from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
+from featcache.audio.lines import CtmIndex, RttmIndex
 from featcache.audio.remote import (
     IN_MEMORY,
     TRIES,
@@ -70,7 +71,12 @@ _ENTRY_HEADER = 5 + 1 + 8
 # a program that writes a WAV to a pipe leaves the largest size, or one near it
 _UNFINISHED = 0x7F000000
 
-_KINDS: dict[str, Any] = {".arrow": ArrowIndex, ".parquet": ParquetIndex}
+_KINDS: dict[str, Any] = {
+    ".arrow": ArrowIndex,
+    ".parquet": ParquetIndex,
+    ".ctm": CtmIndex,
+    ".rttm": RttmIndex,
+}
 """The index of a container, by its suffix. Others are tars, or Kaldi's archives, whose
 entries have their length."""
 

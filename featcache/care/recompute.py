@@ -30,7 +30,7 @@ from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason, listing
 from featcache.extraction.features import ClipFeatures, WorkerTimes
-from featcache.extraction.from_audio import AudioExtractor
+from featcache.extraction.jobs import batch_extractor
 from featcache.extraction.padded_rows import BATCHINGS, compute_now
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.codec import CodecExtractor
@@ -125,7 +125,7 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
     """Extract an item alone, as a run does. Raises AudioError if it fails."""
     times = WorkerTimes(float)
-    for (result,) in AudioExtractor(root, [built])([item], times):
+    for (result,) in batch_extractor(root, [built], None)([item], times):
         extracted = compute_now(result, built.device, times)
         for failure in extracted.failures:
             raise AudioError(Reason(failure.reason), failure.message)

@@ -35,7 +35,7 @@ from featcache.format.group import GroupInfo, read_attributes
 from featcache.format.shard import Shard
 from featcache.format.writing import seal_group
 from featcache.manifest.audio_locations import is_command
-from featcache.manifest.copies import expand
+from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
@@ -137,7 +137,7 @@ class _Repair:
             if again is None or len(again):
                 built = self._built()
             if built is not None and again is not None:
-                manifest = expand(self.manifest, built.config.copies)
+                manifest = rows_of(self.manifest, built.config.resolved())
                 _refuse_loss(again, manifest, verified.damaged_shards)
             copies: dict[str, str] = {}
             for name, plan in plans.items():

@@ -70,7 +70,7 @@ def _describe(values: ValuesDiff) -> str:
         return "no utterance is in both, of the same row"
     parts = [f"{values.identical:,} of {counted(values.utterances, 'utterance')} bit-identical"]
     if values.other_lengths:
-        parts.append(f"{values.other_lengths:,} with other numbers of frames")
+        parts.append(f"{values.other_lengths:,} with other numbers of frames or other labels")
     if values.codes:
         parts.append(f"{values.differing:,} of {values.codes:,} codes differ")
     elif values.worst is not None:

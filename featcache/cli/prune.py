@@ -58,12 +58,13 @@ def prune(
     """
     from featcache.care.prune import ids_to_keep, plan_prune
     from featcache.care.prune import prune as prune_version
-    from featcache.version.selection import version_folders
+    from featcache.version.selection import need_columns, version_folders
     from featcache.version.version import Version
 
     wanted = None
     if manifest:
-        wanted = options.read_manifest(manifest, reading, audio=False, carry=False)
+        carry = need_columns(path)
+        wanted = options.read_manifest(manifest, reading, audio=False, carry=carry)
     versions = [Version.open(folder) for folder in version_folders(path)]
     keeping = []
     for version in versions:

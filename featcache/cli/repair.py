@@ -50,9 +50,9 @@ def repair(
     from featcache.audio.commands import kill_commands
     from featcache.care.repair import repair as repair_version
     from featcache.extraction.options import Options
-    from featcache.version.selection import version_folders
+    from featcache.version.selection import need_columns, version_folders
 
-    read = options.read_manifest(manifest, reading, carry=False)
+    read = options.read_manifest(manifest, reading, carry=need_columns(path))
     chosen = Options(device=device, threads=threads)
     with stoppable(kill_commands) as stop:
         repaired = [

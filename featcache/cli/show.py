@@ -38,7 +38,8 @@ def show(path: Location, utterance: str) -> None:
     With --json, start, duration (seconds) and channel are those of the manifest's row,
     and null where it gave none; audio_seconds is how much audio was extracted, and
     num_samples the same at the config's rate; source_rate (Hz), size (bytes) and mtime_ns
-    are those of the audio file.
+    are those of the audio file. Of events, every one is printed: start and end in
+    seconds, and its label.
 
     \b
     Example:
@@ -54,7 +55,9 @@ def show(path: Location, utterance: str) -> None:
         if number:
             say()
         lines = _origin_lines(document)
-        lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max")}
+        events = document.get("events")
+        names = ("shape", "dtype", "min", "mean", "max")
+        lines |= {name: document[name] for name in names[: 2 if events else None]}
         quantized = document.get("quantized")
         if quantized:
             lines["stored"] = (
@@ -62,6 +65,8 @@ def show(path: Location, utterance: str) -> None:
             )
         lines |= {name: _cells(summary) for name, summary in document["side"].items()}
         _say_lines(lines)
+        for event in events or ():
+            say(f"{event['start']:12.3f} {event['end']:12.3f}  {event['label'] or ''}")
 
 
 def _describe_in_each(
@@ -78,11 +83,19 @@ def _describe_in_each(
 
 
 def _document(version: Version, utterance: str) -> dict[str, Any]:
+    import numpy as np
+
     from featcache.loader.cache import Cache
+    from featcache.spec import LABELS
     from featcache.version.join import describe_origin
 
     cache = Cache(version, check=True)
-    document = describe_origin(version, utterance) | _summary(cache[utterance])
+    item: Any = cache[utterance]
+    document = describe_origin(version, utterance)
+    if cache.spec.axis.has_times:
+        document["events"] = [event._asdict() for event in item]
+        item = np.array([event[:2] for event in item]).reshape(-1, 2)
+    document |= _summary(item)
     if cache.spec.is_quantized:
         scale, _ = cache.quantization([utterance])[0]
         largest = float(scale.max())
@@ -93,7 +106,9 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
             "largest_error": largest / 2,
         }
     document["side"] = {
-        side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs
+        side.name: _summary(cache.side(side.name, utterance))
+        for side in cache.spec.outputs
+        if not (cache.spec.has_labels and side.name == LABELS)
     }
     return document
 
@@ -194,6 +209,7 @@ def why(
     from featcache.config import load_config
     from featcache.extraction.options import Options
     from featcache.extraction.plan import plan_extraction
+    from featcache.manifest.label_files import needs_columns
     from featcache.version.selection import select_versions
 
     reading = {name: chosen.pop(name) for name in options.READING}
@@ -218,7 +234,8 @@ def why(
     }
     plan, causes = None, []
     if manifest is not None:
-        read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
+        carry = needs_columns(loaded.resolved())
+        read = options.read_manifest(manifest, reading, loaded.keys, carry=carry)
         # As `extract` would do it, and with --replace.
         run_options = Options(device="cpu", replace=True, **chosen)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]

@@ -93,14 +93,14 @@ def verify(
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
     from featcache.manifest.utterances import CallersUrls
-    from featcache.version.selection import split_tag, version_folders
+    from featcache.version.selection import need_columns, split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
     wanted = None
     if manifest:
-        wanted = options.read_manifest(manifest, chosen, carry=False)
+        wanted = options.read_manifest(manifest, chosen, carry=need_columns(path))
     source_check = SourceCheck(sources == "content", root, CallersUrls(wanted))
     check_version = partial(
         check,

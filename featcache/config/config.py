@@ -28,7 +28,7 @@ from featcache.trust import without_downloads
 if TYPE_CHECKING:
     import torch
 
-StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
+StoredDtype = Literal["float64", "float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
 _MOST_BYTES = 256 << 10
 

@@ -131,8 +131,8 @@ def _fill(
     for job in jobs:
         control.progress.versions[job.name] = VersionCounts()
     some_paths: Sequence[str] = ()
-    if plan.source is None and not plan.manifest.has_urls:
-        some_paths = paths_of_some(plan.manifest)
+    if plan.source is None and not versions[0].manifest.has_urls:
+        some_paths = paths_of_some(versions[0].manifest)
     suspects = reduce(or_, (planned.suspects for planned in versions))
     root, batch_seconds = plan.manifest.root, plan.batch_seconds
     group = JobGroup(jobs, root, plan.source, suspects, batch_seconds, some_paths)

@@ -37,7 +37,8 @@ from featcache.extraction.version_plan import (
     replacement_notes,
     suspect_notes,
 )
-from featcache.manifest.copies import Copies, expand
+from featcache.manifest.copies import Copies
+from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK
 from featcache.storage.location import Location, as_location
@@ -51,6 +52,9 @@ from featcache.version.ledger import RowFailures, by_id, failures_by_row
 from featcache.version.records import read_probes
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, read_all_wanted
+
+_SECONDS_OF_LABELS = 10.0
+"""The seconds that a row of a label file counts as if the manifest does not say them."""
 
 
 @dataclass(frozen=True)
@@ -137,20 +141,21 @@ def plan_extraction(
         source = find_source(all_built, options.source, keep_index=not options.dry_run)
     batch_seconds = all_built[0].device.batch_seconds
     plan = ExtractionPlan(manifest, cache, options, only, source, batch_seconds)
-    rows_by_copies: dict[Copies, _Rows] = {}
+    all_rows: dict[tuple[Copies, str | None], _Rows] = {}
     versions = []
     for built in all_built:
-        copies = built.config.copies
-        if copies not in rows_by_copies:
-            rows_by_copies[copies] = _rows_of_run(plan, copies)
-        versions.append(_plan_version(plan, built, rows_by_copies[copies]))
+        key = built.config.copies, built.label_files
+        if key not in all_rows:
+            all_rows[key] = _rows_of_run(plan, built)
+        versions.append(_plan_version(plan, built, all_rows[key]))
     plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows that versions with the same copies should hold."""
+    """The rows that versions with the same copies, and of the same label files if they are
+    made of these, should hold."""
 
     manifest: Manifest
     """The rows of the run, with the config's copies."""
@@ -161,13 +166,14 @@ class _Rows:
     first: int
 
 
-def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
-    """Return the manifest with copies, or a partition of it, and each row's seconds.
+def _rows_of_run(plan: ExtractionPlan, built: BuiltConfig) -> _Rows:
+    """Return the rows of a version, or a partition of them, and each row's seconds.
 
     A partition is a slice of the utterances by the manifest's durations alone, so that
     all jobs of an array agree."""
     manifest, partition = plan.manifest, plan.options.own_partition
-    rows = expand(manifest, copies)
+    copies = built.config.copies
+    rows = rows_of(manifest, built.config.resolved())
     keys = RowKeys.of(rows)
     all_hashes = keys.id_hashes, keys.hashes
     first, end = 0, len(manifest)
@@ -179,6 +185,8 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
     known = rows.duration / speed  # a faster copy is shorter
     if plan.source is not None:
         known = plan.source.seconds(rows, known)
+    if built.label_files is not None:  # they have no header that says it
+        known = np.where(np.isnan(known), _SECONDS_OF_LABELS, known)
     return _Rows(rows, row_seconds(rows, known, speed), keys, all_hashes, first * len(copies))
 
 

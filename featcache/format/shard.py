@@ -16,7 +16,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, listing
-from featcache.format.documents import Count, Hash, Positive
+from featcache.format.documents import Count, Hash
 from featcache.format.group import (
     CHECKSUM_BYTES,
     NAME_DIGITS,
@@ -85,7 +85,7 @@ class Item(Utterance):
 class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     """The document of a shard, besides the keys of every group."""
 
-    frames: Positive
+    frames: Count
     seconds: Annotated[float, msgspec.Meta(ge=0)]
     row: Count
     """The manifest row of its first item: shards are in the order of these, then of their
@@ -177,7 +177,8 @@ class Shard(Group[ShardInfo]):
         self.name = name
         self.spec = spec
         self._faults: list[str] | None = None
-        self._features = "features", (self.info.frames, *spec.item_shape), spec.stored_dtype
+        rows = max(1, self.info.frames)  # no array is empty: see docs/format.md
+        self._features = "features", (rows, *spec.item_shape), spec.stored_dtype
         self.features_path, _ = self._chunk(*self._features)
         """The path of their file, in the shard."""
         if self.info.digest[:NAME_DIGITS] != name:

@@ -113,8 +113,8 @@ class ShardBuilder:
         """Add an item.
 
         Args:
-            features: Its frames, at least one: `[frames, *item_shape]` of the stored
-                dtype, C-contiguous; kept, not copied.
+            features: Its frames, at least one, or its events: `[frames, *item_shape]` of
+                the stored dtype, C-contiguous; kept, not copied.
             side: Its entries of every side array of the version; likewise.
 
         Raises ExtractorError if it is not what the version holds. Nothing has been added
@@ -143,18 +143,18 @@ class ShardBuilder:
             where: Names the version in messages.
         """
         table = self._table()
-        arrays = {"features": np.concatenate([clip.features for clip in self._clips])}
+        features = np.concatenate([clip.features for clip in self._clips])
+        num_frames = len(features)
+        if not num_frames:  # events may be none, and no array is empty
+            features = np.zeros((1, *features.shape[1:]), features.dtype)
+        arrays = {"features": features}
         for side in self._spec.side:
             arrays[f"side_{side.name}"] = np.concatenate(
                 [clip.side[side.name] for clip in self._clips]
             )
         self._clips.clear()
         seconds = round(int(table["num_samples"].sum()) / self._spec.sample_rate, 6)
-        contents = {
-            "fingerprint": fingerprint,
-            "frames": len(arrays["features"]),
-            "seconds": seconds,
-        }
+        contents = {"fingerprint": fingerprint, "frames": num_frames, "seconds": seconds}
         document = {**contents, "row": row, "manifest": manifest, "made_by": made_by}
         digest, files = group_files(document, table, arrays, _no_code(self._spec), where)
         return digest[:NAME_DIGITS], files

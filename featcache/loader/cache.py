@@ -16,17 +16,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import (
-    ArgumentError,
-    MissingDependencyError,
-    MissingItemError,
-    StoreError,
-    hours,
-    megabytes,
-)
+from featcache.errors import ArgumentError, MissingItemError, StoreError, hours, megabytes
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
-from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in
+from featcache.loader.spans import Spans, check_codebooks, check_padding, positions_in, tensor_of
 from featcache.spec import MAIN, FeatureSpec
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
@@ -35,6 +28,7 @@ from featcache.version.version import Version
 if TYPE_CHECKING:
     import torch
 
+    from featcache.loader.events import EventReader
     from featcache.loader.local_copies import Tiers
     from featcache.version.ledger import Failure
 
@@ -212,9 +206,13 @@ class Cache:
 
         Returns:
             `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-            `check`, or if the features are quantised. Dtypes and errors are as in `batch`.
+            `check`, or if the features are quantised. If an utterance is events, a
+            list of `Event`. Dtypes and errors are as in `batch`.
         """
         position = self.position(key)
+        if self.spec.axis.has_times:
+            events = self.event_reader(check).item(position, start, duration)
+            return cast("NDArray[Any]", events)
         frames = self._shards.utterance(position)
         if self.check if check is None else check:
             frames = self._shards.load_checked(position, frames, np.empty_like(frames))
@@ -263,7 +261,8 @@ class Cache:
         Returns:
             The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of
             the stored dtype; and the number of frames of each utterance, int64 `[batch]`.
-            If an utterance is one vector: `[batch, *item_shape]`, and None.
+            If an utterance is one vector: `[batch, *item_shape]`, and None. If it is
+            events: an `EventBatch`, and the number of events of each.
 
         Raises:
             MissingItemError: Ids are missing; names up to ten, and says how many failed
@@ -280,6 +279,9 @@ class Cache:
                 f"padding_value is {padding_value}: levels are padded with 0; give it to dequantize"
             )
         positions = self._positions(keys)
+        if self.spec.axis.has_times:
+            batch: Any = self.event_reader(check).batch(positions, start, duration)
+            return batch, batch.lengths
         firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:
             firsts, counts = self.spec.axis.span(counts, 0 if start is None else start, duration)
@@ -288,6 +290,12 @@ class Cache:
             spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
         )
         return features, tensor_of(counts) if self.spec.axis.is_ragged else None
+
+    def event_reader(self, check: bool | None = None) -> EventReader:
+        """Return the reader of a version whose utterances are events."""
+        from featcache.loader.events import EventReader
+
+        return EventReader(self._shards, self.spec, self.check if check is None else check)
 
     def gather(
         self,
@@ -497,15 +505,6 @@ class Buffers:
         weakref.finalize(held, self._free.append, memory).atexit = False
         # An array of a memoryview refers to it; one of an array would refer to `memory`.
         return held.data
-
-
-def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor in an array's memory. Raises MissingDependencyError without torch."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError("torch", "a batch of tensors", "torch") from error
-    return torch.from_numpy(array)
 
 
 def tensor_in(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, is_number
+from featcache.errors import ArgumentError, MissingDependencyError, is_number
 from featcache.spec import FeatureSpec, Ints
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -76,3 +80,12 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
             f"padding_value is {value}: these features are {dtype}, so it must be a whole "
             f"number from {limits.min} to {limits.max}; lengths tell where padding begins"
         )
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor in an array's memory. Raises MissingDependencyError without torch."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("torch", "a batch of tensors", "torch") from error
+    return torch.from_numpy(array)

@@ -28,6 +28,7 @@ from featcache.loader.spans import check_codebooks, check_padding
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
 from featcache.manifest.copies import Copies, copies_of
+from featcache.manifest.label_files import needs_columns, template_of, with_label_files
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -88,6 +89,8 @@ class DatasetVersion:
     positions: NDArray[np.int64] | None = None
     """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1
     if the cache lacks one; None if the dataset has the cache's utterances."""
+    classes: Mapping[str, int] | None = None
+    """The number of each label of events; None for labels as text."""
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
@@ -161,16 +164,24 @@ class Utterances:
         there is no such column of text; else as `_numbered`."""
         columns, labels = dict(self.columns), {}
         texts = [name for name, column in columns.items() if isinstance(column, Strings)]
+        versions = [*self.versions]
+        of_events = [version.name for version in versions if version.cache.spec.has_labels]
         for name, known in classes.items():
+            what = f"{self.source}: the column {name!r}"
+            if name in of_events:
+                number = [version.name for version in versions].index(name)
+                labels[name] = _labels_of_events(versions[number], known)
+                numbers = {label: at for at, label in enumerate(labels[name])}
+                versions[number] = replace(versions[number], classes=numbers)
+                continue
             column = columns.get(name)
             if not isinstance(column, Strings):
                 raise ManifestError(
                     f"{self.source}: no column of text is {name!r}, for classes=; there are "
                     f"{listing(map(repr, texts)) or 'none'}"
                 )
-            what = f"{self.source}: the column {name!r}"
             columns[name], labels[name] = _numbered(column, known, what)
-        return replace(self, columns=columns, classes=labels)
+        return replace(self, columns=columns, classes=labels, versions=versions)
 
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
         """Return all utterances but these, and the ids of these."""
@@ -243,6 +254,7 @@ class _Reading:
         """Read a manifest, and find its rows in the versions."""
         if not isinstance(manifest, Manifest):
             carry = self.names is None or len(self.names) > 0 or bool(self.where)
+            carry = carry or any(needs_columns(version.cache.config) for version in versions)
             if isinstance(manifest, (str, Path)):
                 manifest = read_manifest(manifest, audio=False, carry=carry)
             else:
@@ -323,6 +335,9 @@ def _compared(
     """Find rows as `DatasetVersion.find` does. Refuse rows with features of another row
     or file, or warn of them."""
     stored, index = version.cache.version, version.cache.index
+    if template_of(version.cache.config) is not None:
+        manifest = with_label_files(manifest, version.cache.config)
+        rows = RowKeys.of(manifest, rows.ids)
     failures = failures_by_row(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)
     if status.changed.any():
@@ -557,6 +572,20 @@ def _rows_that_fit(
     if not rows:
         raise ManifestError(f"{manifest.source}: where= is true for none of {len(manifest):,} rows")
     return np.array(rows, np.int64)
+
+
+def _labels_of_events(version: DatasetVersion, known: Sequence[str] | None) -> list[str]:
+    """Return the labels that events may have; by default those that occur, sorted. Raises
+    ArgumentError if they are not different texts."""
+    labels = known
+    if labels is None:
+        positions = version.positions
+        if positions is None:
+            positions = np.arange(len(version.cache))
+        reader = version.cache.event_reader()
+        labels = sorted(set().union(*reader.labels(positions[positions >= 0])))
+    none = Strings.of([])
+    return _numbered(none, labels, f"{version.cache.version.path}: {version.name}")[1]
 
 
 def _numbered(

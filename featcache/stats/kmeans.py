@@ -76,7 +76,7 @@ def fit_version(
     Raises ConfigError if the features are no vectors of floats, the sample has fewer
     frames than `k`, or holds NaN or infinity; DamagedError if a shard is damaged."""
     spec = version.info.spec
-    if np.dtype(spec.dtype).kind != "f":
+    if np.dtype(spec.dtype).kind != "f" or spec.axis.has_times:
         raise ConfigError(
             f"{version.path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32"
         )

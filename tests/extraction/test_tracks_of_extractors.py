@@ -18,6 +18,16 @@ class TestThreeRates(ExtractorSuite):
     config = {"name": "rates", "extractor": "track_extractors:ThreeRates"}  # noqa: RUF012
 
 
+class TestRatesOfSnac(ExtractorSuite):
+    """11.7, 23.4 and 46.9 codes in a second."""
+
+    config = {  # noqa: RUF012
+        "name": "snac",
+        "extractor": "track_extractors:ThreeRates",
+        "audio": {"sample_rate": 24000},
+    }
+
+
 class TestPeak(ExtractorSuite):
     config = {"name": "peak", "extractor": "track_extractors:Peak"}  # noqa: RUF012
 

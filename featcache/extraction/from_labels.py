@@ -1,0 +1,135 @@
+"""Reads a batch of label files, for all versions that are filled together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+from typing import cast
+
+from featcache.audio.content_hash import hash_of_bytes
+from featcache.audio.members import copy_of, open_file
+from featcache.audio.remote import FileStamp
+from featcache.errors import AudioError, Reason
+from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes
+from featcache.extraction.from_audio import Fetch
+from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.version_plan import BuiltConfig
+from featcache.extractors.labels import LabelFile, Labels, packed
+from featcache.format.shard import Item
+from featcache.manifest.audio_locations import (
+    AudioLocation,
+    AudioSource,
+    Command,
+    Member,
+    locate,
+    suffix_of,
+)
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import nearest_sample
+from featcache.spec import LABELS, Events
+
+_ROWS = 256
+"""The most rows of a part of a batch."""
+
+
+class LabelReader:
+    """Reads batches of label files for some configs. Its calls come from several threads.
+
+    Args:
+        root: The root of relative paths.
+    """
+
+    def __init__(
+        self, root: AudioLocation, configs: Sequence[BuiltConfig], fetched: Fetch = copy_of
+    ) -> None:
+        self._root = root
+        self._configs = configs
+        self._fetched = fetched
+
+    def __call__(
+        self, batch: Sequence[Utterance], times: WorkerTimes
+    ) -> Iterator[list[Extracted | PendingRows]]:
+        """Read a batch. Yields the results of all configs in their order, for one part of
+        the batch after the other."""
+        for start in range(0, len(batch), _ROWS):
+            began = perf_counter()
+            results = [Extracted(config.computed_spec, self._root) for config in self._configs]
+            for utterance in batch[start : start + _ROWS]:
+                for config, result in zip(self._configs, results, strict=True):
+                    try:
+                        item, features = self._read(config, utterance)
+                    except AudioError as error:
+                        result.fail(utterance, error.with_traceback(None))
+                    else:
+                        result.take([item], [features])
+            seconds = perf_counter() - began
+            times["extract"] += seconds
+            for result in results:
+                result.seconds = seconds / len(results)
+            yield [*results]
+
+    def _read(self, config: BuiltConfig, utterance: Utterance) -> tuple[Item, ClipFeatures]:
+        """Read the labels of a row. Raises AudioError if that fails."""
+        if not utterance.path:
+            raise AudioError(Reason.FILE_MISSING, "the row names no label file")
+        location = locate(self._root, utterance.path)
+        data, stamp = self._content(location)
+        read = cast("Labels", config.extractor).read(data, _suffix(location), utterance.channel)
+        num_samples, features = _cut(config, utterance, read)
+        item = Item(
+            **utterance.row(),
+            num_samples=num_samples,
+            size=stamp.size,
+            mtime_ns=stamp.mtime_ns,
+            sample_rate=config.sample_rate,
+            content_hash=hash_of_bytes(data),
+        )
+        return item, features
+
+    def _content(self, location: AudioSource) -> tuple[bytes, FileStamp]:
+        """Return the bytes of a file, or of a part of one, and its stamp."""
+        if isinstance(location, Command):
+            raise AudioError(Reason.NOT_LABELS, "commands are run for audio only")
+        try:
+            if isinstance(location, Path):
+                file, stamp = open_file(location)
+            else:
+                copy = self._fetched(location)
+                file, stamp = copy.open(), copy.stamp
+            with closing(file):
+                return file.readall(), stamp
+        except OSError as error:
+            message = f"the file cannot be read: {error.strerror}"
+            raise AudioError(Reason.FILE_UNREADABLE, message) from error
+
+
+def _suffix(location: AudioSource) -> str:
+    """Return the suffix that tells the format of a label file."""
+    name = str(location)
+    if isinstance(location, Member):
+        name = location.name
+        if suffix_of(location.container) in (".ctm", ".rttm"):
+            name = str(location.container)
+    return os.path.splitext(name)[1]
+
+
+def _cut(config: BuiltConfig, utterance: Utterance, read: LabelFile) -> tuple[int, ClipFeatures]:
+    """Cut the labels of a file to the row's segment, at the speed of its copy. Returns also
+    how many samples that lasts. Raises AudioError if it begins behind the tier's end."""
+    start, end = utterance.start or 0.0, read.end
+    if end is None:
+        end = float(read.times.max(initial=start))
+    elif start and start >= end:
+        what = f"the segment begins at {start:.3f} s, and the tier ends at {end:.3f} s"
+        raise AudioError(Reason.SEGMENT_OUTSIDE, what)
+    times, labels = read.times, read.labels
+    if start or utterance.duration is not None:
+        times, numbers = Events().cut(times, start, utterance.duration)
+        labels = [labels[number] for number in numbers.tolist()]
+    speed = config.waveform_maker.speed(utterance.id)
+    seconds = (utterance.duration or end - start) / speed
+    num_samples = nearest_sample(seconds, config.sample_rate)
+    return num_samples, ClipFeatures(times / speed, {LABELS: packed(labels)})
