@@ -55,6 +55,9 @@ MAIN = "features"
 LABELS = "labels"
 """The name of the track that has the labels of the main track's events."""
 
+_TEXT = ("uint8", ())
+"""The dtype and the shape of the entries of text."""
+
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
 
@@ -230,11 +233,11 @@ class Clip(_Axis, frozen=True, tag="clip"):
 
 class Events(_Axis, frozen=True, tag="events"):
     """Events: an entry is the start and the end of one, in seconds from the utterance's
-    start. An utterance has any number of events, in the order of their starts and then of
-    their ends; they may overlap. The end of a point in time is its start.
+    start. They are sorted by start, then by end, and may overlap. The end of a point in
+    time is its start.
 
-    Times are float64, which is exact to a nanosecond for 97 days. (The steps of float32
-    are longer than a sample at 16 kHz from 17 minutes on.)"""
+    Times are float64, which is exact to a nanosecond for 97 days. (From 17 minutes on,
+    the steps of float32 are longer than a sample at 16 kHz.)"""
 
     kind: ClassVar[Kind] = "events"
     dimensions: ClassVar[tuple[str, ...]] = ("events",)
@@ -250,11 +253,9 @@ class Events(_Axis, frozen=True, tag="events"):
     def cut(
         self, times: NDArray[np.float64], start: ArrayLike, duration: ArrayLike | None
     ) -> tuple[NDArray[np.float64], Ints]:
-        """Return the events that a span of seconds takes, cut to it, in seconds from its
-        start; and their numbers, int64 `[n]`.
-
-        An event is taken if some of its time lies in the span; a point, if it lies in it
-        and not at its end. So of spans that follow each other, one takes a point.
+        """Return the events of which a span of seconds has some time, cut to it, in seconds
+        from its start; and their numbers, int64 `[n]`. A point at the end of a span belongs
+        to the next span.
 
         Args:
             times: The events, float64 `[events, 2]`.
@@ -470,7 +471,8 @@ class FeatureSpec:
     @property
     def has_labels(self) -> bool:
         """True if each event of the main track has a label."""
-        return self.axis.has_times and any(track.name == LABELS for track in self.side)
+        texts = (track.name for track in self.side if (track.dtype, track.item_shape) == _TEXT)
+        return self.axis.has_times and LABELS in texts
 
     @property
     def is_quantized(self) -> bool:

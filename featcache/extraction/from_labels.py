@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,14 +18,7 @@ from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.labels import LabelFile, Labels, packed
 from featcache.format.shard import Item
-from featcache.manifest.audio_locations import (
-    AudioLocation,
-    AudioSource,
-    Command,
-    Member,
-    locate,
-    suffix_of,
-)
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Command, locate
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import nearest_sample
 from featcache.spec import LABELS, Events
@@ -77,7 +69,8 @@ class LabelReader:
             raise AudioError(Reason.FILE_MISSING, "the row names no label file")
         location = locate(self._root, utterance.path)
         data, stamp = self._content(location)
-        read = cast("Labels", config.extractor).read(data, _suffix(location), utterance.channel)
+        extractor = cast("Labels", config.extractor)
+        read = extractor.read(data, utterance.path, utterance.channel)
         num_samples, features = _cut(config, utterance, read)
         item = Item(
             **utterance.row(),
@@ -104,16 +97,6 @@ class LabelReader:
         except OSError as error:
             message = f"the file cannot be read: {error.strerror}"
             raise AudioError(Reason.FILE_UNREADABLE, message) from error
-
-
-def _suffix(location: AudioSource) -> str:
-    """Return the suffix that tells the format of a label file."""
-    name = str(location)
-    if isinstance(location, Member):
-        name = location.name
-        if suffix_of(location.container) in (".ctm", ".rttm"):
-            name = str(location.container)
-    return os.path.splitext(name)[1]
 
 
 def _cut(config: BuiltConfig, utterance: Utterance, read: LabelFile) -> tuple[int, ClipFeatures]:

@@ -79,27 +79,28 @@ class Labels(Extractor[LabelsParams]):
     def extract(self, clips: Sequence[Clip]) -> Any:
         raise ExtractorError("labels are read from label files, and not made of waveforms")
 
-    def read(self, data: bytes, suffix: str, channel: int | None) -> LabelFile:
+    def read(self, data: bytes, path: str, channel: int | None) -> LabelFile:
         """Read a label file, or the lines of one recording.
 
         Args:
-            suffix: The suffix of its name, which tells its format.
+            path: Its path, in which the last known suffix tells the format.
             channel: The row's channel, from 0; None for all.
 
         Raises:
             AudioError: It is damaged, of another format, or has no such tier.
             MissingDependencyError: praatio is not installed.
         """
-        read = _READERS.get(suffix.lower())
-        if read is None:
-            raise _damaged(f"its name ends in {suffix!r}, and not in {listing(_READERS)}")
+        suffixes = _SUFFIX.findall(path.lower())
+        if not suffixes:
+            raise _damaged(f"its name does not end in {listing(_READERS)}")
         encoding = "utf-8-sig"
         if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "utf-16"
         try:
-            found, end = read(data.decode(encoding), self.params.tier, channel)
+            text = data.decode(encoding)
         except UnicodeDecodeError as error:
             raise _damaged(f"it is not {encoding[:6]}: {error.reason}") from None
+        found, end = _READERS[suffixes[-1]](text, self.params.tier, channel)
         kept = sorted(label for label in found if label[2] or self.params.empty == "keep")
         for first, last, label in kept:
             if not 0 <= first <= last < math.inf or "\0" in label:
@@ -210,6 +211,7 @@ def _read_lines(
     return [label for name in chosen for label in of_channels.get(name, [])], None
 
 
+_SUFFIX = re.compile(r"(\.textgrid|\.ctm|\.rttm)(?:/|\Z)")
 _READERS: dict[str, Callable[[str, str | None, int | None], _Found]] = {
     ".textgrid": _read_textgrid,
     ".ctm": _read_ctm,

@@ -13,7 +13,6 @@ from featcache.errors import ArgumentError, DamagedError
 from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, tensor_of
 from featcache.spec import LABELS, Events, FeatureSpec, Ints
-from featcache.strings import Strings
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +103,8 @@ class EventReader:
     def labels(self, positions: Ints) -> Iterator[list[str]]:
         """Yield the labels of each utterance."""
         for position in positions.tolist():
-            text = self.shards.side(LABELS, position)
-            ends = np.flatnonzero(text == 0)
-            yield [label[:-1] for label in Strings(text, np.concatenate([[0], ends + 1]))]
+            text = self.shards.side(LABELS, position).tobytes()
+            yield text.decode(errors="replace").split("\0")[:-1]
 
     def _read(
         self, positions: Ints, start: ArrayLike | None, duration: ArrayLike | None

@@ -155,7 +155,7 @@ class Utterances:
         if len(short) and (crop.short == "error" or len(short) == len(self.ids)):
             raise ArgumentError(
                 f"{self.source}: {len(short):,} of {len(self.ids):,} utterances are shorter than "
-                f"the crop of {windows.length} frames: {listing(self.ids.take(short))}"
+                f"the crop of {windows.window} frames: {listing(self.ids.take(short))}"
             )
         return self._without(short)
 
@@ -164,15 +164,13 @@ class Utterances:
         there is no such column of text; else as `_numbered`."""
         columns, labels = dict(self.columns), {}
         texts = [name for name, column in columns.items() if isinstance(column, Strings)]
-        versions = [*self.versions]
-        of_events = [version.name for version in versions if version.cache.spec.has_labels]
+        versions = {version.name: version for version in self.versions}
         for name, known in classes.items():
             what = f"{self.source}: the column {name!r}"
-            if name in of_events:
-                number = [version.name for version in versions].index(name)
-                labels[name] = _labels_of_events(versions[number], known)
-                numbers = {label: at for at, label in enumerate(labels[name])}
-                versions[number] = replace(versions[number], classes=numbers)
+            if name in versions and versions[name].cache.spec.has_labels:
+                labels[name] = self._labels_of(versions[name], known)
+                numbers = {label: number for number, label in enumerate(labels[name])}
+                versions[name] = replace(versions[name], classes=numbers)
                 continue
             column = columns.get(name)
             if not isinstance(column, Strings):
@@ -181,7 +179,15 @@ class Utterances:
                     f"{listing(map(repr, texts)) or 'none'}"
                 )
             columns[name], labels[name] = _numbered(column, known, what)
-        return replace(self, columns=columns, classes=labels, versions=versions)
+        return replace(self, columns=columns, classes=labels, versions=[*versions.values()])
+
+    def _labels_of(self, version: DatasetVersion, known: Sequence[str] | None) -> list[str]:
+        """Return the labels that events may have; by default those that occur, sorted."""
+        if known is None:
+            positions = version.positions_of(np.arange(len(self.ids)))
+            labels = version.cache.event_reader().labels(positions[positions >= 0])
+            known = sorted(set().union(*labels))
+        return _numbered(Strings.of([]), known, str(version.cache.version.path))[1]
 
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
         """Return all utterances but these, and the ids of these."""
@@ -572,20 +578,6 @@ def _rows_that_fit(
     if not rows:
         raise ManifestError(f"{manifest.source}: where= is true for none of {len(manifest):,} rows")
     return np.array(rows, np.int64)
-
-
-def _labels_of_events(version: DatasetVersion, known: Sequence[str] | None) -> list[str]:
-    """Return the labels that events may have; by default those that occur, sorted. Raises
-    ArgumentError if they are not different texts."""
-    labels = known
-    if labels is None:
-        positions = version.positions
-        if positions is None:
-            positions = np.arange(len(version.cache))
-        reader = version.cache.event_reader()
-        labels = sorted(set().union(*reader.labels(positions[positions >= 0])))
-    none = Strings.of([])
-    return _numbered(none, labels, f"{version.cache.version.path}: {version.name}")[1]
 
 
 def _numbered(

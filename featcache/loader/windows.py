@@ -90,7 +90,9 @@ class Windows:
             timed = _along_time(longest, rates, counts)
             if first in timed:
                 break
-        self._window, self._counts = window, counts
+        self._counts = counts
+        self.window = window
+        """The length of a window, in frames of the first version along time."""
         self._rate = float(rates[first])
         self.length = counts[0]
         """The length of a window, in frames of the first version."""
@@ -105,7 +107,7 @@ class Windows:
     def short(self, lengths: Sequence[Ints]) -> Ints:
         """List the utterances shorter than a window in any version, by the lengths in
         each; int64 `[short]`."""
-        return np.flatnonzero(self._common(lengths) < self._window)
+        return np.flatnonzero(self._common(lengths) < self.window)
 
     def ranges(
         self, lengths: Sequence[Ints], positions: Ints, epoch: int
@@ -128,13 +130,13 @@ class Windows:
         """Return where the windows of `ranges` begin, in seconds, float64 `[n]`, and how
         long they are."""
         places = self._firsts(self._common(lengths), positions, epoch)
-        return places / self._rate, self._window / self._rate
+        return places / self._rate, self.window / self._rate
 
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
         """Return each window's first frame; 0 if the utterance is no longer than that."""
         if self.crop.where == "start":
             return np.zeros_like(lengths)
-        num_places = np.maximum(lengths - self._window, 0) // self._step + 1
+        num_places = np.maximum(lengths - self.window, 0) // self._step + 1
         if self.crop.where == "center":
             return num_places // 2 * self._step
         drawn = _hashes(self.crop.seed, epoch, positions) >> np.uint64(32)

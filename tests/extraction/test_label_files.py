@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import tarfile
+import uuid
 
 import numpy as np
 import pytest
@@ -341,3 +342,27 @@ def test_real_sentences_have_their_words(tmp_path, cli):
             ]
             text = " ".join(event.label for event in written[id_])
             assert " ".join(labels) in text
+
+
+def test_parts_of_a_corpus_and_a_bucket_hold_labels(speech, tmp_path):
+    """The parts have a manifest each; the bucket is in memory."""
+    lines = (speech.folder / "train.csv").read_text().splitlines()
+    for name, rows in (("a", lines[1:7]), ("b", lines[7:])):
+        (speech.folder / f"{name}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
+    made = config(tmp_path)
+    options = featcache.Options(device="cpu", threads=1)
+    manifests = [speech.folder / "a.csv", speech.folder / "b.csv"]
+    expected_events = {
+        row["id"]: expected(number, row["duration"]) for number, row in enumerate(speech.rows)
+    }
+    for place in (str(tmp_path / "corpus"), f"memory://{uuid.uuid4()}/corpus"):
+        for _ in range(2):  # the second time, nothing is to be done
+            featcache.extract(manifests, made, place, options)
+        corpus = featcache.open(place)
+        assert {id_: corpus[id_] for id_ in corpus.ids} == expected_events
+        assert corpus["b", 0] == expected_events["utt-06"]
+        dataset = featcache.FeatureDataset(corpus, str(speech.folder / "?.csv"))
+        batch = next(iter(featcache.DataLoader(dataset, batch_size=12, shuffle=False)))
+        assert sum(batch["lengths"].tolist()) == 22
+        events = corpus.batch(speech.ids, start=0.05, duration=0.1, check=True)[0]
+        assert events.labels == [f"w{number}" for number in range(12) if number != 3]

@@ -24,7 +24,7 @@ TIERS = {"words": WORDS, "phones": PHONES, "marks": MARKS}
 def read(text, suffix=".TextGrid", channel=None, encoding="utf-8", **params):
     params = LabelsParams(label_files="{id}", **params)
     data = text if isinstance(text, bytes) else text.encode(encoding)
-    return Labels(params, 16000, torch.device("cpu")).read(data, suffix, channel)
+    return Labels(params, 16000, torch.device("cpu")).read(data, f"a/rec{suffix}", channel)
 
 
 def as_labels(found):
@@ -105,7 +105,7 @@ def test_other_bytes_are_one_line(data, what):
 
 def test_a_name_of_no_format_is_one_line():
     message = refused(Reason.NOT_LABELS, "a", suffix=".lab")
-    assert message == "its name ends in '.lab', and not in .textgrid, .ctm, .rttm"
+    assert message == "its name does not end in .textgrid, .ctm, .rttm"
 
 
 CTM = """;; file channel start duration word
