@@ -29,9 +29,9 @@ _OF_PATH: Mapping[str, Callable[[str], str]] = {
 
 def template_of(config: Mapping[str, Any]) -> str | None:
     """Return the template of a resolved config; None if it takes audio."""
-    params = config.get("params")
-    template = params.get("label_files") if isinstance(params, Mapping) else None
-    return template if isinstance(template, str) else None
+    if config.get("extractor") != "labels" or not isinstance(config.get("params"), Mapping):
+        return None
+    return str(config["params"].get("label_files"))
 
 
 def needs_columns(config: Mapping[str, Any]) -> bool:

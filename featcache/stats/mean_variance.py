@@ -203,7 +203,7 @@ def moments(
     """
     spec, path = cache.spec, cache.version.path
     if spec.axis.has_times:
-        raise StoreError(f"{path}: holds events, and their times have no mean of a meaning")
+        raise StoreError(f"{path}: holds events, and the mean of their times says nothing")
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
         raise StoreError(
             f"{path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage "

@@ -117,17 +117,19 @@ def test_a_file_that_is_damaged_missing_or_without_the_tier_is_one_failure(speec
     (align / "utt-05.TextGrid").unlink()
     (align / "utt-08.TextGrid").write_text(long_textgrid(1, {"a": [], "b": []}))
     manifest, cache = speech.folder / "train.csv", tmp_path / "cache"
+    manifest.write_text(manifest.read_text().replace("align/utt-10.TextGrid", ""))
     made = config(tmp_path)
     cli("extract", manifest, "-c", made, "-o", cache).with_code(3)
     assert reasons_of(cli, cache) == {
         "utt-02": "not_labels",
         "utt-05": "file_missing",
         "utt-08": "extractor_refused",
+        "utt-10": "file_missing",
     }
-    assert len(featcache.open(cache)) == 9
+    assert len(featcache.open(cache)) == 8
     (align / "utt-02.TextGrid").write_text(long_textgrid(1, {"a": [(0, 1, "mended")]}))
     again = cli("extract", manifest, "-c", made, "-o", cache, "--json").with_code(3).json()
-    assert (again["versions"][0]["extracted"], again["versions"][0]["failed"]) == (1, 2)
+    assert (again["versions"][0]["extracted"], again["versions"][0]["failed"]) == (1, 3)
     assert featcache.open(cache)["utt-02"] == [Event(0, 0.44, "mended")]
 
 
