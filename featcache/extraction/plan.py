@@ -53,9 +53,6 @@ from featcache.version.records import read_probes
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, read_all_wanted
 
-_SECONDS_OF_LABELS = 10.0
-"""The seconds that a row of a label file counts as if the manifest does not say them."""
-
 
 @dataclass(frozen=True)
 class ExtractionPlan:
@@ -185,8 +182,8 @@ def _rows_of_run(plan: ExtractionPlan, built: BuiltConfig) -> _Rows:
     known = rows.duration / speed  # a faster copy is shorter
     if plan.source is not None:
         known = plan.source.seconds(rows, known)
-    if built.label_files is not None:  # they have no header that says it
-        known = np.where(np.isnan(known), _SECONDS_OF_LABELS, known)
+    if built.label_files is not None:  # which have no header that says it
+        known = np.nan_to_num(known, nan=10.0)
     return _Rows(rows, row_seconds(rows, known, speed), keys, all_hashes, first * len(copies))
 
 
