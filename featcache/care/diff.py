@@ -89,7 +89,7 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
 
 
 def _item(cache: Cache, id_: str) -> tuple[NDArray[Any], list[str | None]]:
-    """Return the values of an utterance; of events, the times, and the label of each."""
+    """Return the values of an utterance, and the labels of events."""
     item: Any = cache.item(id_, check=True)
     if not cache.spec.axis.has_times:
         return item, []

@@ -23,9 +23,6 @@ from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import nearest_sample
 from featcache.spec import LABELS, Events
 
-_ROWS = 256
-"""The most rows of a part of a batch."""
-
 
 class LabelReader:
     """Reads batches of label files for some configs. Its calls come from several threads.
@@ -44,24 +41,22 @@ class LabelReader:
     def __call__(
         self, batch: Sequence[Utterance], times: WorkerTimes
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """Read a batch. Yields the results of all configs in their order, for one part of
-        the batch after the other."""
-        for start in range(0, len(batch), _ROWS):
-            began = perf_counter()
-            results = [Extracted(config.computed_spec, self._root) for config in self._configs]
-            for utterance in batch[start : start + _ROWS]:
-                for config, result in zip(self._configs, results, strict=True):
-                    try:
-                        item, features = self._read(config, utterance)
-                    except AudioError as error:
-                        result.fail(utterance, error.with_traceback(None))
-                    else:
-                        result.take([item], [features])
-            seconds = perf_counter() - began
-            times["extract"] += seconds
-            for result in results:
-                result.seconds = seconds / len(results)
-            yield [*results]
+        """Read a batch. Yields the results of all configs in their order."""
+        began = perf_counter()
+        results = [Extracted(config.computed_spec, self._root) for config in self._configs]
+        for utterance in batch:
+            for config, result in zip(self._configs, results, strict=True):
+                try:
+                    item, features = self._read(config, utterance)
+                except AudioError as error:
+                    result.fail(utterance, error.with_traceback(None))
+                else:
+                    result.take([item], [features])
+        seconds = perf_counter() - began
+        times["extract"] += seconds
+        for result in results:
+            result.seconds = seconds / len(results)
+        yield [*results]
 
     def _read(self, config: BuiltConfig, utterance: Utterance) -> tuple[Item, ClipFeatures]:
         """Read the labels of a row. Raises AudioError if that fails."""

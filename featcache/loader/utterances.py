@@ -341,7 +341,7 @@ def _compared(
     """Find rows as `DatasetVersion.find` does. Refuse rows with features of another row
     or file, or warn of them."""
     stored, index = version.cache.version, version.cache.index
-    if template_of(version.cache.config) is not None:
+    if template_of(version.cache.config) is not None and rows.has_path.any():
         manifest = with_label_files(manifest, version.cache.config)
         rows = RowKeys.of(manifest, rows.ids)
     failures = failures_by_row(stored, index) if rows.has_path.any() else {}

@@ -111,6 +111,18 @@ def test_labels_live_as_features_do(speech, tmp_path, cli):
     assert [*featcache.open(cache)] == speech.ids[:6]
 
 
+def test_rows_without_a_path_are_found_by_their_ids_alone(speech, tmp_path):
+    options = featcache.Options(device="cpu", threads=1)
+    featcache.extract(speech.folder / "train.csv", config(tmp_path), tmp_path / "cache", options)
+    words = featcache.open(tmp_path / "cache")
+    rows = [{"id": "utt-05", "speaker": "anna"}, {"id": "utt-03", "speaker": "ben"}]
+    batch = featcache.FeatureDataset(words, rows, classes="features").batch([0, 1])
+    assert (batch["speaker"], batch["lengths"].tolist()) == (["anna", "ben"], [2, 0])
+    assert batch["features"].labels.tolist() == [0, 1]
+    with pytest.raises(ManifestError, match=r"has no column 'label', which params\.label_files"):
+        featcache.FeatureDataset(words, [{"id": "utt-05", "path": "05.wav"}])
+
+
 def test_a_file_that_is_damaged_missing_or_without_the_tier_is_one_failure(speech, tmp_path, cli):
     align = speech.folder / "align"
     (align / "utt-02.TextGrid").write_bytes(b"File type = ")
