@@ -109,7 +109,7 @@ def probe(
     from featcache.config import load_config
     from featcache.device import Device
     from featcache.extraction.audio_files import copying_notes
-    from featcache.extraction.version_plan import version_info
+    from featcache.extraction.built_config import version_info
     from featcache.version.records import write_probe
     from featcache.version.version import Version
 

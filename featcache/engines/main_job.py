@@ -20,6 +20,7 @@ from featcache.extraction.extraction import Summary, exclusively, run_extraction
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
+from featcache.manifest.label_files import needs_columns
 from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
@@ -136,7 +137,8 @@ def extract(
         raise ArgumentError("configs: give one at least")
     refuse_version(folder)
     if is_table(manifest):
-        manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=False)
+        carry = _need_columns(loaded)
+        manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=carry)
     if isinstance(manifest, Manifest):
         if is_corpus(folder):
             raise ArgumentError(
@@ -149,6 +151,11 @@ def extract(
     if corpus is None:
         return job.run(paths[0], loaded, folder, options)
     return extract_parts(corpus, loaded, job.run)
+
+
+def _need_columns(configs: Sequence[Config | BuiltConfig]) -> bool:
+    plain = [config.config if isinstance(config, BuiltConfig) else config for config in configs]
+    return any(needs_columns(config.resolved()) for config in plain)
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ class _Job:
         if isinstance(source, Manifest):
             manifest = source
         else:
-            manifest = read_manifest(source, carry=False, **self.reading)
+            manifest = read_manifest(source, carry=_need_columns(configs), **self.reading)
         for line in manifest.notes:
             _log.info("%s", line)
         self.observer.read(manifest, part)

@@ -26,6 +26,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
 from featcache.loader.cache import Cache, Memory, positions_in
+from featcache.loader.events import EventBatch
 from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
 from featcache.loader.shared import InSharedMemory, is_spawning
@@ -65,6 +66,25 @@ class FrameRanges(Spans):
     """The frames that a batch holds of one version."""
 
     version: DatasetVersion
+    window: tuple[NDArray[np.float64], float] | None = None
+    """Where the window of each utterance begins, and how long it is, in seconds; None for
+    whole utterances."""
+
+    @property
+    def are_events(self) -> bool:
+        """True if utterances are events, which are cut by time."""
+        return self.version.cache.spec.axis.has_times
+
+    def events(self, move: Move = lambda tensor: tensor) -> EventBatch:
+        """Return the events, with tensors that `move` takes to their device."""
+        start, duration = self.window or (None, None)
+        return self.version.cache.event_reader().batch(
+            self.positions,
+            start,
+            duration,
+            self.version.classes,
+            lambda array: move(torch.from_numpy(array)),
+        )
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """Return the padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised
@@ -230,8 +250,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
-        features = self.named([ranges.gather()[0] for ranges in self.frame_ranges(row, epoch)])
-        item = Item({"id": self.ids[position], "features": features})
+        features: list[Any] = [
+            ranges.events() if ranges.are_events else ranges.gather()[0]
+            for ranges in self.frame_ranges(row, epoch)
+        ]
+        item = Item({"id": self.ids[position], "features": self.named(features)})
         for name, column in self.columns.items():
             value = column[position]
             item[name] = value.item() if isinstance(value, np.generic) else value
@@ -322,12 +345,16 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         others = [
             {name: value for name, value in item.items() if name not in handled} for item in items
         ]
-        features: list[torch.Tensor] = []
+        features: list[Any] = []
         lengths: list[torch.Tensor | None] = []
         for version in self.versions:
             frames = [item["features"] for item in items]
             if not isinstance(self.cache, Cache):
                 frames = [by_name[version.name] for by_name in frames]
+            if version.cache.spec.axis.has_times:
+                features.append(EventBatch.joined(frames))
+                lengths.append(features[-1].lengths)
+                continue
             if not version.cache.spec.axis.is_ragged:
                 features.append(torch.stack(frames))
                 lengths.append(None)
@@ -360,10 +387,21 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         columns = {
             name: _in_batch(column, positions, move) for name, column in self.columns.items()
         }
-        lengths = self.named([ranges.lengths(move) for ranges in versions])
-        features = self.named([*map(gather, versions)])
-        ids = self.ids.texts(positions)
-        return {"ids": ids, "features": features, "lengths": lengths, **columns}
+        features: list[Any] = []
+        lengths: list[torch.Tensor | None] = []
+        for ranges in versions:
+            if ranges.are_events:
+                features.append(ranges.events(move))
+                lengths.append(features[-1].lengths)
+            else:
+                lengths.append(ranges.lengths(move))
+                features.append(gather(ranges))
+        return {
+            "ids": self.ids.texts(positions),
+            "features": self.named(features),
+            "lengths": self.named(lengths),
+            **columns,
+        }
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
         """Return one value for each version, by name if the versions were given by name."""
@@ -378,11 +416,12 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             version.cache.index.num_frames[of_version]
             for version, of_version in zip(self.versions, positions, strict=True)
         ]
-        firsts = [np.zeros_like(rows)] * len(lengths)
+        firsts, window = [np.zeros_like(rows)] * len(lengths), None
         if self._windows is not None:
+            window = self._windows.times(lengths, positions[0], epoch)
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
         return [
-            FrameRanges(*columns)
+            FrameRanges(*columns, window)
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 

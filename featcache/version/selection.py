@@ -54,6 +54,17 @@ def version_folders(path: Location, *, of_one_name: bool = False) -> list[Locati
     return named
 
 
+def need_columns(path: Location) -> bool:
+    """Tell whether a version at `path`, or in the cache there, finds its label files by
+    columns of the manifest."""
+    from featcache.manifest.label_files import needs_columns
+
+    with suppress(StoreError):  # whoever opens them reports it
+        folders = version_folders(split_tag(path)[0])
+        return any(needs_columns(Version.open(folder).info.config) for folder in folders)
+    return False
+
+
 def split_tag(path: Location) -> tuple[Location, str | None]:
     """Split `features/fbank80@paper` into the path of a version and the name of a tag; None
     if it names no tag."""
