@@ -272,7 +272,7 @@ class Cache:
             )
         positions = self._positions(keys)
         if self.spec.axis.has_times:
-            batch: Any = self.event_reader(check).batch(positions, start, duration)
+            batch: Any = self.event_reader(check).batch(positions, start, duration, tensor_of)
             return batch, batch.lengths
         firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:

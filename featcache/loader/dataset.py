@@ -78,12 +78,9 @@ class FrameRanges(Spans):
     def events(self, move: Move = lambda tensor: tensor) -> EventBatch:
         """Return the events, with tensors that `move` takes to their device."""
         start, duration = self.window or (None, None)
-        return self.version.cache.event_reader().batch(
-            self.positions,
-            start,
-            duration,
-            self.version.classes,
-            lambda array: move(torch.from_numpy(array)),
+        reader, classes = self.version.cache.event_reader(), self.version.classes
+        return reader.batch(
+            self.positions, start, duration, lambda array: move(torch.from_numpy(array)), classes
         )
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:

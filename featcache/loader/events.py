@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, DamagedError
-from featcache.loader.cache import tensor_of
 from featcache.loader.shards import Shards, Spans
 from featcache.spec import LABELS, Events, FeatureSpec, Ints
 
@@ -80,10 +79,10 @@ class EventReader:
     def batch(
         self,
         positions: Ints,
-        start: ArrayLike | None = None,
-        duration: ArrayLike | None = None,
+        start: ArrayLike | None,
+        duration: ArrayLike | None,
+        to_tensor: Callable[[NDArray[Any]], torch.Tensor],
         classes: Mapping[str, int] | None = None,
-        to_tensor: Callable[[NDArray[Any]], torch.Tensor] = tensor_of,
     ) -> EventBatch:
         """Return the events of several utterances. `classes` has the number of each label;
         another label raises ArgumentError."""
