@@ -55,9 +55,6 @@ MAIN = "features"
 LABELS = "labels"
 """The name of the track that has the labels of the main track's events."""
 
-_TEXT = ("uint8", ())
-"""The dtype and the shape of the entries of text."""
-
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
 
@@ -251,21 +248,14 @@ class Events(_Axis, frozen=True, tag="events"):
         return 10.0  # phones; words are a third of that
 
     def cut(
-        self, times: NDArray[np.float64], start: ArrayLike, duration: ArrayLike | None
+        self, times: NDArray[np.float64], start: ArrayLike, duration: ArrayLike
     ) -> tuple[NDArray[np.float64], Ints]:
-        """Return the events of which a span of seconds has some time, cut to it, in seconds
-        from its start; and their numbers, int64 `[n]`. A point at the end of a span belongs
-        to the next span.
-
-        Args:
-            times: The events, float64 `[events, 2]`.
-            start: Where the span begins, in seconds: one number, or one for each event.
-            duration: How long it is, in the same form. None for all that follows.
-        """
+        """Return the events `[events, 2]` of which a span of seconds has some time, cut to
+        it, in seconds from its start; and their numbers, int64 `[n]`. A point at the end of a
+        span belongs to the next span. `start` and `duration` are one number, maybe infinity,
+        or one for each event."""
         firsts = np.broadcast_to(np.asarray(start, np.float64), len(times))
-        lasts = np.full(len(times), np.inf)
-        if duration is not None:
-            lasts = firsts + np.asarray(duration, np.float64)
+        lasts = firsts + np.asarray(duration, np.float64)
         starts, ends = times.T
         is_after_start = (ends > firsts) | ((ends == starts) & (starts >= firsts))
         taken = np.flatnonzero(is_after_start & (starts < lasts) & (firsts < lasts))
@@ -471,8 +461,8 @@ class FeatureSpec:
     @property
     def has_labels(self) -> bool:
         """True if each event of the main track has a label."""
-        texts = (track.name for track in self.side if (track.dtype, track.item_shape) == _TEXT)
-        return self.axis.has_times and LABELS in texts
+        tracks = [(track.name, track.dtype, track.item_shape) for track in self.side]
+        return self.axis.has_times and (LABELS, "uint8", ()) in tracks
 
     @property
     def is_quantized(self) -> bool:

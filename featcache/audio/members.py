@@ -28,7 +28,7 @@ from typing import Any
 from featcache.audio.commands import run_command
 from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
-from featcache.audio.lines import CtmIndex, RttmIndex
+from featcache.audio.lines import LineIndex
 from featcache.audio.remote import (
     IN_MEMORY,
     TRIES,
@@ -65,8 +65,8 @@ _UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that wr
 _KINDS: dict[str, Any] = {
     ".arrow": ArrowIndex,
     ".parquet": ParquetIndex,
-    ".ctm": CtmIndex,
-    ".rttm": RttmIndex,
+    ".ctm": partial(LineIndex, 0),
+    ".rttm": partial(LineIndex, 1),
 }
 """The index of a container, by its suffix; else of a tar."""
 

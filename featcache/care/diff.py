@@ -74,13 +74,12 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     )
 
 
-def _item(cache: Cache, id_: str) -> tuple[NDArray[Any], list[str | None]]:
+def _item(cache: Cache, id_: str) -> tuple[NDArray[Any], list[str] | None]:
     """Return the values of an utterance, and the labels of events."""
-    item: Any = cache.item(id_, check=True)
     if not cache.spec.axis.has_times:
-        return item, []
-    times = np.array([event[:2] for event in item]).reshape(-1, 2)
-    return times, [event.label for event in item]
+        return cache.item(id_, check=True), None
+    times, _, labels = cache.event_reader(check=True).read(np.array([cache.position(id_)]))
+    return times, labels
 
 
 def _kind(spec: FeatureSpec) -> str:

@@ -123,6 +123,7 @@ def _report(
         problems=problems,
         shards_left_out=len(names) - len(checked),
         damaged_utterances=damaged_utterances,
+        kind=version.info.spec.kind,
     )
     if interrupted:
         return result, None

@@ -228,7 +228,8 @@ def _print_counts(report: Report, path: str) -> None:
     shards = counted(report.shards, "shard")
     if report.shards_left_out:
         shards += f" of {report.shards + report.shards_left_out:,}"
-    state = f"{counted(report.utterances, 'utterance')}, {counted(report.frames, 'frame')}, "
+    entry = {"clip": "vector", "events": "event"}.get(report.kind, "frame")
+    state = f"{counted(report.utterances, 'utterance')}, {counted(report.frames, entry)}, "
     state += megabytes(report.num_bytes)
     if damaged == report.shards == 1:
         state = "damaged"

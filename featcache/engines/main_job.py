@@ -129,15 +129,16 @@ def extract(
     if unknown:
         known = listing(_READING, len(_READING))
         raise ArgumentError(f"reading: there is no {unknown}: give {known}")
-    job = _Job(choose_engine(options), reading, observer or Observer(), stop or threading.Event())
     if isinstance(configs, str | Path | Config):
         configs = [configs]
     loaded = [as_config(config, set) for config in configs]
     if not loaded:
         raise ArgumentError("configs: give one at least")
+    carry = any(needs_columns(config.resolved()) for config in loaded)
+    stop = stop or threading.Event()
+    job = _Job(choose_engine(options), {**reading, "carry": carry}, observer or Observer(), stop)
     refuse_version(folder)
     if is_table(manifest):
-        carry = _need_columns(loaded)
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=carry)
     if isinstance(manifest, Manifest):
         if is_corpus(folder):
@@ -151,11 +152,6 @@ def extract(
     if corpus is None:
         return job.run(paths[0], loaded, folder, options)
     return extract_parts(corpus, loaded, job.run)
-
-
-def _need_columns(configs: Sequence[Config | BuiltConfig]) -> bool:
-    plain = [config.config if isinstance(config, BuiltConfig) else config for config in configs]
-    return any(needs_columns(config.resolved()) for config in plain)
 
 
 @dataclass(frozen=True)
@@ -174,10 +170,9 @@ class _Job:
         part: str = "",
     ) -> Summary:
         """Extract a manifest into a cache, or plan a dry run."""
-        if isinstance(source, Manifest):
-            manifest = source
-        else:
-            manifest = read_manifest(source, carry=_need_columns(configs), **self.reading)
+        manifest = source
+        if not isinstance(manifest, Manifest):
+            manifest = read_manifest(manifest, **self.reading)
         for line in manifest.notes:
             _log.info("%s", line)
         self.observer.read(manifest, part)

@@ -415,8 +415,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         ]
         firsts, window = [np.zeros_like(rows)] * len(lengths), None
         if self._windows is not None:
-            window = self._windows.times(lengths, positions[0], epoch)
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
+            window = self._windows.times(firsts)
         return [
             FrameRanges(*columns, window)
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)

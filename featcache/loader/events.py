@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,6 @@ from featcache.spec import LABELS, Events, FeatureSpec, Ints
 
 if TYPE_CHECKING:
     import torch
-
-_AXIS = Events()
 
 
 class Event(NamedTuple):
@@ -51,10 +50,8 @@ class EventBatch(NamedTuple):
         labels: Any = [batch.labels for batch in batches]
         if isinstance(labels[0], torch.Tensor):
             labels = torch.cat(labels)
-        elif labels[0] is not None:
-            labels = [label for of_one in labels for label in of_one]
         else:
-            labels = None
+            labels = None if labels[0] is None else [*chain(*labels)]
         return cls(torch.cat([batch.times for batch in batches]), rows, lengths, labels)
 
 
@@ -70,11 +67,10 @@ class EventReader:
         self, position: int, start: float | None = None, duration: float | None = None
     ) -> list[Event]:
         """Return the events of an utterance."""
-        times, _, labels = self._read(np.array([position]), start, duration)
-        if labels is None:
-            return [Event(start, end, None) for start, end in times.tolist()]
-        pairs = zip(times.tolist(), labels, strict=True)
-        return [Event(start, end, label) for (start, end), label in pairs]
+        times, _, labels = self.read(np.array([position]), start, duration)
+        texts: Sequence[str | None] = labels or [None] * len(times)
+        pairs = zip(times.tolist(), texts, strict=True)
+        return [Event(first, last, label) for (first, last), label in pairs]
 
     def batch(
         self,
@@ -86,7 +82,7 @@ class EventReader:
     ) -> EventBatch:
         """Return the events of several utterances. `classes` has the number of each label;
         another label raises ArgumentError."""
-        times, lengths, labels = self._read(positions, start, duration)
+        times, lengths, labels = self.read(positions, start, duration)
         rows = np.repeat(np.arange(len(positions)), lengths)
         numbers: list[str] | torch.Tensor | None = labels
         if classes is not None and labels is not None:
@@ -99,38 +95,34 @@ class EventReader:
                 ) from None
         return EventBatch(to_tensor(times), to_tensor(rows), to_tensor(lengths), numbers)
 
-    def labels(self, positions: Ints) -> Iterator[list[str]]:
-        """Yield the labels of each utterance."""
-        for position in positions.tolist():
-            text = self.shards.side(LABELS, position).tobytes()
-            yield text.decode(errors="replace").split("\0")[:-1]
+    def labels(self, positions: Iterable[int]) -> list[str]:
+        """Return the labels of some utterances, one utterance after the other."""
+        text = b"".join(self.shards.side(LABELS, position) for position in positions)
+        return text.decode(errors="replace").split("\0")[:-1]
 
-    def _read(
-        self, positions: Ints, start: ArrayLike | None, duration: ArrayLike | None
+    def read(
+        self, positions: Ints, start: ArrayLike | None = None, duration: ArrayLike | None = None
     ) -> tuple[NDArray[np.float64], Ints, list[str] | None]:
         """Return the times of some utterances' events, how many each has, and their labels."""
         lengths = np.asarray(self.shards.index.num_frames[positions])
         times = self._times(positions[lengths > 0], lengths[lengths > 0])
         labels = None
         if self.spec.has_labels:
-            labels = [label for several in self.labels(positions) for label in several]
+            labels = self.labels(positions.tolist())
             if len(labels) != len(times):
                 path = self.shards.version.path
                 what = f"{len(times)} events have {len(labels)} labels"
                 raise DamagedError(f"{path}: damaged: {what}", path)
         if start is None and duration is None:
             return times, lengths, labels
-        if start is None:
-            start = 0.0
-        _AXIS.span(lengths, start, duration)  # which checks them
-        if duration is None:
-            duration = np.inf
+        firsts = 0.0 if start is None else start
+        Events().span(lengths, firsts, duration)  # which checks them
+        seconds = np.inf if duration is None else duration
         rows = np.repeat(np.arange(len(positions)), lengths)
-        firsts, seconds = (
-            np.broadcast_to(np.asarray(of_spans, np.float64), len(positions))[rows]
-            for of_spans in (start, duration)
-        )
-        times, taken = _AXIS.cut(times, firsts, seconds)
+        of_events = [
+            np.broadcast_to(of_spans, len(positions))[rows] for of_spans in (firsts, seconds)
+        ]
+        times, taken = Events().cut(times, *of_events)
         if labels is not None:
             labels = [labels[number] for number in taken.tolist()]
         return times, np.bincount(rows[taken], minlength=len(positions)), labels

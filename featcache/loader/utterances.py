@@ -170,8 +170,15 @@ class Utterances:
         """Return the labels that events may have; by default those that occur, sorted."""
         if known is None:
             positions = version.positions_of(np.arange(len(self.ids)))
-            labels = version.cache.event_reader().labels(positions[positions >= 0])
-            known = sorted(set().union(*labels))
+            reader = version.cache.event_reader()
+            known = sorted(
+                {
+                    label
+                    for found in positions.tolist()
+                    if found >= 0
+                    for label in reader.labels([found])
+                }
+            )
         return _numbered(Strings.of([]), known, str(version.cache.version.path))[1]
 
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
@@ -319,8 +326,9 @@ def _compared(
 ) -> DatasetVersion:
     """Find rows. Refuse those with features of another row or file, or warn of them."""
     stored, index = version.cache.version, version.cache.index
-    if template_of(version.cache.config) is not None and rows.has_path.any():
-        manifest = with_label_files(manifest, version.cache.config)
+    template = template_of(version.cache.config)
+    if template is not None and rows.has_path.any():
+        manifest = with_label_files(manifest, template)
         rows = RowKeys.of(manifest, rows.ids)
     failures = failures_by_row(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)

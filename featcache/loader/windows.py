@@ -90,10 +90,9 @@ class Windows:
             timed = _along_time(longest, rates, counts)
             if first in timed:
                 break
-        self._counts = counts
+        self._counts, self._first, self._rate = counts, first, float(rates[first])
         self.window = window
         """The length of a window, in frames of the first version along time."""
-        self._rate = float(rates[first])
         self.length = counts[0]
         """The length of a window, in frames of the first version."""
         # A ratio of 0 puts all windows at the utterance's beginning.
@@ -124,13 +123,10 @@ class Windows:
         ]
         return firsts, counts
 
-    def times(
-        self, lengths: Sequence[Ints], positions: Ints, epoch: int
-    ) -> tuple[NDArray[np.float64], float]:
-        """Return where the windows of `ranges` begin, in seconds, float64 `[n]`, and how
-        long they are."""
-        places = self._firsts(self._common(lengths), positions, epoch)
-        return places / self._rate, self.window / self._rate
+    def times(self, firsts: Sequence[Ints]) -> tuple[NDArray[np.float64], float]:
+        """Return where windows with these first frames begin, in seconds, float64 `[n]`, and
+        how long they are."""
+        return firsts[self._first] / self._rate, self.window / self._rate
 
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
         """Return each window's first frame."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,43 +35,35 @@ def template_of(config: Mapping[str, Any]) -> str | None:
 
 
 def needs_columns(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config's template names other columns of the manifest."""
+    """Tell whether a resolved config's template names other columns of the manifest."""
     names = _PLACEHOLDER.findall(template_of(config) or "")
     return not {*names} <= {"id", *_OF_PATH}
 
 
 def rows_of(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
-    """Return the rows that a version of a resolved config has for a manifest: one for each
-    copy, with the paths of label files if it is made of these. Raises ManifestError if an
-    id ends in a copy's suffix, or there is no column that the template names; ConfigError
-    if the template has a fault."""
-    return expand(with_label_files(manifest, config), copies_of(config))
+    """Return the rows that a version of a resolved config has for a manifest: with the paths
+    of its label files, and all copies. Raises ManifestError and ConfigError as `expand` and
+    `with_label_files`."""
+    return expand(with_label_files(manifest, template_of(config)), copies_of(config))
 
 
-def with_label_files(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
-    """Return a manifest with the paths of label files, if a version of this config is made
-    of these. Raises as `rows_of`."""
-    template = template_of(config)
+def with_label_files(manifest: Manifest, template: str | None) -> Manifest:
+    """Return a manifest with the paths of label files, unless the template is None. Raises
+    ManifestError if it names no column, ConfigError if it has a fault."""
     if template is None:
         return manifest
-    literals, names = _PLACEHOLDER.split(template)[::2], _PLACEHOLDER.findall(template)
+    names = _PLACEHOLDER.findall(template)
     # A template may come from a cache, and only a manifest may name a URL or a command.
-    if not names or re.search("[:|{}]", "".join(literals)):
+    if not names or re.search("[:|{}]", _PLACEHOLDER.sub("", template)):
         raise ConfigError(
             f"params.label_files: {template}: give a path with {{id}}, {{stem}}, {{folder}} or "
             "{a column}, and without ':' and '|'"
         )
-    columns = [_values(name, manifest) for name in names]
-    return replace(manifest, paths=Strings.of(_filled(literals, manifest.paths, columns)))
-
-
-def _filled(literals: list[str], paths: Strings, columns: Iterable[Iterable[str]]) -> Iterator[str]:
-    for path, *values in zip(paths, *columns, strict=True):
-        made = literals[0]
-        for value, literal in zip(values, literals[1:], strict=True):
-            made += value + literal
-        # a row without a path is compared by its id alone, here too
-        yield made if path and all(values) else ""
+    form = _PLACEHOLDER.sub("%s", template.replace("%", "%%"))
+    rows = zip(manifest.paths, *(_values(name, manifest) for name in names), strict=True)
+    # a row without a path is compared by its id alone, here too
+    paths = (form % tuple(values) if path and all(values) else "" for path, *values in rows)
+    return replace(manifest, paths=Strings.of(paths))
 
 
 def _values(name: str, manifest: Manifest) -> Iterable[str]:
