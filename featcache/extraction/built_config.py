@@ -159,9 +159,7 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     """Refuse a stored dtype that cannot hold the features: casts do not complain."""
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
     where = f"config {config.source or config.name}: store.dtype"
-    if spec.axis.has_times and stored != made:
-        raise ConfigError(f"{where}: {stored}: times of events are stored as {made}")
-    if stored.kind == made.kind == "f" and stored.itemsize > max(4, made.itemsize):
+    if stored != made and (spec.axis.has_times or stored == np.float64):
         raise ConfigError(f"{where}: {stored}: features of {config.extractor} are {made}")
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
         raise ConfigError(

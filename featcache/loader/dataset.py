@@ -61,6 +61,10 @@ _SLOW = (
 )
 
 
+def _stay(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @dataclass(frozen=True)
 class FrameRanges(Spans):
     """The frames that a batch holds of one version."""
@@ -69,19 +73,6 @@ class FrameRanges(Spans):
     window: tuple[NDArray[np.float64], float] | None = None
     """Where the window of each utterance begins, and how long it is, in seconds; None for
     whole utterances."""
-
-    @property
-    def are_events(self) -> bool:
-        """True if utterances are events, which are cut by time."""
-        return self.version.cache.spec.axis.has_times
-
-    def events(self, move: Move = lambda tensor: tensor) -> EventBatch:
-        """Return the events, with tensors that `move` takes to their device."""
-        start, duration = self.window or (None, None)
-        reader, classes = self.version.cache.event_reader(), self.version.classes
-        return reader.batch(
-            self.positions, start, duration, lambda array: move(torch.from_numpy(array)), classes
-        )
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """Return the padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised
@@ -92,11 +83,23 @@ class FrameRanges(Spans):
             self, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw
         )
 
-    def lengths(self, move: Move) -> torch.Tensor | None:
-        """Return the numbers of frames, int64 `[batch]`; None if an utterance is one vector."""
-        if not self.version.cache.spec.axis.is_ragged:
-            return None
-        return move(torch.from_numpy(self.counts))
+    def read(self, gather: Callable[[Self], Any], move: Move) -> tuple[Any, torch.Tensor | None]:
+        """Return the frames that `gather` makes, or the events; and their numbers, int64
+        `[batch]`; None if an utterance is one vector."""
+        cache, lengths = self.version.cache, None
+        if cache.spec.axis.has_times:
+            start, duration = self.window or (None, None)
+            events = cache.event_reader().batch(
+                self.positions,
+                start,
+                duration,
+                lambda array: move(torch.from_numpy(array)),
+                self.version.classes,
+            )
+            return events, events.lengths
+        if cache.spec.axis.is_ragged:
+            lengths = move(torch.from_numpy(self.counts))
+        return gather(self), lengths
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -247,8 +250,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
-        features: list[Any] = [
-            ranges.events() if ranges.are_events else ranges.gather()[0]
+        features = [
+            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0]
             for ranges in self.frame_ranges(row, epoch)
         ]
         item = Item({"id": self.ids[position], "features": self.named(features)})
@@ -375,30 +378,18 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         epoch: int,
         rows: Sequence[int],
         gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
-        move: Move = lambda tensor: tensor,
+        move: Move = _stay,
     ) -> dict[str, Any]:
         """Return the batch of rows in an epoch: `gather` makes the padded frames, and `move`
         takes all other tensors to their device."""
         positions = self.rows_at(rows)
-        versions = self.frame_ranges(positions, epoch)
         columns = {
             name: _in_batch(column, positions, move) for name, column in self.columns.items()
         }
-        features: list[Any] = []
-        lengths: list[torch.Tensor | None] = []
-        for ranges in versions:
-            if ranges.are_events:
-                features.append(ranges.events(move))
-                lengths.append(features[-1].lengths)
-            else:
-                lengths.append(ranges.lengths(move))
-                features.append(gather(ranges))
-        return {
-            "ids": self.ids.texts(positions),
-            "features": self.named(features),
-            "lengths": self.named(lengths),
-            **columns,
-        }
+        read = [ranges.read(gather, move) for ranges in self.frame_ranges(positions, epoch)]
+        features, lengths = (self.named(values) for values in zip(*read, strict=True))
+        ids = self.ids.texts(positions)
+        return {"ids": ids, "features": features, "lengths": lengths, **columns}
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
         """Return one value for each version, by name if the versions were given by name."""

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
@@ -171,14 +171,8 @@ class Utterances:
         if known is None:
             positions = version.positions_of(np.arange(len(self.ids)))
             reader = version.cache.event_reader()
-            known = sorted(
-                {
-                    label
-                    for found in positions.tolist()
-                    if found >= 0
-                    for label in reader.labels([found])
-                }
-            )
+            labels = map(reader.labels, positions[positions >= 0, None].tolist())
+            known = sorted({*chain.from_iterable(labels)})
         return _numbered(Strings.of([]), known, str(version.cache.version.path))[1]
 
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:

@@ -55,13 +55,11 @@ def version_folders(path: Location, *, of_one_name: bool = False) -> list[Locati
 
 
 def need_columns(path: Location) -> bool:
-    """Tell whether a version at `path`, or in the cache there, finds its label files by
-    columns of the manifest."""
+    """Tell whether a version at `path` finds its label files by columns of the manifest."""
     from featcache.manifest.label_files import needs_columns
 
     with suppress(StoreError):  # whoever opens them reports it
-        folders = version_folders(split_tag(path)[0])
-        return any(needs_columns(Version.open(folder).info.config) for folder in folders)
+        return any(needs_columns(version.info.config) for version in select_versions(path))
     return False
 
 
