@@ -17,10 +17,11 @@ from featcache.version.version import Version
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}
 
-WITHOUT_HUB = {"fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"}
+WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"}
 """Extractors without weights, with torchaudio's own, or with yours."""
 
 FINGERPRINTS = {
+    "audio-stats": "821df19ff62a40b89df294fc7c1fb204e3ec973bc69d00654cf26f54dacf51a0",
     "dac16k": "1d04ff727f25cef46f7bb774bf3d7e149b4286789bc795080a417bb7f77916d6",
     "dac24k": "a1affd4abfc94be5f84792dc12b67cec47e17905cfd9ec7e5d0b7e468e4a51a2",
     "dac44k": "fe0db5227541c83f678eb1f8c7ce64fe8795fcaa5a390879a6ffda0b6c7fc9c9",
