@@ -175,8 +175,7 @@ def _read_rttm(text: str, tier: str | None, channel: int | None) -> _Found:
     """Read lines of `type file channel start duration orthography subtype name …`. The label
     of a `SPEAKER` is the name, of another type the orthography."""
     kind = tier or "SPEAKER"
-    label = {"SPEAKER": 7}.get(kind, 5)
-    return _read_lines(text, kind, (1, 2, 3, 4, label), channel)
+    return _read_lines(text, kind, (1, 2, 3, 4, {"SPEAKER": 7}.get(kind, 5)), channel)
 
 
 def _read_lines(

@@ -132,9 +132,6 @@ class EventReader:
         arrays = self.shards.frames(Spans(positions, np.zeros_like(lengths), lengths))
         with self.shards.read_ahead(arrays):
             if self.check:
-                pairs = zip(positions.tolist(), arrays, strict=True)
-                arrays = [
-                    self.shards.load_checked(position, array, np.empty_like(array))
-                    for position, array in pairs
-                ]
+                loaded = map(np.empty_like, arrays)
+                arrays = [*map(self.shards.load_checked, positions.tolist(), arrays, loaded)]
             return np.concatenate([np.empty((0, 2)), *arrays])
