@@ -95,6 +95,7 @@ class Reason(StrEnum):
     FILE_MISSING = auto()
     FILE_UNREADABLE = auto()
     NOT_AUDIO = auto()
+    NOT_LABELS = auto()
     EMPTY = auto()
     TRUNCATED = auto()
     SEGMENT_OUTSIDE = auto()

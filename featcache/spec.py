@@ -31,8 +31,8 @@ Dtype = Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
 `featcache.version.version`."""
 
 CodebookSizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)]
-Kind = Literal["frames", "clip", "unknown"]
-STORED_KINDS = ("frames", "clip")
+Kind = Literal["frames", "clip", "events", "unknown"]
+STORED_KINDS = ("frames", "clip", "events")
 """The kinds of the main tracks of versions."""
 
 
@@ -51,6 +51,9 @@ Ints: TypeAlias = NDArray[np.int64]
 
 MAIN = "features"
 """The name of a version's main track."""
+
+LABELS = "labels"
+"""The name of the track that has the labels of the main track's events."""
 
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
@@ -71,6 +74,9 @@ class _Axis(Struct, frozen=True):
     """The fewest entries of an item."""
     dimensions: ClassVar[tuple[str, ...]] = ("entries",)
     """The names of the dimensions of an item before those of an entry."""
+    has_times: ClassVar[bool] = False
+    """Whether the values of an entry are its times, so that a span of seconds changes
+    them; see `Events.cut`."""
 
     @property
     def exact_rate(self) -> Fraction:
@@ -222,13 +228,49 @@ class Clip(_Axis, frozen=True, tag="clip"):
         return item[None]
 
 
+class Events(_Axis, frozen=True, tag="events"):
+    """Events: an entry is the start and the end of one, in seconds from the utterance's
+    start. They are sorted by start, then by end, and may overlap. The end of a point in
+    time is its start.
+
+    Times are float64, which is exact to a nanosecond for 97 days. (From 17 minutes on,
+    the steps of float32 are longer than a sample at 16 kHz.)"""
+
+    kind: ClassVar[Kind] = "events"
+    dimensions: ClassVar[tuple[str, ...]] = ("events",)
+    has_times: ClassVar[bool] = True
+    dtype: ClassVar[str] = "float64"
+
+    def __str__(self) -> str:
+        return "any number of events for each utterance"
+
+    def per_second(self) -> float:
+        return 10.0  # phones; words are a third of that
+
+    def cut(
+        self, times: NDArray[np.float64], start: ArrayLike, duration: ArrayLike
+    ) -> tuple[NDArray[np.float64], Ints]:
+        """Return the events `[events, 2]` of which a span of seconds has some time, cut to
+        it, in seconds from its start; and their numbers, int64 `[n]`. A point at the end of a
+        span belongs to the next span. `start` and `duration` are one number, maybe infinity,
+        or one for each event."""
+        firsts = np.broadcast_to(np.asarray(start, np.float64), len(times))
+        lasts = firsts + np.asarray(duration, np.float64)
+        starts, ends = times.T
+        is_after_start = (ends > firsts) | ((ends == starts) & (starts >= firsts))
+        taken = np.flatnonzero(is_after_start & (starts < lasts) & (firsts < lasts))
+        origin = firsts[taken, None]
+        return np.clip(times[taken], origin, lasts[taken, None]) - origin, taken
+
+
 class Unknown(_Axis, frozen=True, tag="unknown"):
     """Nothing that is known: the entries of side arrays that do not say more."""
 
 
-Axis: TypeAlias = Frames | Clip | Unknown
+Axis: TypeAlias = Frames | Clip | Events | Unknown
 
 _UNKNOWN = Unknown()
+_UNTIMED: dict[str, Axis] = {axis.kind: axis for axis in (Clip(), Events(), _UNKNOWN)}
 
 
 def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
@@ -320,7 +362,7 @@ class FeatureSpec:
     have equally many frames; 0 if it does not."""
 
     kind: Kind = "frames"
-    """What the main track's entries are along: frames in time, or the whole clip."""
+    """What the main track's entries are along: frames in time, the whole clip, or events."""
 
     @classmethod
     def of(cls, sample_rate: int, main: Track, *others: Track) -> FeatureSpec:
@@ -367,6 +409,12 @@ class FeatureSpec:
             num_codes = sum(track.codebook_sizes)
             if num_codes > _MOST_CODES or (num_codes and track.dtype.startswith("float")):
                 raise ValueError(f"codes of {num_codes:,} values, of dtype {track.dtype}")
+            is_pair = (track.dtype, track.item_shape) == (Events.dtype, (2,))
+            if track.axis.has_times and not is_pair:
+                raise ValueError(
+                    f"events of {track.name} are {track.dtype} {[*track.item_shape]}, and not a "
+                    f"start and an end: {Events.dtype} [2]"
+                )
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object that docs/format.md describes. Tracks leave out what they
@@ -384,7 +432,7 @@ class FeatureSpec:
         """The axis of the main track."""
         if self.kind == "frames":
             return Frames(self.frame_rate, self.frame_length, self.padded_to)
-        return Clip() if self.kind == "clip" else _UNKNOWN
+        return _UNTIMED[self.kind]
 
     @property
     def main(self) -> Track:
@@ -409,6 +457,12 @@ class FeatureSpec:
     def outputs(self) -> tuple[Track, ...]:
         """The tracks that the extractor gives besides the main one."""
         return tuple(track for track in self.side if track.name != QUANTIZATION)
+
+    @property
+    def has_labels(self) -> bool:
+        """True if each event of the main track has a label."""
+        tracks = [(track.name, track.dtype, track.item_shape) for track in self.side]
+        return self.axis.has_times and (LABELS, "uint8", ()) in tracks
 
     @property
     def is_quantized(self) -> bool:

@@ -548,6 +548,12 @@ def check_features(extractor: AnyExtractor, clip: Clip, values: Features) -> Non
     """Assert that features fit the extractor's spec."""
     spec = extractor.spec
     expected = (extractor.num_frames(len(clip.waveform)), *spec.item_shape)
+    if spec.axis.has_times:  # any number of them
+        expected = (len(values), *spec.item_shape)
+        is_sorted = sorted(values.tolist()) == values.tolist()
+        assert is_sorted, f"the events of {label(clip)} are not in the order of their starts"
+        begins_first = (values[:, 0] <= values[:, 1]).all()
+        assert begins_first, f"an event of {label(clip)} ends before it starts"
     gave = f"extract gave {values.dtype} {list(values.shape)} for {label(clip)}"
     assert values.shape == expected, f"{gave}; num_frames and spec.item_shape say {list(expected)}"
     assert values.dtype == spec.dtype, f"{gave}; spec.dtype says {spec.dtype}"

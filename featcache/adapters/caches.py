@@ -25,9 +25,15 @@ _open_caches: dict[str, Cache] = {}
 
 def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
     """Return a dataset itself, or the dataset of all utterances of a cache."""
-    if isinstance(source, FeatureDataset):
-        return source
-    return FeatureDataset(source)
+    if not isinstance(source, FeatureDataset):
+        source = FeatureDataset(source)
+    for version in source.versions:
+        if version.cache.spec.axis.has_times:
+            raise ArgumentError(
+                f"{version.cache.version.path}: holds events, and adapters give frames and "
+                "vectors: read them with featcache.FeatureDataset"
+            )
+    return source
 
 
 def whole_dataset(source: Cache | FeatureDataset, instead: str) -> FeatureDataset:

@@ -28,6 +28,7 @@ from typing import Any
 from featcache.audio.commands import run_command
 from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
+from featcache.audio.lines import LineIndex
 from featcache.audio.remote import (
     IN_MEMORY,
     TRIES,
@@ -61,7 +62,12 @@ _PIECE = 4 << 20
 _ENTRY_HEADER = 5 + 1 + 8
 _UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that writes to a pipe
 
-_KINDS: dict[str, Any] = {".arrow": ArrowIndex, ".parquet": ParquetIndex}
+_KINDS: dict[str, Any] = {
+    ".arrow": ArrowIndex,
+    ".parquet": ParquetIndex,
+    ".ctm": partial(LineIndex, 0),
+    ".rttm": partial(LineIndex, 1),
+}
 """The index of a container, by its suffix; else of a tar."""
 
 _INDEXES: Kept[Any] = Kept(_INDEX_BYTES, lambda index: int(index.num_bytes))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
 from featcache.format.documents import differing_keys
@@ -72,6 +74,14 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     )
 
 
+def _item(cache: Cache, id_: str) -> tuple[NDArray[Any], list[str] | None]:
+    """Return the values of an utterance, and the labels of events."""
+    if not cache.spec.axis.has_times:
+        return cache.item(id_, check=True), None
+    times, _, labels = cache.event_reader(check=True).read(np.array([cache.position(id_)]))
+    return times, labels
+
+
 def _kind(spec: FeatureSpec) -> str:
     values = "codes" if spec.codebook_sizes else "floats"
     return f"{values} {spec.main.shape_text()}"
@@ -81,8 +91,8 @@ def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:
     has_codes = bool(first.spec.codebook_sizes)
     result = ValuesDiff(len(ids))
     for id_ in ids:
-        a, b = first.item(id_, check=True), second.item(id_, check=True)
-        if a.shape != b.shape:
+        (a, labels), (b, other_labels) = (_item(cache, id_) for cache in (first, second))
+        if a.shape != b.shape or labels != other_labels:
             result.other_lengths += 1
             continue
         if has_codes:

@@ -46,6 +46,7 @@ from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, prec
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest.copies import expand
+from featcache.manifest.label_files import template_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.spec import FeatureSpec
@@ -170,6 +171,8 @@ def probe(
     of the manifest's utterances. `report` gets the name of each precision before it is
     measured. Raises ConfigError if the extractor cannot be built; ManifestError if none of
     the sampled utterances can be extracted."""
+    if template_of(config.resolved()) is not None:
+        raise ConfigError(f"{config.name}: {config.extractor} reads label files: nothing to probe")
     device.configure_torch()
     extractor = config.build(device.torch_device)
     clips, skipped = _sample(config, extractor, manifest, count)

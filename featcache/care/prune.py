@@ -26,7 +26,7 @@ from featcache.errors import (
 )
 from featcache.format.shard import Shard
 from featcache.format.writing import ShardBuilder
-from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import in_parallel
 from featcache.version.index import Index
@@ -92,7 +92,7 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     """Return the hashes of the ids that `prune` is to keep for a manifest. Raises
     ManifestError if it has none of the version's utterances; or, without `force`, names
     other files for them, or lacks more than a few."""
-    manifest = expand(manifest, copies_of(version.info.config))
+    manifest = rows_of(manifest, version.info.config)
     hashes, index = manifest.ids.hashes(), open_index(version)
     lacking = int((~np.isin(index.id_hash, hashes)).sum())
     whose = (

@@ -30,7 +30,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, Reason, listing
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, WorkerTimes
-from featcache.extraction.from_audio import AudioExtractor
+from featcache.extraction.jobs import batch_extractor
 from featcache.extraction.padded_rows import BATCHINGS, compute_now
 from featcache.extractors.codec import CodecExtractor
 from featcache.format.shard import Item
@@ -121,7 +121,7 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
-    for (result,) in AudioExtractor(root, [built])([item], WorkerTimes(float)):
+    for (result,) in batch_extractor(root, [built], None)([item], WorkerTimes(float)):
         extracted = compute_now(result)
         for failure in extracted.failures:
             raise AudioError(Reason(failure.reason), failure.message)

@@ -34,7 +34,7 @@ from featcache.format.group import GroupInfo, read_attributes
 from featcache.format.shard import Shard
 from featcache.format.writing import seal_group
 from featcache.manifest.audio_locations import is_command
-from featcache.manifest.copies import expand
+from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
@@ -106,7 +106,8 @@ def repair(
         if again is None or len(again):
             built = _build(version, options)
         if built is not None and again is not None:
-            _refuse_loss(again, expand(manifest, built.config.copies), verified.damaged_shards)
+            rows = rows_of(manifest, built.config.resolved())
+            _refuse_loss(again, rows, verified.damaged_shards)
         copies: dict[str, str] = {}
         for name, plan in plans.items():
             if plan.kept and not stop.is_set():

@@ -55,6 +55,8 @@ class Report:
     damaged_utterances: int | None = 0
     """The number of utterances in damaged shards; None if a shard's document cannot be
     read."""
+    kind: str = "frames"
+    """The axis of the features."""
     recomputed: Recomputed | None = None
     """The comparison with utterances extracted again. `verify` leaves it None."""
 

@@ -19,7 +19,7 @@ from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted, listing
 from featcache.format.group import WRONG_CHECKSUM
 from featcache.format.shard import Shard
-from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
@@ -123,6 +123,7 @@ def _report(
         problems=problems,
         shards_left_out=len(names) - len(checked),
         damaged_utterances=damaged_utterances,
+        kind=version.info.spec.kind,
     )
     if interrupted:
         return result, None
@@ -142,7 +143,7 @@ def _report(
     problems += _problems_of_records(version, index, damaged)
     result.failed = len(wanted_failures(version, index))
     if manifest is not None:
-        rows = expand(manifest, copies_of(version.info.config))
+        rows = rows_of(manifest, version.info.config)
         _compare_rows(rows, index, failures_by_row(version, index), result)
     return result, index
 

@@ -53,10 +53,12 @@ def prune(
     """
     from featcache.care.prune import ids_to_keep, plan_prune
     from featcache.care.prune import prune as prune_version
+    from featcache.version.selection import need_columns
 
     wanted = None
     if manifest:
-        wanted = options.read_manifest(manifest, reading, audio=False, carry=False)
+        carry = need_columns(path)
+        wanted = options.read_manifest(manifest, reading, audio=False, carry=carry)
     versions, keeping = [*open_versions(path)], []
     for version in versions:
         keeping.append(None if wanted is None else ids_to_keep(version, wanted, force=force))

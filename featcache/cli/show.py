@@ -59,12 +59,15 @@ def show(path: Location, utterance: str) -> None:
         if number:
             say()
         lines = _origin_lines(document)
-        lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max")}
+        names, events = ("shape", "dtype", "min", "mean", "max"), document.get("events", ())
+        lines |= {name: document[name] for name in names[: 2 if events else None]}
         stored = document.get("quantized")
         if stored:
             lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"
         lines |= {name: cells(summary) for name, summary in document["side"].items()}
         _say_lines(lines)
+        for event in events:
+            say(f"{event['start']:12.3f} {event['end']:12.3f}  {event['label'] or ''}")
 
 
 def _describe_in_each(
@@ -81,11 +84,19 @@ def _describe_in_each(
 
 
 def _describe(version: Version, utterance: str) -> Document:
+    import numpy as np
+
     from featcache.loader.cache import Cache
+    from featcache.spec import LABELS
     from featcache.version.join import describe_origin
 
     cache = Cache(version, check=True)
-    document = describe_origin(version, utterance) | _summary(cache[utterance])
+    item: Any = cache[utterance]
+    document = describe_origin(version, utterance)
+    if cache.spec.axis.has_times:
+        document["events"] = [event._asdict() for event in item]
+        item = np.array([event[:2] for event in item]).reshape(-1, 2)
+    document |= _summary(item)
     if cache.spec.is_quantized:
         scale, _ = cache.quantization([utterance])[0]
         largest = float(scale.max())
@@ -96,7 +107,9 @@ def _describe(version: Version, utterance: str) -> Document:
             "largest_error": largest / 2,
         }
     document["side"] = {
-        side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs
+        side.name: _summary(cache.side(side.name, utterance))
+        for side in cache.spec.outputs
+        if not (cache.spec.has_labels and side.name == LABELS)
     }
     return document
 
@@ -176,6 +189,7 @@ def why(
     from featcache.config import load_config
     from featcache.extraction.options import Options
     from featcache.extraction.plan import plan_extraction
+    from featcache.manifest.label_files import needs_columns
     from featcache.version.selection import select_versions
 
     reading = {name: chosen.pop(name) for name in options.READING}
@@ -200,7 +214,8 @@ def why(
     }
     plan, causes = None, []
     if manifest is not None:
-        read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
+        carry = needs_columns(loaded.resolved())
+        read = options.read_manifest(manifest, reading, loaded.keys, carry=carry)
         run_options = Options(device="cpu", replace=True, **chosen)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
         causes = find_causes(plan)
@@ -347,7 +362,7 @@ def _describe_values(values: ValuesDiff) -> str:
         return "no utterance is in both, of the same row"
     parts = [f"{values.identical:,} of {counted(values.utterances, 'utterance')} bit-identical"]
     if values.other_lengths:
-        parts.append(f"{values.other_lengths:,} with other numbers of frames")
+        parts.append(f"{values.other_lengths:,} with other numbers of frames, or other labels")
     if values.codes:
         parts.append(f"{values.differing:,} of {values.codes:,} codes differ")
     elif values.worst is not None:

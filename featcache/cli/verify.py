@@ -90,7 +90,7 @@ def verify(
     from featcache.care.report import Problem, Report
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
-    from featcache.version.selection import split_tag, version_folders
+    from featcache.version.selection import need_columns, split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
@@ -98,7 +98,7 @@ def verify(
     wanted, again = None, None
     files = SourceCheck(sources == "content", root)
     if manifest:
-        wanted = options.read_manifest(manifest, chosen, carry=False)
+        wanted = options.read_manifest(manifest, chosen, carry=need_columns(path))
         files = replace(files, urls=wanted.urls)
         again = shlex.quote(manifest)
         if root is not None:
@@ -228,7 +228,8 @@ def _print_counts(report: Report, path: str) -> None:
     shards = counted(report.shards, "shard")
     if report.shards_left_out:
         shards += f" of {report.shards + report.shards_left_out:,}"
-    state = f"{counted(report.utterances, 'utterance')}, {counted(report.frames, 'frame')}, "
+    entry = {"clip": "vector", "events": "event"}.get(report.kind, "frame")
+    state = f"{counted(report.utterances, 'utterance')}, {counted(report.frames, entry)}, "
     state += megabytes(report.num_bytes)
     if damaged == report.shards == 1:
         state = "damaged"
@@ -273,9 +274,9 @@ def repair(
     from featcache.audio.commands import kill_commands
     from featcache.care.repair import repair as repair_version
     from featcache.extraction.options import Options
-    from featcache.version.selection import version_folders
+    from featcache.version.selection import need_columns, version_folders
 
-    read = options.read_manifest(manifest, reading, carry=False)
+    read = options.read_manifest(manifest, reading, carry=need_columns(path))
     chosen = Options(device=device, threads=threads)
     with stoppable(kill_commands) as stop:
         repaired = [

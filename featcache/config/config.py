@@ -42,7 +42,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class StorePolicy(Section):
     """The `store` section: how features are stored."""
 
-    dtype: Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"] | None = None
+    dtype: Literal["float64", "float32", "float16", "uint8", "uint16", "uint32", "int64"] | None = (
+        None
+    )
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
     they are."""
     pool: Literal["mean", "mean+std"] | None = None

@@ -20,6 +20,7 @@ from featcache.extraction.extraction import Summary, exclusively, run_extraction
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
+from featcache.manifest.label_files import needs_columns
 from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
@@ -128,15 +129,17 @@ def extract(
     if unknown:
         known = listing(_READING, len(_READING))
         raise ArgumentError(f"reading: there is no {unknown}: give {known}")
-    job = _Job(choose_engine(options), reading, observer or Observer(), stop or threading.Event())
     if isinstance(configs, str | Path | Config):
         configs = [configs]
     loaded = [as_config(config, set) for config in configs]
     if not loaded:
         raise ArgumentError("configs: give one at least")
+    carry = any(needs_columns(config.resolved()) for config in loaded)
+    stop = stop or threading.Event()
+    job = _Job(choose_engine(options), {**reading, "carry": carry}, observer or Observer(), stop)
     refuse_version(folder)
     if is_table(manifest):
-        manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=False)
+        manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=carry)
     if isinstance(manifest, Manifest):
         if is_corpus(folder):
             raise ArgumentError(
@@ -167,10 +170,9 @@ class _Job:
         part: str = "",
     ) -> Summary:
         """Extract a manifest into a cache, or plan a dry run."""
-        if isinstance(source, Manifest):
-            manifest = source
-        else:
-            manifest = read_manifest(source, carry=False, **self.reading)
+        manifest = source
+        if not isinstance(manifest, Manifest):
+            manifest = read_manifest(manifest, **self.reading)
         for line in manifest.notes:
             _log.info("%s", line)
         self.observer.read(manifest, part)

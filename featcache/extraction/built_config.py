@@ -20,6 +20,7 @@ from featcache.extractors import Extractor, Params, fingerprint
 from featcache.extractors.faults import blamed_on
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest.audio_locations import AudioSource, Command
+from featcache.manifest.label_files import template_of
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import MAIN, Clip, FeatureSpec, Track
 from featcache.version.ledger import Failure
@@ -79,6 +80,11 @@ class BuiltConfig:
     def spec(self) -> FeatureSpec:
         """The spec of the features as they are stored."""
         return self.info.spec
+
+    @cached_property
+    def label_files(self) -> str | None:
+        """The template of the label files that are read; None for audio."""
+        return template_of(self.config.resolved())
 
     @cached_property
     def source_fingerprint(self) -> str | None:
@@ -158,6 +164,8 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     """Refuse a stored dtype that cannot hold the features: casts do not complain."""
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
     where = f"config {config.source or config.name}: store.dtype"
+    if stored != made and (spec.axis.has_times or stored == np.float64):
+        raise ConfigError(f"{where}: {stored}: features of {config.extractor} are {made}")
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
         raise ConfigError(
             f"{where}: {stored} cannot hold the features of {config.extractor}, which are {made}: "

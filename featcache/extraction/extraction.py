@@ -125,8 +125,8 @@ def _fill(
     jobs = [_begin(plan, planned) for planned in versions]
     control.add(Progress(versions={job.name: VersionCounts() for job in jobs}))
     some_paths: Sequence[str] = ()
-    if plan.source is None and not plan.manifest.has_urls:
-        some_paths = paths_of_some(plan.manifest)
+    if plan.source is None and not versions[0].manifest.has_urls:
+        some_paths = paths_of_some(versions[0].manifest)
     suspects = reduce(or_, (planned.suspects for planned in versions))
     group = JobGroup(
         jobs, plan.manifest.root, plan.source, suspects, plan.batch_seconds, some_paths

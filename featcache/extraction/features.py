@@ -232,7 +232,9 @@ def _tracks_of(
     entries = {}
     for track in extractor.spec.tracks:
         tensor = by_name[track.name]
-        count = num_frames if track.name == MAIN else getattr(tensor, "shape", (0,))[0]
+        count = num_frames
+        if track.name != MAIN or track.axis.has_times:
+            count = [*getattr(tensor, "shape", ()), 0][0]
         expected = track.axis.dimensions and (count,)
         require_tensor(extractor, "extract", tensor, (*expected, *track.item_shape))
         entries[track.name] = track.axis.as_entries(tensor)

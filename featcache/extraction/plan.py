@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache as memoized
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from featcache.extraction.padded_rows import BatchingChoice, choose_batching
 from featcache.extraction.tasks import want
 from featcache.format.shard import Item
 from featcache.manifest.copies import Copies, expand
+from featcache.manifest.label_files import with_label_files
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK
 from featcache.storage.location import Location, as_location
@@ -61,7 +62,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows that versions with the same copies should hold."""
+    """The rows that versions with the same copies and label files should hold."""
 
     manifest: Manifest
     """The rows of the run, with the config's copies."""
@@ -210,17 +211,20 @@ def plan_extraction(
         source = find_source(all_built, options.source, keep_index=not options.dry_run)
     batch_seconds = all_built[0].device.batch_seconds
     plan = ExtractionPlan(manifest, cache, options, only, source, batch_seconds)
-    rows_of = memoized(lambda copies: _rows_of_run(plan, copies))
-    versions = [_plan_version(plan, built, rows_of(built.config.copies)) for built in all_built]
+    rows_of = memoized(partial(_rows_of_run, plan))
+    versions = [
+        _plan_version(plan, built, rows_of(built.config.copies, built.label_files))
+        for built in all_built
+    ]
     plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
 
 
-def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
-    """Return the manifest with copies, or a partition of it: a slice by the manifest's
+def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) -> _Rows:
+    """Return a version's rows of the manifest, or a partition of it: a slice by the manifest's
     durations alone, so that all jobs of an array agree."""
     manifest, partition = plan.manifest, plan.options.own_partition
-    rows = expand(manifest, copies)
+    rows = expand(with_label_files(manifest, label_files), copies)
     keys = whole = RowKeys.of(rows)
     first, end = 0, len(manifest)
     if partition is not None:
@@ -231,6 +235,8 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
     known = rows.duration / speed  # a faster copy is shorter
     if plan.source is not None:
         known = plan.source.seconds(rows, known)
+    if label_files is not None:  # which have no header that says it
+        known = np.nan_to_num(known, nan=10.0)
     return _Rows(rows, row_seconds(rows, known, speed), keys, whole, first * len(copies))
 
 

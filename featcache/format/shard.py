@@ -14,7 +14,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, listing
-from featcache.format.documents import Count, Hash, NotNegative, Positive
+from featcache.format.documents import Count, Hash, NotNegative
 from featcache.format.group import (
     CHECKSUM_BYTES,
     NAME_DIGITS,
@@ -93,7 +93,7 @@ class Item(Utterance):
 class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     """The document of a shard, besides the keys of every group."""
 
-    frames: Positive
+    frames: Count
     seconds: NotNegative
     row: Count
     """The manifest row of its first item, by which shards are ordered, then by name."""
@@ -170,7 +170,8 @@ class Shard(Group):
         super().__init__(store, f"shards/{name}", fingerprint, ShardInfo, columns_of(spec))
         self.name = name
         self.spec = spec
-        self._features = "features", (self.info.frames, *spec.item_shape), spec.stored_dtype
+        rows = max(1, self.info.frames)  # no array is empty: see docs/format.md
+        self._features = "features", (rows, *spec.item_shape), spec.stored_dtype
         self.features_path, _ = self._chunk(*self._features)
         """The path of the features' file in the shard."""
         if self.info.digest[:NAME_DIGITS] != name:

@@ -103,8 +103,8 @@ class ShardBuilder:
         return len(self._clips)
 
     def append(self, item: Item, features: NDArray[Any], side: Arrays = NO_SIDE) -> None:
-        """Add an item: at least one frame, `[frames, *item_shape]` of the stored dtype,
-        C-contiguous, and its entries of every side array. Both are kept, not copied. Raises
+        """Add an item: events, or at least one frame, `[frames, *item_shape]` of the stored
+        dtype, C-contiguous, and its entries of every side array. Both are kept, not copied. Raises
         ExtractorError, and adds nothing, if they are not what the version holds."""
         spec = self._spec
         _refuse_other_arrays("features", "are", features, spec.stored_dtype, spec.item_shape)
@@ -123,13 +123,17 @@ class ShardBuilder:
         """Return the name and the files of the shard, to be published as `shards/<name>`,
         and forget its items. See `ShardInfo`; `where` names the version in messages."""
         table = self._table()
-        arrays = {"features": np.concatenate([clip.features for clip in self._clips])}
+        features = np.concatenate([clip.features for clip in self._clips])
+        num_frames = len(features)
+        if not num_frames:  # events may be none, and no array is empty
+            features = np.zeros((1, *features.shape[1:]), features.dtype)
+        arrays = {"features": features}
         for name in (side.name for side in self._spec.side):
             arrays[f"side_{name}"] = np.concatenate([clip.side[name] for clip in self._clips])
         self._clips.clear()
         document = {
             "fingerprint": fingerprint,
-            "frames": len(arrays["features"]),
+            "frames": num_frames,
             "seconds": round(int(table["num_samples"].sum()) / self._spec.sample_rate, 6),
             "row": row,
             "manifest": manifest,

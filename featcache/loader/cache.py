@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +35,7 @@ from featcache.version.version import Version
 if TYPE_CHECKING:
     import torch
 
+    from featcache.loader.events import EventReader
     from featcache.loader.places import PlaceOf
     from featcache.version.ledger import Failure
 
@@ -200,8 +201,11 @@ class Cache:
         part of them. Arguments, dtypes and errors are as in `batch`.
 
         Returns `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-        `check`, or if the features are quantised."""
+        `check`, or if the features are quantised. Events are a list of `Event`."""
         position = self.position(key)
+        if self.spec.axis.has_times:
+            events = self.event_reader(check).item(position, start, duration)
+            return cast("NDArray[Any]", events)
         frames = self._shards.utterance(position)
         if self.check if check is None else check:
             frames = self._shards.load_checked(position, frames, np.empty_like(frames))
@@ -249,7 +253,8 @@ class Cache:
         Returns:
             The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of
             the stored dtype; and the number of frames of each utterance, int64 `[batch]`.
-            If an utterance is one vector: `[batch, *item_shape]`, and None.
+            If an utterance is one vector: `[batch, *item_shape]`, and None. If it is
+            events: an `EventBatch`, and the number of events of each.
 
         Raises:
             MissingItemError: Ids are missing; names up to ten, how many failed in
@@ -266,6 +271,9 @@ class Cache:
                 f"padding_value is {padding_value}: levels are padded with 0; give it to dequantize"
             )
         positions = self._positions(keys)
+        if self.spec.axis.has_times:
+            batch: Any = self.event_reader(check).batch(positions, start, duration, tensor_of)
+            return batch, batch.lengths
         firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:
             firsts, counts = self.spec.axis.span(counts, 0 if start is None else start, duration)
@@ -274,6 +282,12 @@ class Cache:
             spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
         )
         return features, tensor_of(counts) if self.spec.axis.is_ragged else None
+
+    def event_reader(self, check: bool | None = None) -> EventReader:
+        """Return the reader of a version whose utterances are events."""
+        from featcache.loader.events import EventReader
+
+        return EventReader(self._shards, self.spec, self.check if check is None else check)
 
     def gather(
         self,

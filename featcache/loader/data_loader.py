@@ -316,6 +316,8 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
     if not isinstance(dtype, torch.dtype):
         return f"dtype is {dtype!r}: give one of torch's, such as torch.float32"
     spec, padding = version.cache.spec, version.padding_value
+    if spec.axis.has_times:
+        return f"dtype is {dtype}, and the times of {version.name} stay {spec.dtype}"
     stored = np.dtype(spec.dtype)
     if stored.kind == "f":
         if dtype.is_floating_point:

@@ -26,6 +26,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
 from featcache.loader.cache import Cache, Memory, positions_in
+from featcache.loader.events import EventBatch
 from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
 from featcache.loader.shared import InSharedMemory, is_spawning
@@ -60,11 +61,18 @@ _SLOW = (
 )
 
 
+def _stay(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @dataclass(frozen=True)
 class FrameRanges(Spans):
     """The frames that a batch holds of one version."""
 
     version: DatasetVersion
+    window: tuple[NDArray[np.float64], float] | None = None
+    """Where the window of each utterance begins, and how long it is, in seconds; None for
+    whole utterances."""
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """Return the padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised
@@ -75,11 +83,23 @@ class FrameRanges(Spans):
             self, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw
         )
 
-    def lengths(self, move: Move) -> torch.Tensor | None:
-        """Return the numbers of frames, int64 `[batch]`; None if an utterance is one vector."""
-        if not self.version.cache.spec.axis.is_ragged:
-            return None
-        return move(torch.from_numpy(self.counts))
+    def read(self, gather: Callable[[Self], Any], move: Move) -> tuple[Any, torch.Tensor | None]:
+        """Return the frames that `gather` makes, or the events; and their numbers, int64
+        `[batch]`; None if an utterance is one vector."""
+        cache, lengths = self.version.cache, None
+        if cache.spec.axis.has_times:
+            start, duration = self.window or (None, None)
+            events = cache.event_reader().batch(
+                self.positions,
+                start,
+                duration,
+                lambda array: move(torch.from_numpy(array)),
+                self.version.classes,
+            )
+            return events, events.lengths
+        if cache.spec.axis.is_ragged:
+            lengths = move(torch.from_numpy(self.counts))
+        return gather(self), lengths
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -230,8 +250,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
-        features = self.named([ranges.gather()[0] for ranges in self.frame_ranges(row, epoch)])
-        item = Item({"id": self.ids[position], "features": features})
+        features = [
+            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0]
+            for ranges in self.frame_ranges(row, epoch)
+        ]
+        item = Item({"id": self.ids[position], "features": self.named(features)})
         for name, column in self.columns.items():
             value = column[position]
             item[name] = value.item() if isinstance(value, np.generic) else value
@@ -322,12 +345,16 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         others = [
             {name: value for name, value in item.items() if name not in handled} for item in items
         ]
-        features: list[torch.Tensor] = []
+        features: list[Any] = []
         lengths: list[torch.Tensor | None] = []
         for version in self.versions:
             frames = [item["features"] for item in items]
             if not isinstance(self.cache, Cache):
                 frames = [by_name[version.name] for by_name in frames]
+            if version.cache.spec.axis.has_times:
+                features.append(EventBatch.joined(frames))
+                lengths.append(features[-1].lengths)
+                continue
             if not version.cache.spec.axis.is_ragged:
                 features.append(torch.stack(frames))
                 lengths.append(None)
@@ -351,17 +378,16 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         epoch: int,
         rows: Sequence[int],
         gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
-        move: Move = lambda tensor: tensor,
+        move: Move = _stay,
     ) -> dict[str, Any]:
         """Return the batch of rows in an epoch: `gather` makes the padded frames, and `move`
         takes all other tensors to their device."""
         positions = self.rows_at(rows)
-        versions = self.frame_ranges(positions, epoch)
         columns = {
             name: _in_batch(column, positions, move) for name, column in self.columns.items()
         }
-        lengths = self.named([ranges.lengths(move) for ranges in versions])
-        features = self.named([*map(gather, versions)])
+        read = [ranges.read(gather, move) for ranges in self.frame_ranges(positions, epoch)]
+        features, lengths = (self.named(values) for values in zip(*read, strict=True))
         ids = self.ids.texts(positions)
         return {"ids": ids, "features": features, "lengths": lengths, **columns}
 
@@ -378,11 +404,12 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             version.cache.index.num_frames[of_version]
             for version, of_version in zip(self.versions, positions, strict=True)
         ]
-        firsts = [np.zeros_like(rows)] * len(lengths)
+        firsts, window = [np.zeros_like(rows)] * len(lengths), None
         if self._windows is not None:
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
+            window = self._windows.times(firsts)
         return [
-            FrameRanges(*columns)
+            FrameRanges(*columns, window)
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
@@ -27,6 +27,7 @@ from featcache.loader.corpus import Corpus
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
 from featcache.manifest.copies import Copies, copies_of
+from featcache.manifest.label_files import needs_columns, template_of, with_label_files
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -76,6 +77,8 @@ class DatasetVersion:
     positions: NDArray[np.int64] | None = None
     """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1
     if the cache lacks one; None if the dataset has the cache's utterances."""
+    classes: Mapping[str, int] | None = None
+    """The number of each label of events; None for labels as text."""
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
@@ -138,7 +141,7 @@ class Utterances:
         if len(short) and (crop.short == "error" or len(short) == len(self.ids)):
             raise ArgumentError(
                 f"{self.source}: {len(short):,} of {len(self.ids):,} utterances are shorter than "
-                f"the crop of {windows.length} frames: {listing(self.ids.take(short))}"
+                f"the crop of {windows.window} frames: {listing(self.ids.take(short))}"
             )
         return self._without(short)
 
@@ -146,16 +149,31 @@ class Utterances:
         """Replace the labels of some columns by their numbers."""
         columns, labels = dict(self.columns), {}
         texts = [name for name, column in columns.items() if isinstance(column, Strings)]
+        versions = {version.name: version for version in self.versions}
         for name, known in classes.items():
+            what = f"{self.source}: the column {name!r}"
+            if name in versions and versions[name].cache.spec.has_labels:
+                labels[name] = self._labels_of(versions[name], known)
+                numbers = {label: number for number, label in enumerate(labels[name])}
+                versions[name] = replace(versions[name], classes=numbers)
+                continue
             column = columns.get(name)
             if not isinstance(column, Strings):
                 raise ManifestError(
                     f"{self.source}: no column of text is {name!r}, for classes=; there are "
                     f"{listing(map(repr, texts)) or 'none'}"
                 )
-            what = f"{self.source}: the column {name!r}"
             columns[name], labels[name] = _numbered(column, known, what)
-        return replace(self, columns=columns, classes=labels)
+        return replace(self, columns=columns, classes=labels, versions=[*versions.values()])
+
+    def _labels_of(self, version: DatasetVersion, known: Sequence[str] | None) -> list[str]:
+        """Return the labels that events may have; by default those that occur, sorted."""
+        if known is None:
+            positions = version.positions_of(np.arange(len(self.ids)))
+            reader = version.cache.event_reader()
+            labels = map(reader.labels, positions[positions >= 0, None].tolist())
+            known = sorted({*chain.from_iterable(labels)})
+        return _numbered(Strings.of([]), known, str(version.cache.version.path))[1]
 
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
         if not len(rows):
@@ -226,6 +244,7 @@ class _Reading:
         """Read a manifest, and find its rows in the versions."""
         if not isinstance(manifest, Manifest):
             carry = self.names is None or len(self.names) > 0 or bool(self.where)
+            carry = carry or any(needs_columns(version.cache.config) for version in versions)
             if isinstance(manifest, (str, Path)):
                 manifest = read_manifest(manifest, audio=False, carry=carry)
             else:
@@ -301,6 +320,10 @@ def _compared(
 ) -> DatasetVersion:
     """Find rows. Refuse those with features of another row or file, or warn of them."""
     stored, index = version.cache.version, version.cache.index
+    template = template_of(version.cache.config)
+    if template is not None and rows.has_path.any():
+        manifest = with_label_files(manifest, template)
+        rows = RowKeys.of(manifest, rows.ids)
     failures = failures_by_row(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)
     if status.changed.any():

@@ -79,14 +79,20 @@ class Windows:
         self.crop = crop
         rates = [axis.exact_rate for axis in axes]
         if not any(rates):
-            raise ArgumentError("crop: no version is along time: vectors cannot be cropped")
+            raise ArgumentError(
+                "crop: no version is along time: vectors cannot be cropped, and events only "
+                "beside frames"
+            )
         for first in [number for number, rate in enumerate(rates) if rate]:
             window = crop.frames or max(1, round((crop.seconds or 0) * float(rates[first])))
-            counts = [max(1, round(window * (rate / rates[first]))) for rate in rates]
+            ratios = [rate / rates[first] for rate in rates]
+            counts = [max(1, round(window * ratio)) if ratio else MOST_COUNTED for ratio in ratios]
             timed = _along_time(longest, rates, counts)
             if first in timed:
                 break
-        self._window, self._counts = window, counts
+        self._counts, self._first, self._rate = counts, first, float(rates[first])
+        self.window = window
+        """The length of a window, in frames of the first version along time."""
         self.length = counts[0]
         """The length of a window, in frames of the first version."""
         # A ratio of 0 puts all windows at the utterance's beginning.
@@ -100,7 +106,7 @@ class Windows:
     def short(self, lengths: Sequence[Ints]) -> Ints:
         """List the utterances shorter than a window in any version, by the lengths in
         each; int64 `[short]`."""
-        return np.flatnonzero(self._common(lengths) < self._window)
+        return np.flatnonzero(self._common(lengths) < self.window)
 
     def ranges(
         self, lengths: Sequence[Ints], positions: Ints, epoch: int
@@ -117,11 +123,16 @@ class Windows:
         ]
         return firsts, counts
 
+    def times(self, firsts: Sequence[Ints]) -> tuple[NDArray[np.float64], float]:
+        """Return where windows with these first frames begin, in seconds, float64 `[n]`, and
+        how long they are."""
+        return firsts[self._first] / self._rate, self.window / self._rate
+
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
         """Return each window's first frame."""
         if self.crop.where == "start":
             return np.zeros_like(lengths)
-        num_places = np.maximum(lengths - self._window, 0) // self._step + 1
+        num_places = np.maximum(lengths - self.window, 0) // self._step + 1
         if self.crop.where == "center":
             return num_places // 2 * self._step
         drawn = _hashes(self.crop.seed, epoch, positions) >> np.uint64(32)

@@ -68,7 +68,7 @@ def fit_version(
     Raises ConfigError if the features are no vectors of floats, or the sample has fewer
     frames than `k`, NaN or infinity; DamagedError if a shard is damaged."""
     path, info, spec = version.path, version.info, version.info.spec
-    if np.dtype(spec.dtype).kind != "f":
+    if np.dtype(spec.dtype).kind != "f" or spec.axis.has_times:
         what = f"holds {spec.dtype}, {spec.units}"
         raise ConfigError(f"{path}: {what}; k-means takes float16 or float32")
     if len(spec.item_shape) != 1:

@@ -191,6 +191,8 @@ def moments(
         DamagedError: A shard is damaged.
     """
     spec, path = cache.spec, cache.version.path
+    if spec.axis.has_times:
+        raise StoreError(f"{path}: holds events, and the mean of their times says nothing")
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
         what = f"holds codes, {spec.dtype}: they have no mean"
         raise StoreError(f"{path}: {what}; featcache.stats.usage counts them")

@@ -54,6 +54,15 @@ def version_folders(path: Location, *, of_one_name: bool = False) -> list[Locati
     return named
 
 
+def need_columns(path: Location) -> bool:
+    """Tell whether a version at `path` finds its label files by columns of the manifest."""
+    from featcache.manifest.label_files import needs_columns
+
+    with suppress(StoreError):  # whoever opens them reports it
+        return any(needs_columns(version.info.config) for version in select_versions(path))
+    return False
+
+
 def split_tag(path: Location) -> tuple[Location, str | None]:
     """Split `features/fbank80@paper` into the path of a version and the name of a tag; None
     if it names no tag."""

@@ -46,6 +46,7 @@ _LIBRARIES = (
     "soundfile",
     "miniaudio",
     "av",
+    "praatio",
     "soxr",
     "zarr",
 )

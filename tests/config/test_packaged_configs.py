@@ -17,7 +17,7 @@ from featcache.version.version import Version
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}
 
-WITHOUT_HUB = {"audio_stats", "fbank", "log_mel", "mfcc", "torchaudio", "units"}
+WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"}
 """Extractors without weights, with torchaudio's own, or with yours."""
 
 FINGERPRINTS = {

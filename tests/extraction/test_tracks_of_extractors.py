@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 from damage import flip
 from extractions import ONE_EACH, failures_of, write_config
 
@@ -16,6 +17,20 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 class TestThreeRates(ExtractorSuite):
     config = {"name": "rates", "extractor": "track_extractors:ThreeRates"}  # noqa: RUF012
+
+
+class TestRatesOfSnac(ExtractorSuite):
+    """11.7, 23.4 and 46.9 codes in a second."""
+
+    config = {  # noqa: RUF012
+        "name": "snac",
+        "extractor": "track_extractors:ThreeRates",
+        "audio": {"sample_rate": 24000},
+    }
+
+
+class TestLoud(ExtractorSuite):
+    config = {"name": "loud", "extractor": "track_extractors:Loud"}  # noqa: RUF012
 
 
 class TestPeak(ExtractorSuite):
@@ -93,6 +108,25 @@ def test_vectors_live_as_frames_do(corpus, tmp_path, cli):
     assert "5 bit-identical" in cli("verify", place, *ends).with_code(3).out
     assert {id_: float(value) for id_, value in featcache.open(place).items()} == before
     assert "float32 [], one for each utterance: peak" in cli("info", place).out
+
+
+def test_events_of_waveforms_are_stored_and_read(plain, tmp_path, cli):
+    """Also of clips that have none."""
+    config = write_config(tmp_path, "Loud", module="track_extractors")
+    cache = tmp_path / "cache"
+    cli("extract", plain.manifest(), "-c", config, "-o", cache).with_code(0)
+    loud = featcache.open(cache)
+    for row in plain.rows:
+        waveform, rate = soundfile.read(plain.folder / row["path"], dtype="float32")
+        is_loud = np.concatenate([[False], np.abs(waveform) > 0.25, [False]])
+        starts, ends = np.flatnonzero(np.diff(is_loud.astype(int))).reshape(-1, 2).T
+        expected = [
+            (start / rate, end / rate, f"{np.abs(waveform[start:end]).max():.2f}")
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        assert loud[row["id"]] == expected
+    ends = ("--manifest", plain.manifest(), "--recompute", "12", "--trust-remote-code")
+    assert "12 bit-identical" in cli("verify", cache, *ends).with_code(0).out
 
 
 @pytest.mark.parametrize("dtype", ["float16", "uint8"])

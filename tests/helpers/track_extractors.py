@@ -5,7 +5,7 @@ import torch
 
 from featcache.extractors import Extractor, FeatureSpec, Params, Track
 from featcache.extractors.vectors import VectorExtractor
-from featcache.spec import Clip, Frames
+from featcache.spec import LABELS, Clip, Events, Frames
 
 HOPS = {"features": 2048, "codes_1": 1024, "codes_2": 512}
 
@@ -57,6 +57,39 @@ class Peak(VectorExtractor[Params]):
 
     def vector(self, clip):
         return clip.waveform.abs().max()
+
+
+class Loud(Extractor[Params]):
+    """Events: the stretches of a clip whose samples are above 0.25, with their peaks as labels."""
+
+    Params = Params
+    revision = 1
+    batching = "single"
+
+    def __init__(self, params, sample_rate, device):
+        events = Track("features", (2,), "float64", "start and end", Events())
+        self.spec = FeatureSpec.of(sample_rate, events, Track(LABELS, (), "uint8", "peaks"))
+
+    def num_frames(self, num_samples):
+        return min(num_samples, 1)
+
+    def extract(self, clips):
+        return [self._events(clip.waveform) for clip in clips]
+
+    def _events(self, waveform):
+        is_loud = torch.nn.functional.pad((waveform.abs() > 0.25).int(), (1, 1)).diff()
+        starts, ends = (torch.nonzero(is_loud == step)[:, 0] for step in (1, -1))
+        peaks = [
+            f"{waveform[start:end].abs().max():.2f}\0".encode()
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        labels = torch.tensor([*b"".join(peaks)], dtype=torch.uint8)
+        times = torch.stack([starts, ends], 1).double() / self.spec.sample_rate
+        return {"features": times, LABELS: labels}
+
+    @classmethod
+    def stored_dtype(cls, params):
+        return "float64"
 
 
 class WrongTracks(ThreeRates):
