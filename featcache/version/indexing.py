@@ -143,9 +143,7 @@ class _Items:
         return self.matrix[list(COLUMNS).index(name), :-1]
 
 
-def index_of(
-    new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: bool = False
-) -> Index:
+def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: bool = False) -> Index:
     """Build the index of some shards and an older index. The shards' tables are checked,
     unless they were already (`are_checked`). Raises StoreError if two ids have the same
     hash."""
@@ -185,9 +183,7 @@ def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
     return ShardSummary(shard.name, *facts, made_by=0), maker
 
 
-def _gather(
-    new: Sequence[Shard], older: Index, names: Sequence[str], are_checked: bool
-) -> _Items:
+def _gather(new: Sequence[Shard], older: Index, names: Sequence[str], are_checked: bool) -> _Items:
     """Join the items of an older index with those of new shards; `names` are all shards'."""
     places = {name: place for place, name in enumerate(names)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
