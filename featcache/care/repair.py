@@ -97,7 +97,8 @@ def repair(
     repaired = Repaired(str(version.path), metadata=is_restored)
     with version.at_work("repair"):
         version.store.sweep()
-        verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
+        threads = options.threads or 1
+        verified = verify(version, values=True, threads=threads, manifest=manifest, stop=stop)
         plans = {} if stop.is_set() else _plan_shards(version, verified)
         parts = [plan.again for plan in plans.values() if plan.again is not None]
         again = built = None

@@ -50,6 +50,7 @@ def verify(
     version: Version,
     *,
     data: bool = True,
+    values: bool = False,
     manifest: Manifest | None = None,
     sources: SourceCheck | None = None,
     threads: int = 1,
@@ -60,6 +61,7 @@ def verify(
 
     Args:
         data: True to read every byte of the features, too.
+        values: True to look for NaN and infinity also where a shard says that it has none.
         sources: How to compare the audio files with what they were; None to skip them.
         report: Called after each shard, and again after its audio files.
         stop: Ends the verification once it is set.
@@ -70,7 +72,7 @@ def verify(
     def check_new() -> tuple[list[str], Report, Index | None]:
         names = version.shard_names()
         unchecked = [name for name in names if name not in checked]
-        checked.update(_check_shards(version, unchecked, data, threads, report, stop))
+        checked.update(_check_shards(version, unchecked, data, values, threads, report, stop))
         present = {name: checked[name] for name in names if name in checked}
         return names, *_report(version, names, present, data, manifest, stop.is_set())
 
@@ -136,7 +138,7 @@ def _report(
         what = "damaged: this index is built anew when the version is opened next"
         notes.append(f"{version.path}/{index_folder}: {what}")
     if index is None or len(sound) < len(names):
-        index = index_of(sound)
+        index = index_of(sound, are_checked=True)
     result.utterances = len(index)
     notes += _notes_on_decoders(version, index, sound)
     _compare_repeated(version, index, sound, result)
@@ -166,6 +168,7 @@ def _check_shards(
     version: Version,
     names: list[str],
     data: bool,
+    values: bool,
     threads: int,
     report: Callable[[], object],
     stop: threading.Event,
@@ -175,7 +178,9 @@ def _check_shards(
     ended = threading.Event()
 
     def check(name: str, number: int) -> CheckedShard:
-        result = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
+        result = examine_shard(
+            version, name, data, lambda: stop.is_set() or ended.is_set(), values=values
+        )
         if result.shard is not None and number >= _MOST_MAPPED:
             result.shard.unmap_table()
         return result
@@ -286,21 +291,29 @@ def _compare_rows(manifest: Manifest, index: Index, failures: RowFailures, resul
 
 
 def examine_shard(
-    version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False
+    version: Version,
+    name: str,
+    data: bool,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    values: bool = False,
 ) -> CheckedShard:
-    """Check a shard; the bytes of its features only with `data`. Raises ShardGoneError if
-    the shard was removed; StoppedError once `stopped` returns True."""
+    """Check a shard; the bytes of its features only with `data`; see `verify` for `values`.
+    Raises ShardGoneError if the shard was removed; StoppedError once `stopped` returns
+    True."""
     try:
         shard = version.shard(name)
     except DamagedError as error:
         return CheckedShard(None, [Problem("metadata", error.what, name)])
     try:
-        return CheckedShard(shard, [*_problems(shard, data, stopped)])
+        return CheckedShard(shard, [*_problems(shard, data, values, stopped)])
     except DamagedError as error:
         return CheckedShard(shard, [Problem("structure", error.what, name)])
 
 
-def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
+def _problems(
+    shard: Shard, data: bool, values: bool, stopped: Callable[[], bool]
+) -> Iterator[Problem]:
     files = [path for path in shard.info.files if path != shard.features_path]
     faults = [*filter(None, map(shard.file_fault, files))]
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
@@ -311,7 +324,7 @@ def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator
         return
     yield from _item_problems(shard)
     if data:
-        yield from _feature_problems(shard, stopped)
+        yield from _feature_problems(shard, values or not shard.info.finite, stopped)
     else:
         shard.open_features()  # checks its size, and the checksum at its end
 
@@ -333,7 +346,9 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
         yield Problem("frames", message, shard.name, ids[item])
 
 
-def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
+def _feature_problems(
+    shard: Shard, looks_at_values: bool, stopped: Callable[[], bool]
+) -> Iterator[Problem]:
     """List items whose features are not what was written, or not finite."""
     dtype = np.dtype(shard.spec.stored_dtype).newbyteorder("<")
     left = shard.spec.num_bytes(shard.info.frames)
@@ -342,6 +357,8 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         for block in shard.feature_blocks():
             if stopped():
                 raise StoppedError
+            if not looks_at_values:
+                continue
             values, left = block[:left], max(0, left - len(block))
             if rest:  # blocks of a stream have any size
                 values = memoryview(rest + values)

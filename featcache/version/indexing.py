@@ -143,13 +143,15 @@ class _Items:
         return self.matrix[list(COLUMNS).index(name), :-1]
 
 
-def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
-    """Build the index of some shards, whose tables are checked, and an older index. Raises
-    StoreError if two ids have the same hash."""
+def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: bool = False) -> Index:
+    """Build the index of some shards and an older index. The shards' tables are checked,
+    unless they were already (`are_checked`). Raises StoreError if two ids have the same
+    hash."""
     # in the version's order, so that few items move
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
     summaries, makers = _summaries(new, older)
-    items = _in_order(_gather(new, older, [shard.name for shard in summaries]))
+    names = [shard.name for shard in summaries]
+    items = _in_order(_gather(new, older, names, are_checked))
     by_id = np.argsort(items.id_hash, kind="stable")
     sorted_hashes = items.id_hash[by_id]
     repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
@@ -181,7 +183,7 @@ def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
     return ShardSummary(shard.name, *facts, made_by=0), maker
 
 
-def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
+def _gather(new: Sequence[Shard], older: Index, names: Sequence[str], are_checked: bool) -> _Items:
     """Join the items of an older index with those of new shards; `names` are all shards'."""
     places = {name: place for place, name in enumerate(names)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
@@ -195,7 +197,8 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str]) -> _Items:
 
     def add(number: int) -> Strings:
         shard, place = new[number], slice(begins[number], begins[number + 1])
-        shard.check_table()
+        if not are_checked:
+            shard.check_table()
         table, first_frames = shard.table, shard.table.offsets("frame")
         items.id_hash[place] = table["id_hash"]
         values: dict[str, Any] = {

@@ -5,8 +5,8 @@
 Two caches: of items like fbank of LibriSpeech (float16, 80 bins, 12.3 s: 200 kB), and of
 short ones (0.3 s: 5 kB). The comparison reads each chunk file of features into one
 buffer, a megabyte at a time, and takes the checksum of the whole: once over every byte.
-verify does that, and finds each item's checksum, values that are not finite, offsets,
-ids, durations, and metadata. The files are in the page cache. A second line of the
+verify does that, and checks offsets, ids, durations, metadata and the index, with --values
+also each value for NaN and infinity. The files are in the page cache. A second line of the
 comparison reads into memory that begins at a page, in the same pieces, as verify does:
 the kernel copies faster there. In each round all take turns; the table has the median of
 the rounds, and ratios are medians of the ratios within a round."""
@@ -21,6 +21,7 @@ from harness import Table, options, present, remark, take_turns, temporary_folde
 from made_up import BINS, make_features, make_version
 
 from featcache.care.verify import verify
+from featcache.version.indexing import open_index
 from featcache.version.version import Version
 
 CACHES = {"fbank-like": None, "short": 0.34}
@@ -48,6 +49,7 @@ def measure(name: str, folder: Path, asked: argparse.Namespace) -> tuple[Table, 
     )
     num_bytes = sum(array.nbytes for array in arrays)
     version = make_version(folder, arrays, round(SHARD_BYTES * len(arrays) / num_bytes))
+    open_index(version)  # which extraction keeps, too
     block = np.empty(BLOCK_BYTES, np.uint8)
     at_page = np.frombuffer(
         mmap.mmap(-1, BLOCK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8
@@ -57,6 +59,7 @@ def measure(name: str, folder: Path, asked: argparse.Namespace) -> tuple[Table, 
         "the same, at a page": lambda: read_and_sum(version, at_page),
         "verify, 1 thread": lambda: verify(version),
         f"verify, {asked.threads} threads": lambda: verify(version, threads=asked.threads),
+        "verify --values, 1 thread": lambda: verify(version, values=True),
         "verify --no-data, 1 thread": lambda: verify(version, data=False),
     }
     if problems := verify(version).problems:  # and everything is in the page cache now

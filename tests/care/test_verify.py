@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 from cache_contents import only_version, provenance
 from corpora import Corpus
-from damage import CHUNKS, flip, victim
+from damage import CHUNKS, assert_repaired, flip, victim
 from extractions import extracted
-from hostile_caches import EDITS
+from hostile_caches import EDITS, reseal
 from make_cache import make_features, make_version
 from xxhash import xxh3_64_intdigest
 
@@ -190,6 +190,17 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
     assert "looked at" not in looked.out
     assert "looked at" not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_values_that_are_not_finite_are_found_and_repaired(cli, plain, sound, cache, claimed):
+    """Under right seals; and although the shard says that they are finite, with --values."""
+    EDITS["features: NaN"](cache)
+    for document in cache.glob("*/shards/*/zarr.json"):
+        reseal(document.parent, lambda it: it.update(finite=claimed))
+    assert cli("verify", cache).code == (0 if claimed else 1)
+    assert "features are NaN or infinite" in cli("verify", cache, "--values").with_code(1).out
+    assert_repaired(cli, cache, sound, plain)
 
 
 # What is said of a version that is damaged, or lacks rows of a manifest: how much, and

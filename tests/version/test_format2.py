@@ -41,6 +41,7 @@ def test_it_is_verified(kept):
     version = select_version(kept)
     report = verify(version)
     assert (report.problems, report.utterances, report.failed, report.shards) == ([], 8, 1, 2)
+    assert not any(version.shard(name).info.finite for name in version.shard_names())
     (failure,) = standing_failures(version, open_index(version)).values()
     assert (failure.id, failure.reason) == ("nobody", "file_missing")
 
@@ -55,8 +56,9 @@ def test_it_is_repaired(cli, kept, name):
     manifest = ("--manifest", KEPT / "manifest.csv", "--root", ROOT / "examples")
     repaired = cli("repair", kept, *manifest, "--device", "cpu")
     assert repaired.code in (0, 3), repaired.err
-    cache = featcache.open(kept, strict=True)
+    cache, version = featcache.open(kept, strict=True), select_version(kept)
     assert {id_: cache[id_].tobytes() for id_ in cache.ids} == expected
+    assert all(version.shard(name).info.finite for name in version.shard_names())
     (verified,) = cli("verify", kept, *manifest, "--json").json()["versions"]
     # whose shard may be another now
     assert {problem["kind"] for problem in verified["problems"]} <= {"tag"}
