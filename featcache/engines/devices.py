@@ -22,8 +22,9 @@ from featcache.extraction.tasks import ShardTask
 
 _MAIN = "featcache.engines.worker:serve"
 
-_LEAST_TASKS = 2
-"""The shards to make for each forked process, at least: a process costs 30 ms."""
+_FEWEST_TASKS, _LEAST_TASKS = 8, 2
+"""The shards to make from which on processes are forked, and those for each process, at
+least. With fewer, threads are as fast."""
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
@@ -66,12 +67,12 @@ def on_this_machine(options: Options) -> Engine:
         if most < 2 or group.device.is_cuda or group.source or not is_light or not can_fork():
             run_locally(group, tasks, control)
             return
-        first = list(itertools.islice(tasks, _LEAST_TASKS * most))
+        first = list(itertools.islice(tasks, max(_FEWEST_TASKS, _LEAST_TASKS * most)))
         tasks = itertools.chain(first, tasks)
-        count = len(first) // _LEAST_TASKS
-        if count < 2:
+        if len(first) < _FEWEST_TASKS:
             run_locally(group, tasks, control)
             return
+        count = min(most, len(first) // _LEAST_TASKS)
         own_code()  # computed once, for all
         names = [f"process {number}" for number in range(1, count + 1)]
         team = _Processes(names, [("cpu", 1)] * count, _fork)

@@ -118,6 +118,11 @@ class Chunks:
             seconds += sum(tasks[-1].seconds)
         return Chunk(tuple(tasks))
 
+    def undone(self, worker: int, done: Set[str]) -> int:
+        """Count the worker's chunks that have tasks besides those in `done`, by name."""
+        held = self.held.get(worker, ())
+        return sum(any(task.name not in done for task in chunk.tasks) for chunk in held)
+
     def done(self, worker: int, count: int = 1) -> None:
         """Count a worker's first chunks as done."""
         del self.held[worker][:count]
@@ -255,9 +260,11 @@ class Dispatch:
 
     def _deal(self) -> None:
         ready = [number for number, worker in enumerate(self._workers) if worker.runs]
-        held = self._chunks.held
-        for number in sorted(ready, key=lambda number: len(held.get(number, ()))):
-            if len(held.get(number, ())) == _MOST_CHUNKS:
+        undone = {
+            number: self._chunks.undone(number, self._workers[number].done) for number in ready
+        }
+        for number in sorted(ready, key=undone.__getitem__):
+            if undone[number] == _MOST_CHUNKS:
                 continue
             chunk = self._chunks.take(number, is_alone=len(ready) == 1)
             if chunk is not None:

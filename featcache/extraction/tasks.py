@@ -32,9 +32,12 @@ MAX_ITEMS = 100_000
 SHARD_HOURS = 1.0
 """The most audio in a shard, about: a kill costs each process the shard it was making."""
 
-LEAST_SECONDS, SHARDS_OF_FEW_HOURS = 300.0, 64
-"""Less audio is in a shard of a small manifest, so that several processes share it: a
-64th, but five minutes at least."""
+SHARDS_TO_SHARE = 16
+"""The shards, about, of a manifest of a few hours, so that several processes share it."""
+
+LEAST_WORK, WORK_OF_CLIP = 1200.0, 2.0
+"""The least work in such a shard, in seconds of audio: to commit it takes as long as 80.
+Opening and starting on a clip takes as long as two."""
 
 FEWEST_SHARDS = 256
 """If rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their
@@ -113,10 +116,12 @@ def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int6
     `seconds_per_shard` has not ended it."""
     # `fsum` gives the same bits on every machine.
     total = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())
-    part = min(max(LEAST_SECONDS, total / SHARDS_OF_FEW_HOURS), SHARD_HOURS * 3600)
-    seconds_per_range = min(seconds_per_shard, max(part, total / FEWEST_SHARDS))
+    seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, total / FEWEST_SHARDS))
+    work = seconds + WORK_OF_CLIP
+    work_per_range = max(LEAST_WORK, math.fsum(work.tolist()) / SHARDS_TO_SHARE)
     # A row fills no more than one shard.
-    weight = np.clip(seconds / seconds_per_range, 1 / MAX_ITEMS, 1)
+    weight = np.maximum(seconds / seconds_per_range, work / work_per_range)
+    weight = np.clip(weight, 1 / MAX_ITEMS, 1)
     begins = np.zeros(len(weight))
     np.cumsum(weight[:-1], out=begins[1:])
     return begins.astype(np.int64)  # rounded down

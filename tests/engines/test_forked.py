@@ -16,7 +16,7 @@ from test_suspects import arrays, assert_it_cost_itself_alone, crashing
 from featcache.manifest.read import read_manifest
 
 TWO = ("--device", "cpu", "--threads", 2)
-IN_SHARDS = ("--shard-size", "0.0008")
+IN_SHARDS = ("--shard-size", "0.0004")
 
 
 def extracted(cli, *job: object) -> dict:
@@ -25,7 +25,7 @@ def extracted(cli, *job: object) -> dict:
 
 def test_forked_processes_make_the_shards_of_one(cli, corpus, scratch):
     """Of several versions at once."""
-    job = ("extract", corpus.manifest(), "-c", "fbank80", "-c", "mfcc13", "--shard-size", "0.05")
+    job = ("extract", corpus.manifest(), "-c", "fbank80", "-c", "mfcc13", "--shard-size", "0.02")
     one = extracted(cli, *job, "-o", scratch / "one", "--threads", 1)
     two = extracted(cli, *job, "-o", scratch / "two", *TWO)
     assert arrays(scratch / "one") == arrays(scratch / "two")
@@ -36,7 +36,7 @@ def test_forked_processes_make_the_shards_of_one(cli, corpus, scratch):
 
 def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch):
     config = write_config(scratch, "Crashing")
-    job = ("extract", crashing(plain, "segfault"), "-c", config, "--shard-size", "0.0008")
+    job = ("extract", crashing(plain, "segfault"), "-c", config, *IN_SHARDS)
     done = cli(*job, "-o", scratch / "c", *TWO).with_code(3)
     assert "the process ended at work" in done.err
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
@@ -94,7 +94,7 @@ IN_PYTHON = """
 
 
 @pytest.mark.parametrize(
-    ("size", "has_thread", "processes"), [(0.05, "no", 2), (128, "no", 1), (0.05, "yes", 1)]
+    ("size", "has_thread", "processes"), [(0.02, "no", 2), (128, "no", 1), (0.02, "yes", 1)]
 )
 def test_a_process_forks_if_there_is_work_and_no_other_thread(
     corpus, scratch, size, has_thread, processes
