@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from featcache.cli import options
 from featcache.cli.common import as_document, printing, say, say_json
 from featcache.cli.info import describe_versions
@@ -32,9 +30,9 @@ def report(
     threads: int,
     **reading: Any,
 ) -> int:
-    """Describe a cache in one page of HTML: versions, durations, recordings to look at,
-    duplicates, pictures and sound. The file opens from disk, loads nothing, and has at
-    most 2 MB. Recordings need a version of the config audio-stats.
+    """Describe a cache in one page of HTML. It has versions, durations, recordings to look
+    at, duplicates, pictures and sound; the file opens from disk, loads nothing, and has at
+    most 2 MB. Statistics of recordings need a version of the config audio-stats.
 
     Exits with 1 if a version is damaged and left out. With --json, the numbers are printed
     and no page is written.
@@ -72,7 +70,7 @@ def report(
         return int(is_damaged)
     page = make_page(collected, make_clips(collected, versions, rows))
     write_file(place, page)
-    seconds = max(version.audio_seconds for version in collected.versions)
+    seconds = max(version["audio_seconds"] for version in collected.versions)
     amounts = f"{counted(len(versions), 'version')}, {hours(seconds)} of audio"
     say(f"{place}: {amounts}; {megabytes(len(page))}")
     return int(is_damaged)

@@ -1,5 +1,5 @@
 "use strict";
-for (const table of document.querySelectorAll("table.sort")) {
+for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
   const key = (row, column) => {
