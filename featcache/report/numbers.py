@@ -274,12 +274,10 @@ def _duplicates(cache: Cache, contents: NDArray[np.uint64]) -> Document:
 def _shown(cache: Cache, seconds: Floats, audio: Document | None) -> list[Document]:
     """Choose the utterances to show: the worst by each rule, then a sample."""
     chosen: dict[int, str] = {}
-    worst: dict[str, str] = {}
-    for outlier in audio["outliers"] if audio else []:
-        for rule in outlier["rules"]:
-            worst.setdefault(rule, outlier["id"])
-    for rule, id_ in worst.items():
-        chosen.setdefault(cache.index.find_one(id_), rule)
+    for name, (rule, badness) in RULES.items():
+        outliers = [one for one in audio["outliers"] if rule in one["rules"]] if audio else []
+        for one in sorted(outliers, key=lambda one: -badness(one["statistics"][name]))[:1]:
+            chosen.setdefault(cache.index.find_one(one["id"]), rule)
     chosen.pop(-1, None)
     if audio is None and len(cache):
         chosen = {int(seconds.argmin()): "shortest", int(seconds.argmax()): "longest"}
