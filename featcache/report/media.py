@@ -92,7 +92,7 @@ def draw(features: NDArray[Any], spec: FeatureSpec) -> NDArray[np.uint8]:
     """Draw features `[frames, *item_shape]` as shades, time to the right, the first dimension
     below; codes with their first codebook above."""
     values = features.reshape(len(features), -1)
-    if spec.codebook_sizes:
+    if len(spec.codebook_sizes) == values.shape[1]:
         step = -(-len(values) // _MOST_COLUMNS)
         sizes = np.array(spec.codebook_sizes[:_MOST_ROWS])
         shades = (values[::step, :_MOST_ROWS] * np.int64(_SHADES) // sizes).T

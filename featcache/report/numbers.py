@@ -147,8 +147,9 @@ def _read_tables(cache: Cache, report: Callable[[int], object]) -> tuple[Floats,
     index, copies = cache.index, copies_of(cache.config)
     seconds, contents = np.zeros(len(index), np.float32), np.zeros(len(index), np.uint64)
     for number in range(len(index.shards)):
-        place = slice(*index.span(number))
-        for _, shard, items in by_shard(cache.version, index, np.arange(len(index))[place]):
+        begin, end = index.span(number)
+        place = slice(begin, end)
+        for _, shard, items in by_shard(cache.version, index, np.arange(begin, end)):
             table = shard.table
             seconds[place] = table["num_samples"][items] / cache.spec.sample_rate
             sources = hashes = table["source_hash"][items]
@@ -190,7 +191,7 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
             stats = moments(cache, _sample(cache), threads=threads)
             described["sampled_frames"] = stats.frames
             described |= {"mean": stats.mean.ravel().tolist(), "std": stats.std.ravel().tolist()}
-    except StoreError as error:  # NaN, for example
+    except (StoreError, ValueError) as error:  # NaN; a spec that contradicts itself
         described["fault"] = str(error)
     return described
 
