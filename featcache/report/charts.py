@@ -116,9 +116,10 @@ def draw_histogram(histogram: Histogram, title: str) -> str:
 def draw_scatter(scatter: Scatter, title: str, units: tuple[str, str]) -> str:
     """Draw a scatter as dots; marked ones name their utterance."""
     marked = [(x, y) for _, x, y in scatter.marked]
-    points = np.array([*scatter.points, *marked, (0, 0)], np.float64)
-    (left, low), (right, high) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-    x = _Scale(left, right, _LEFT + _INSET, _RIGHT - _INSET)
+    points = np.array([*scatter.points, *marked] or [(0, 0)], np.float64)
+    (_, low), (right, high) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+    low = 0 if low > 0 else low  # only levels in dB are below zero
+    x = _Scale(0, right, _LEFT + _INSET, _RIGHT - _INSET)
     y = _Scale(low, high, _BOTTOM - _INSET, _TOP + _INSET)
     dots = "".join(f"M{x(one):.1f} {y(other):.1f}h0" for one, other in scatter.points)
     marks = [f'<path class="dots" d="{dots}"/>']
@@ -126,7 +127,7 @@ def draw_scatter(scatter: Scatter, title: str, units: tuple[str, str]) -> str:
         label = escape(f"{id_[:80]}: {number(one)}, {number(other)}")
         at = f'cx="{x(one):.1f}" cy="{y(other):.1f}"'
         marks.append(f'<circle class="mark" {at} r="3.2"><title>{label}</title></circle>')
-    what = f"{len(points) - 1:,} of {scatter.total:,} utterances as dots, {units[1]} against "
+    what = f"{len(points):,} of {scatter.total:,} utterances as dots, {units[1]} against "
     what += f"{units[0]}; {len(marked)} are marked."
     return _chart(title, what, x.ticks(), y.ticks(), units, "".join(marks))
 

@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 SEED = 0
 """The seed of everything that is drawn at random."""
 
-SAMPLE_BYTES = 128_000_000
+SAMPLE_BYTES = 64_000_000
 """The most bytes of stored features that are read of a version, about."""
 
 _SAMPLE_SHARDS = 16
@@ -304,7 +304,7 @@ def _manifest(cache: Cache, manifest: Manifest, seconds: Floats) -> Document:
         column = values.texts.take(present)
         if name.lower() not in _TEXTS:
             columns += _groups(name, column, of_rows)
-        elif text is None and len(present):
+        elif text is None:
             text = _text(name, column, of_rows, rows.ids.take(present))
     return {
         "source": manifest.source,
@@ -332,10 +332,15 @@ def _groups(name: str, column: Strings, seconds: Floats) -> list[Document]:
     return [{"name": name, "distinct": len(firsts), "groups": groups}]
 
 
-def _text(name: str, column: Strings, seconds: Floats, ids: Strings) -> Document:
-    """Compare the length of texts with durations, and mark the slowest and fastest."""
+def _text(name: str, column: Strings, seconds: Floats, ids: Strings) -> Document | None:
+    """Compare the length of texts with durations, and mark the slowest and fastest. Returns
+    None if all texts are empty."""
     characters = characters_of(column)
+    filled = np.flatnonzero(characters)
+    if not len(filled):
+        return None
+    characters, seconds, ids = characters[filled], seconds[filled], ids.take(filled)
     order = np.argsort(characters / np.maximum(seconds, 1e-3), kind="stable")
     ends = np.unique(np.concatenate([order[:_WORST], order[-_WORST:]]))
     lengths = scatter(seconds, characters, ends, ids, SEED)
-    return {"column": name, "utterances": len(column), "lengths": lengths}
+    return {"column": name, "utterances": len(filled), "lengths": lengths}

@@ -227,13 +227,13 @@ def _histogram(histogram: Histogram) -> str:
     name, unit = histogram.name, escape(histogram.unit)
     title = _TITLES.get(name, name.capitalize())
     total = sum(histogram.counts) + histogram.zeros
-    note = f"median {number(histogram.median, 3)} · {number(histogram.minimum, 3)} to "
+    span = f"{number(histogram.maximum, 3)} {unit}"
+    note = f"median {number(histogram.median, 3)} · {number(histogram.minimum, 3)} to {span}"
     if histogram.is_log:
-        note = f"{histogram.zeros:,} of {total:,} have none · at most "
-    note += f"{number(histogram.maximum, 3)} {unit}"
+        note = f"{histogram.zeros:,} of {total:,} have none · at most {span}"
+    if histogram.zeros == total:
+        return _figure(escape(title), f"none in {counted(total, 'utterance')}", "")
     chart = charts.draw_histogram(histogram, title)
-    if not sum(histogram.counts):
-        chart = "<p>none</p>"
     return _figure(escape(title), note, chart)
 
 
