@@ -63,7 +63,7 @@ def make_page(report: Report, clips: Sequence[Clip] = ()) -> bytes:
     if report.audio:
         start += _audio(report.audio)
     end = (
-        f"{_duplicates(report.duplicates)}{_features(report.versions[:_MOST_DETAILS])}"
+        f"{_duplicates(report.duplicates)}{_features(report.versions)}"
         f"</main><footer>Made by featcache {escape(__version__)}. This file is complete: it "
         f"loads nothing.</footer>\n<script>{script}</script></body></html>\n"
     )
@@ -189,8 +189,11 @@ def _failures(version: Document) -> str:
         [_id(failure["id"]), _text(failure["reason"]), _text(failure["message"])]
         for failure in version["failures"][:_MOST_FAILURES]
     ]
+    note = ", ".join(reasons)
+    if version["failed"] > len(rows):
+        note += f"; the first {len(rows)} are"
     table = _table(title, ["id", "reason", "message"], rows)
-    return f"<h3>{title} <small>{', '.join(reasons)}; the first are</small></h3>{table}"
+    return f"<h3>{title} <small>{note}</small></h3>{table}"
 
 
 def _utterances(report: Report) -> str:
@@ -267,8 +270,10 @@ def _duplicates(duplicates: Document) -> str:
 
 def _features(versions: Sequence[Document]) -> str:
     """Show what is in each version: dimensions or codebooks, and its config."""
-    figures, details = [], ""
-    for version in versions:
+    figures, details, lead = [], "", ""
+    if len(versions) > _MOST_DETAILS:
+        lead = f"the first {_MOST_DETAILS} of {len(versions)} versions"
+    for version in versions[:_MOST_DETAILS]:
         name, title = _text(version["name"]), f"{version['name']}: mean ± standard deviation"
         note = f"{version['sampled_frames']:,} of {version['frames']:,} frames"
         if version["codebooks"]:
@@ -286,7 +291,7 @@ def _features(versions: Sequence[Document]) -> str:
             details += f"<p>Not summarised: {_text(version['fault'], 400)}</p>"
         details += f"<p>{version['fingerprint']}</p><p>{_text(version['units'], 400)}</p>"
         details += f"<pre>{config}</pre></details>"
-    return _section("Features", _grid(figures) + details)
+    return _section("Features", _grid(figures) + details, lead)
 
 
 def _clips(clips: Sequence[Clip], room: int) -> str:

@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ import soundfile
 from corpora import speech
 from make_cache import codes_cache, make_features, make_version
 
-from featcache.report.media import RATE, encode_png, encode_wav
+from featcache.cli.info import describe_versions
+from featcache.report import collect, make_page
+from featcache.report.media import RATE, Clip, encode_png, encode_wav
+from featcache.version.version import Version
 
 VOID = {"meta", "img", "input", "br"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -167,6 +172,20 @@ def test_long_sounds_and_texts_leave_room(cli, tmp_path):
     page = check(tmp_path / "r.html")
     assert len(page.all("audio")) >= 10
     assert len(page.all("img")) >= 12
+
+
+def test_what_has_no_room_is_left_out_from_the_end(cli, tmp_path):
+    make_version(tmp_path / "c", make_features(30))
+    documents, _ = describe_versions(tmp_path / "c")
+    report = collect("c", documents, [Version.open(Path(documents[0]["path"]))])
+    sound, picture = b"s" * 300_000, b"p" * 60_000
+    clips = [Clip(shown, [("it", picture)], sound) for shown in report.shown]
+    for large, sounds in (([("it", picture)], 2), ([("it", b"p" * 400_000)], 0)):
+        page = tmp_path / "r.html"
+        page.write_bytes(make_page(report, [replace(clip, pictures=large) for clip in clips]))
+        shown = check(page)
+        assert len(shown.all("audio")) == sounds
+        assert len(shown.all("img")) == (len(clips) if sounds else 3)
 
 
 def test_codes_have_maps_and_a_table(cli, tmp_path):
