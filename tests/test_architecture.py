@@ -28,7 +28,7 @@ LAYERS = {
     "configs": {"config", "version"},
     "readers": {"loader"},
     "of versions": {"stats", "adapters", "extraction"},
-    "runs": {"cmvn", "engines"},
+    "runs": {"cmvn", "engines", "report"},
     "care": {"care"},
     "commands": {"cli", "testing"},
     "process": {"__main__"},
@@ -57,6 +57,7 @@ ONLY = {
     "augment": {"errors", "masks", "strings"},
     "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
+    "report": FLAT | {"audio", "loader", "stats", "version"},
 }
 EXTRACT_ONLY = {
     "pydantic",

@@ -38,6 +38,7 @@ _FILES_OF_COMMANDS = {
     "show": "show",
     "why": "show",
     "stats": "stats",
+    "report": "report",
     "copy": "versions",
     "manifest": "manifest",
     "probe": "configs",

@@ -46,7 +46,7 @@ class Usage:
 
 def usage(
     cache: Cache,
-    manifest: str | Path | Manifest | None = None,
+    manifest: str | Path | Manifest | Ints | None = None,
     *,
     threads: int = 1,
     report: Callable[[int], object] = lambda frames: None,

@@ -165,7 +165,7 @@ def refuse_to_replace(path: Path, overwrite: bool) -> None:
 
 def moments(
     cache: Cache,
-    manifest: str | Path | Manifest | None = None,
+    manifest: str | Path | Manifest | Ints | None = None,
     *,
     by: str | None = None,
     threads: int = 1,
@@ -175,8 +175,8 @@ def moments(
 
     Args:
         cache: A cache of features, not of codes; or a corpus of them.
-        manifest: A manifest to whose utterances the statistics are limited; by default
-            all of the cache's count.
+        manifest: A manifest to whose utterances the statistics are limited, or their
+            positions, int64 `[utterances]`; by default all of the cache's count.
         by: A column of the manifest; each of its values gets statistics too.
         threads: The number of threads to read and compute with; it does not change the
             result.

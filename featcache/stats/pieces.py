@@ -102,13 +102,17 @@ class Selection:
                     report(int(pieces.counts.sum()))
 
 
-def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
-    """Select the utterances of a manifest, or all of a cache; in groups by a column of the
-    manifest, or in a single group. Raises as `moments` does."""
+def select(
+    cache: Cache, manifest: str | Path | Manifest | Ints | None, by: str | None
+) -> Selection:
+    """Select the utterances of a manifest, those at some positions, or all of a cache; in
+    groups by a column of the manifest, or in a single group. Raises as `moments` does."""
     if isinstance(cache, Corpus) and (manifest is not None or by is not None):
         what = "statistics of a corpus are of all its utterances"
         raise ArgumentError(f"{what}: for a manifest, name one of its parts")
-    if manifest is not None:
+    if isinstance(manifest, np.ndarray):
+        chosen = Selection([cache], manifest)
+    elif manifest is not None:
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
         raise ManifestError(f"to group by {by!r} takes a manifest with that column")

@@ -89,6 +89,7 @@ for line in sys.argv[2:]:
         f"verify {filled}",
         f"show {filled} {first}",
         f"stats {filled} -o {scratch}/stats.npz",
+        f"report {filled} -o {scratch}/report.html",
     )
     made = f"index {filled}", f"copy {filled} {scratch}/copied"
     refused = "extract manifest.csv", "configs", f"verify {filled} --recompute 1"
@@ -112,8 +113,9 @@ for line in sys.argv[2:]:
     for name, line in needing.items():
         assert line.endswith("[extract]'" if name in of_extraction else "[torch]'")
     codes = [line.split(" -> ") for line in told.out.splitlines() if " -> " in line]
-    names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
-    assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]
+    names = ["info", "verify", "show", "stats", "report", "index", "copy"]
+    names += ["extract", "configs", "verify"]
+    assert codes == [[name, code] for name, code in zip(names, "0300000222", strict=True)]
     assert told.err.count("[extract]'") == 3
 
 

@@ -53,10 +53,16 @@ def home(cli, plain, tmp_path_factory):
     assert cli("extract", plain.folder / "with-gone.csv", "-o", home / "c").code == 3
     shutil.copytree(home / "c", home / "untagged")
     assert cli("tag", home / "c", "first").code == 0
+    lines = [f"{row['id']},{row['path']},{n % 2},words" for n, row in enumerate(plain.rows)]
+    spoken = plain.folder / "spoken.csv"
+    spoken.write_text("\n".join(["id,path,speaker,text", *lines]))
+    configs = ("-c", "fbank80", "-c", "audio-stats")
+    assert cli("extract", spoken, *configs, "-o", home / "stats").code == 0
     return home
 
 
 MANIFESTS = {"few": "few", "gone": "with-gone", "new": "with-new", "there": "there"}
+MANIFESTS["spoken"] = "spoken"
 COMMANDS = {
     "extract": "extract {gone} -o {home}/again",
     "extract --dry-run": "extract {gone} -o {home}/dry --dry-run --trial",
@@ -71,6 +77,7 @@ COMMANDS = {
     "repair": "repair {cache} --manifest {new}",
     "diff": "diff {cache} {cache} --values 1",
     "stats": "stats {cache} --manifest {there} --by path",
+    "report": "report {home}/stats --manifest {spoken}",
     "index": "index {cache}",
     "copy": "copy {cache} {home}/copy",
     "copy --dry-run": "copy {cache} {home}/no-copy --dry-run",

@@ -24,7 +24,7 @@ def places(s3, tmp_path):
 
 
 def test_they_say_the_same(cli, s3, places):
-    for args in ("info", "verify", "verify --no-data", "show utt-3", "stats"):
+    for args in ("info", "verify", "verify --no-data", "show utt-3", "stats", "report"):
         said = []
         for place in places:
             command, *rest = args.split()

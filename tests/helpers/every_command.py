@@ -72,6 +72,7 @@ def _commands(cache: str, manifest: str) -> dict[str, list[str]]:
         "verify": ["verify", cache, "--threads", "1"],
         "verify --manifest": ["verify", cache, "--manifest", manifest, "--json", "--threads", "1"],
         "stats": ["stats", cache, "--threads", "1"],
+        "report": ["report", cache, "-o", f"{cache}.html", "--force", "--threads", "1"],
         "repair": ["repair", repaired, "--manifest", manifest, "--threads", "1", "--device", "cpu"],
         "extract": ["extract", manifest, "-o", added, "--threads", "1", "--device", "cpu"],
         "prune": ["prune", added, "--manifest", manifest, "--yes"],

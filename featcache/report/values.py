@@ -1,0 +1,118 @@
+"""Histograms and scatters: many values as the few numbers that a chart draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.strings import Strings
+
+_BINS = 32
+_DECADES = 6
+_POINTS = 2000
+_TEXTS_AT_ONCE = 1 << 16
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values in bins. Values beyond an end count in the bin there."""
+
+    name: str
+    unit: str
+    edges: list[float]
+    counts: list[int]
+    minimum: float
+    median: float
+    maximum: float
+    zeros: int = 0
+    """The values that are zero, which no bin of a logarithmic histogram counts."""
+    is_log: bool = False
+    """True if each bin is larger than the last by the same factor."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points of utterances: some drawn at random, and all that are marked."""
+
+    total: int
+    """The number of utterances."""
+    points: list[tuple[float, float]]
+    marked: list[tuple[str, float, float]]
+    """The id of each, and its point."""
+
+
+def round_step(span: float, count: int) -> float:
+    """Return a step of 1, 2 or 5 times a power of ten, of which a span has at most so many."""
+    if not span > 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(span / count))
+    return next(step * power for step in (1, 2, 5, 10) if span <= count * step * power * 1.001)
+
+
+def by_steps(name: str, unit: str, values: Values) -> Histogram:
+    """Count values in bins of a round width. If a few values are far above all others, the
+    bins end before them."""
+    low, median, high = _middle(values)
+    end = high
+    if len(values) and low >= 0:
+        most = float(np.percentile(values, 99.5))
+        end = most if 0 < 3 * most < high else high
+    step = round_step(end - low, _BINS)
+    first, last = math.floor(low / step + 1e-6), math.ceil(end / step - 1e-6)
+    edges = np.arange(first, max(last, first + 1) + 1) * step
+    return Histogram(name, unit, edges.tolist(), _count(values, edges), low, median, high)
+
+
+def by_decades(name: str, unit: str, values: Values) -> Histogram:
+    """Count values of 0 or more in bins that are multiples of each other; zeros apart."""
+    positive = values[values > 0]
+    zeros = len(values) - len(positive)
+    top, bottom = 0, -1
+    if len(positive):
+        top = math.ceil(math.log10(float(positive.max())) - 1e-6)
+        bottom = math.floor(math.log10(float(positive.min())) + 1e-6)
+        bottom = min(top - 1, max(bottom, top - _DECADES))
+    edges = np.logspace(bottom, top, (top - bottom) * 4 + 1)
+    counts = _count(positive, edges)
+    return Histogram(name, unit, edges.tolist(), counts, *_middle(values), zeros, is_log=True)
+
+
+def _count(values: Values, edges: Values) -> list[int]:
+    within = values.astype(np.float64).clip(edges[0], edges[-1])
+    counts: list[int] = np.histogram(within, edges)[0].tolist()
+    return counts
+
+
+def _middle(values: Values) -> tuple[float, float, float]:
+    if not len(values):
+        return 0.0, 0.0, 0.0
+    return float(values.min()), float(np.median(values)), float(values.max())
+
+
+def scatter(x: Values, y: Values, marked: NDArray[np.int64], ids: Strings, seed: int) -> Scatter:
+    """Draw points at random, the same for the same seed; those at `marked` are always
+    among them."""
+    others = np.setdiff1d(np.arange(len(x)), marked)
+    count = min(_POINTS - len(marked), len(others))
+    drawn = np.random.default_rng(seed).choice(others, count, replace=False)
+    points = zip(x[drawn].tolist(), y[drawn].tolist(), strict=True)
+    named = zip(ids.texts(marked), x[marked].tolist(), y[marked].tolist(), strict=True)
+    return Scatter(len(x), [*points], [*named])
+
+
+def characters_of(texts: Strings) -> NDArray[np.int64]:
+    """Count the characters of each text, int64 `[n]`."""
+    counts = np.empty(len(texts), np.int64)
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        offsets = texts.offsets[first : first + _TEXTS_AT_ONCE + 1].astype(np.int64)
+        data = texts.blob[offsets[0] : offsets[-1]]
+        begins = np.zeros(len(data) + 1, np.int64)
+        np.cumsum(data & 0xC0 != 0x80, out=begins[1:])
+        counts[first : first + _TEXTS_AT_ONCE] = np.diff(begins[offsets - offsets[0]])
+    return counts

@@ -1,0 +1,191 @@
+"""The numbers of a report, held to what is computed from each utterance one after the
+other."""
+
+import csv
+import shutil
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import soundfile
+from corpora import speech
+from make_cache import add_shard, codes_cache, make_features, make_version
+
+import featcache
+from featcache.cli.info import describe_versions
+from featcache.extractors.audio_stats import STATISTICS
+from featcache.manifest.read import read_manifest
+from featcache.report import numbers
+from featcache.report.numbers import collect
+from featcache.report.values import by_decades, by_steps, characters_of
+from featcache.strings import Strings
+from featcache.version.version import Version
+
+
+def numbers_of(path, manifest=None, **options):
+    documents, _ = describe_versions(path)
+    versions = [Version.open(path.parent / path.name / d["path"].split("/")[-1]) for d in documents]
+    return collect(str(path), documents, versions, manifest, **options)
+
+
+@pytest.fixture(scope="module")
+def corpus(cli, tmp_path_factory):
+    """Twelve clips: one is clipped, one silent at its start, one has DC, and one is there
+    twice; and a file that is missing. With speakers and texts."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rows = []
+    for number in range(12):
+        wave = 0.3 * speech(0.5 + 0.05 * number, seed=number).ravel()
+        if number == 3:
+            wave = np.sign(wave) * np.where(np.arange(len(wave)) % 2, 1, -1)
+        if number == 5:
+            wave = np.concatenate([np.zeros(4000, np.float32), wave])
+        if number == 7:
+            wave = wave + 0.5
+        soundfile.write(folder / f"{number}.wav", wave, 16000)
+        rows.append([f"utt-{number}", f"{number}.wav", f"spk-{number % 3}", "é" * (number + 1)])
+    shutil.copy(folder / "2.wav", folder / "again.wav")
+    rows.append(["again", "again.wav", "spk-2", "x" * 500])
+    rows.append(["gone", "gone.wav", "spk-2", "-"])
+    with (folder / "m.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "path", "speaker", "text"], *rows])
+    configs = ("-c", "fbank80", "-c", "audio-stats")
+    made = cli("extract", folder / "m.csv", *configs, "-o", folder / "c", "--device", "cpu")
+    assert made.code == 3
+    return folder
+
+
+def test_the_numbers_of_a_cache_are_those_of_its_utterances(corpus):
+    shards = []
+    manifest = read_manifest(corpus / "m.csv")
+    report = numbers_of(corpus / "c", manifest, report=shards.append)
+    assert sum(shards) == 2 * sum(one["shards"] for one in report.versions)
+    seconds = {
+        path.stem: soundfile.info(path).duration for path in corpus.glob("*.wav") if path.is_file()
+    }
+    durations = report.durations
+    assert durations.maximum == pytest.approx(max(seconds.values()), abs=1e-4)
+    assert durations.median == pytest.approx(np.median([*seconds.values()]), abs=1e-4)
+    assert sum(durations.counts) == 13
+    counts, _ = np.histogram(np.float32([*seconds.values()]), durations.edges)
+    assert durations.counts == counts.tolist()
+    fbank = next(one for one in report.versions if one["name"] == "fbank80")
+    frames = np.concatenate([*featcache.open(corpus / "c", "fbank80").values()]).astype(np.float64)
+    np.testing.assert_allclose(fbank["mean"], frames.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(fbank["std"], frames.std(axis=0), rtol=1e-9)
+    assert fbank["sampled_frames"] == fbank["frames"] == len(frames)
+    assert (fbank["failed"], fbank["failed_by_reason"]) == (1, {"file_missing": 1})
+    assert [failure["id"] for failure in fbank["failures"]] == ["gone"]
+
+
+def test_columns_and_texts_of_the_manifest(corpus):
+    manifest = numbers_of(corpus / "c", read_manifest(corpus / "m.csv")).manifest
+    assert (manifest["utterances"], manifest["missing"]) == (14, 1)
+    (speaker,) = manifest["columns"]
+    groups = {group["value"]: group for group in speaker["groups"]}
+    assert {name: group["utterances"] for name, group in groups.items()} == {
+        "spk-0": 4,
+        "spk-1": 4,
+        "spk-2": 5,
+    }
+    expected = sum(soundfile.info(corpus / f"{n}.wav").duration for n in (0, 3, 6, 9))
+    assert groups["spk-0"]["audio_seconds"] == pytest.approx(expected, abs=1e-3)
+    marked = {id_: characters for id_, _, characters in manifest["text"]["lengths"].marked}
+    assert marked["again"] == 500
+    assert marked["utt-0"] == 1
+    assert len(manifest["text"]["lengths"].points) + len(marked) == 13
+
+
+def test_outliers_are_those_that_were_made(corpus):
+    report = numbers_of(corpus / "c")
+    audio = report.audio
+    assert audio["units"] == STATISTICS
+    worst = {one["why"]: one["id"] for one in report.shown}
+    assert worst["most clipped"] == "utt-3"
+    assert worst["largest DC"] == "utt-7"
+    rules = {one["id"]: one["rules"] for one in audio["outliers"]}
+    assert "longest silent start" in rules["utt-5"]
+    assert "utt-5" in worst.values()
+    cache = featcache.open(corpus / "c", "audio-stats")
+    for outlier in audio["outliers"]:
+        values = [*outlier["statistics"].values()]
+        np.testing.assert_array_equal(np.float32(values), cache[outlier["id"]])
+    for place, histogram in enumerate(audio["histograms"]):
+        values = np.stack([*cache.values()])[:, place]
+        assert sum(histogram.counts) + histogram.zeros == len(values)
+        assert histogram.maximum == pytest.approx(
+            max(np.abs(values)) if histogram.is_log else max(values)
+        )
+    assert {one[0] for one in audio["levels"].marked} == {one["id"] for one in audio["outliers"]}
+
+
+def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
+    duplicates = numbers_of(corpus / "c").duplicates
+    assert duplicates == {
+        "compared": 13,
+        "utterances": 2,
+        "groups": 1,
+        "examples": [["utt-2", "again"]],
+    }
+    rows = "id,path,start,duration\na,4.wav,0,0.2\nb,4.wav,0.2,0.2\nc,4.wav,0.2,0.2\n"
+    (corpus / "parts.csv").write_text(rows)
+    assert cli("extract", corpus / "parts.csv", "-o", tmp_path / "c").code == 0
+    assert numbers_of(tmp_path / "c").duplicates["examples"] == [["b", "c"]]
+
+
+def test_what_is_shown_is_drawn_with_a_fixed_seed(corpus):
+    first, second = (numbers_of(corpus / "c") for _ in range(2))
+    assert asdict(first) == asdict(second)
+    assert {"most clipped", "sample"} <= {one["why"] for one in first.shown}
+    assert len({one["id"] for one in first.shown}) == len(first.shown)
+
+
+def test_codebooks_are_those_of_stats(tmp_path):
+    cache = codes_cache(tmp_path)
+    (version,) = numbers_of(tmp_path).versions
+    codes = np.concatenate([*cache.values()])
+    for place, book in enumerate(version["codebooks"]):
+        counts = np.bincount(codes[:, place])
+        share = counts[counts > 0] / len(codes)
+        assert book["used"] == len(share)
+        assert book["perplexity"] == pytest.approx(2 ** -(share * np.log2(share)).sum())
+    assert version["mean"] == []
+
+
+def test_of_a_large_version_a_sample_of_shards_is_read(tmp_path, monkeypatch):
+    features = [make_features(20, (4,), prefix=f"s{number}", seed=number) for number in range(6)]
+    version = make_version(tmp_path, *features)
+    total = featcache.open(tmp_path).lengths.sum()
+    monkeypatch.setattr(numbers, "SAMPLE_BYTES", int(total * 8 * 0.3))
+    (sampled,) = numbers_of(tmp_path).versions
+    assert 0 < sampled["sampled_frames"] <= 0.3 * total
+    assert sampled["frames"] == total
+    monkeypatch.setattr(numbers, "SAMPLE_BYTES", 1)
+    (sampled,) = numbers_of(tmp_path).versions
+    assert sampled["sampled_frames"] > 0
+    add_shard(version, {"nan": np.full((3, 4), np.nan, np.float16)}, row=500)
+    monkeypatch.undo()
+    (faulty,) = numbers_of(tmp_path).versions
+    assert "NaN" in faulty["fault"]
+
+
+@pytest.mark.parametrize(
+    "values", [[], [0.0], [5.0] * 9, [1, 2, 3], [-80.0, -3], [1.0] * 999 + [4e4]]
+)
+def test_each_value_is_in_one_bin(values):
+    found = by_steps("x", "s", np.array(values, np.float32))
+    assert sum(found.counts) == len(values)
+    assert len(found.counts) <= 34
+    assert len(found.edges) == len(found.counts) + 1
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [1.0], [1e-12, 1, 0], [3e-5] * 4])
+def test_zeros_are_counted_apart(values):
+    found = by_decades("x", "s", np.array(values, np.float32))
+    assert sum(found.counts) + found.zeros == len(values)
+    assert found.zeros == values.count(0)
+
+
+def test_characters_are_counted_not_bytes():
+    texts = ["", "abc", "äöü", "日本語", "a" * 300]
+    assert characters_of(Strings.of(texts)).tolist() == [*map(len, texts)]

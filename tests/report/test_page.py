@@ -1,0 +1,257 @@
+"""The page of a report: it is complete, closed, escaped, and small."""
+
+import base64
+import io
+import re
+import shutil
+import subprocess
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from corpora import speech
+from make_cache import codes_cache, make_features, make_version
+
+from featcache.cli.info import describe_versions
+from featcache.report import collect, make_page
+from featcache.report.media import RATE, Clip, encode_png, encode_wav
+from featcache.version.version import Version
+
+VOID = {"meta", "img", "input", "br"}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Page(HTMLParser):
+    """The elements of a page; fails where one is not closed in its order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.text = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+def check(path):
+    """A page is closed, loads nothing, has one script, and labels each chart."""
+    data = path.read_bytes()
+    assert len(data) <= 2_000_000
+    page = Page(data.decode())
+    for tag, attrs in page.elements:
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            assert attrs.get(name, "data:").startswith("data:"), (tag, attrs)
+        assert not any(name.startswith("on") or name == "style" for name in attrs)
+    assert len(page.all("script")) == len(page.all("style")) == 1
+    assert "http" not in re.sub(r"http-equiv", "", data.decode().partition("</head>")[0])
+    for svg in page.all("svg"):
+        assert svg["role"] == "img"
+    for image in page.all("img"):
+        assert image["alt"]
+    names = [tag for tag, _ in page.elements]
+    assert names.count("svg") == names.count("desc")
+    return page
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def hostile(cli, tmp_path_factory):
+    """A page of a corpus whose ids, columns, texts and paths are markup."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "a'b\"<i>").mkdir()
+    rows = [f'id,path,"<b>{EVIL}",text']
+    for number in range(6):
+        soundfile.write(
+            folder / "a'b\"<i>" / f"{number}.wav", 0.3 * speech(0.4, seed=number), 16000
+        )
+        quoted = '"say ""hi"" & <img src=x onerror=alert(1)>"'
+        rows.append(f'"{EVIL}-{number}","a\'b""<i>/{number}.wav","{EVIL}{number % 2}",{quoted}')
+    rows.append(f'"{EVIL}-gone",\'"><svg onload=alert(1)>.wav,x,y')
+    (folder / "<m>.csv").write_text("\n".join(rows))
+    made = cli(
+        "extract", folder / "<m>.csv", "-c", "fbank80", "-c", "audio-stats", "-o", folder / "<c>"
+    )
+    assert made.code == 3
+    page = folder / "page.html"
+    cli("report", folder / "<c>", "--manifest", folder / "<m>.csv", "-o", page).with_code(0)
+    return page
+
+
+def test_markup_of_a_manifest_is_text(hostile):
+    page = check(hostile)
+    text = hostile.read_text()
+    assert EVIL not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;-0" in text
+    assert any(f"{EVIL}-3" in data for data in page.text)
+    assert not any("alert" in str(attrs.get("onload", "")) for _, attrs in page.elements)
+    assert {attrs["alt"] for attrs in page.all("img") if EVIL in attrs["alt"]}
+    assert "script-src 'sha256-" in text
+
+
+def test_sounds_are_short_wav_at_16_khz(hostile):
+    players = check(hostile).all("audio")
+    assert len(players) == 6
+    for player in players:
+        data = base64.b64decode(player["src"].partition("base64,")[2])
+        samples, rate = soundfile.read(io.BytesIO(data))
+        assert (rate, samples.ndim) == (16000, 1)
+        assert 0.3 < len(samples) / rate <= 0.5
+
+
+def test_pictures_are_png(hostile):
+    for image in check(hostile).all("img"):
+        data = base64.b64decode(image["src"].partition("base64,")[2])
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        assert data.endswith(b"IEND\xaeB`\x82")
+
+
+def test_a_png_holds_its_shades():
+    shades = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    data = encode_png(shades)
+    begin = data.index(b"IDAT") + 4
+    lines = np.frombuffer(zlib.decompressobj().decompress(data[begin:]), np.uint8).reshape(3, 5)
+    np.testing.assert_array_equal(lines[:, 1:], shades)
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(data))
+    np.testing.assert_array_equal(np.asarray(image), shades)
+
+
+def test_a_wav_holds_its_samples():
+    wave = np.array([0, 0.5, -0.25, 1.5, -1.5], np.float32)
+    samples, rate = soundfile.read(io.BytesIO(encode_wav(wave)))
+    assert rate == RATE
+    np.testing.assert_allclose(samples, wave.clip(-1, 1), atol=1e-4)
+
+
+def test_a_page_of_20_000_utterances_is_below_2_mb(cli, tmp_path):
+    features = make_features(20_000, (80,), max_frames=4)
+    long = {
+        f"long-{number}": np.random.default_rng(number)
+        .standard_normal((900, 80))
+        .astype(np.float16)
+        for number in range(40)
+    }
+    make_version(tmp_path / "c", features, long)
+    cli("report", tmp_path / "c", "-o", tmp_path / "r.html").with_code(0)
+    assert len(check(tmp_path / "r.html").all("img")) == 14
+
+
+def test_long_sounds_and_texts_leave_room(cli, tmp_path):
+    noise = 0.3 * np.random.default_rng(0).standard_normal(16000 * 8).clip(-1, 1)
+    rows = ["id,path,speaker"]
+    for number in range(24):
+        soundfile.write(tmp_path / f"{number}.wav", np.roll(noise, 100 * number), 16000)
+        rows.append(f"{number}{'x' * 3000},{number}.wav,{'y' * 3000}{number % 4}")
+    (tmp_path / "m.csv").write_text("\n".join(rows))
+    configs = ("-c", "fbank80", "-c", "audio-stats")
+    cli("extract", tmp_path / "m.csv", *configs, "-o", tmp_path / "c").with_code(0)
+    cli(
+        "report", tmp_path / "c", "--manifest", tmp_path / "m.csv", "-o", tmp_path / "r.html"
+    ).with_code(0)
+    page = check(tmp_path / "r.html")
+    assert len(page.all("audio")) >= 10
+    assert len(page.all("img")) >= 12
+
+
+def test_what_has_no_room_is_left_out_from_the_end(cli, tmp_path):
+    make_version(tmp_path / "c", make_features(30))
+    documents, _ = describe_versions(tmp_path / "c")
+    report = collect("c", documents, [Version.open(Path(documents[0]["path"]))])
+    sound, picture = b"s" * 300_000, b"p" * 60_000
+    clips = [Clip(shown, [("it", picture)], sound) for shown in report.shown]
+    for large, sounds in (([("it", picture)], 2), ([("it", b"p" * 400_000)], 0)):
+        page = tmp_path / "r.html"
+        page.write_bytes(make_page(report, [replace(clip, pictures=large) for clip in clips]))
+        shown = check(page)
+        assert len(shown.all("audio")) == sounds
+        assert len(shown.all("img")) == (len(clips) if sounds else 3)
+
+
+def test_codes_have_maps_and_a_table(cli, tmp_path):
+    codes_cache(tmp_path / "c")
+    cli("report", tmp_path / "c", "-o", tmp_path / "r.html").with_code(0)
+    page = check(tmp_path / "r.html")
+    assert len(page.all("img")) > 10
+    assert "codec: use of codebooks" in page.text
+
+
+def test_wrong_input_is_one_line(cli, tmp_path, scratch):
+    make_version(tmp_path / "c", make_features(3))
+    place = tmp_path / "r.html"
+    cli("report", tmp_path / "c", "-o", place).with_code(0)
+    assert "already exists" in cli.refused("report", tmp_path / "c", "-o", place)
+    cli("report", tmp_path / "c", "-o", place, "--force").with_code(0)
+    assert "leave out -o" in cli("report", tmp_path / "c", "-o", place, "--json").with_code(2).err
+    assert "nowhere" in cli.refused("report", tmp_path / "nowhere", code=1)
+    assert "gone.csv" in cli.refused(
+        "report", tmp_path / "c", "--manifest", "gone.csv", "-o", tmp_path / "x.html"
+    )
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_corpus_is_refused_and_its_part_is_not(cli, plain, scratch):
+    manifests = [plain.manifest(plain.rows[:2], "a.csv"), plain.manifest(plain.rows[2:4], "b.csv")]
+    assert cli("extract", *manifests, "-o", scratch / "c").code == 0
+    assert "name one of its parts" in cli.refused("report", scratch / "c")
+    cli("report", scratch / "c" / "a", "-o", scratch / "a.html").with_code(0)
+    check(scratch / "a.html")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [320, 1400])
+def test_a_browser_shows_it_without_an_error(hostile, tmp_path, width):
+    """Nothing is refused or thrown, tables sort and filter, and nothing is wider than a frame
+    of this width. The page is asked in a copy whose policy allows a script more."""
+    asking = """
+addEventListener("load", () => {
+  document.querySelectorAll("th button").forEach((button) => button.click());
+  const filter = document.querySelector("input"), root = document.documentElement;
+  filter.value = "nobody";
+  filter.dispatchEvent(new Event("input"));
+  const count = (what) => document.querySelectorAll(what).length > 0;
+  const wider = root.scrollWidth - root.clientWidth;
+  parent.postMessage([innerWidth, wider, count("[aria-sort]"), count("tr[hidden]")].join(), "*");
+});
+"""
+    copy = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", hostile.read_text())
+    (tmp_path / "page.html").write_text(
+        copy.replace("</body>", f"<script>{asking}</script></body>")
+    )
+    (tmp_path / "frame.html").write_text(f"""
+<script>addEventListener("message", (event) => (document.title = event.data))</script>
+<iframe src="page.html" width="{width}" height="800" frameborder="0"></iframe>
+""")
+    assert f"<title>{width},0,true,true</title>" in shown_by_chromium(tmp_path / "frame.html")
+    shown = shown_by_chromium(hostile)
+    assert 'th scope="col" class="n"' in shown, "its script has run, which its hash allows"
+
+
+def shown_by_chromium(page):
+    """What a browser makes of a page, which has nothing to complain of."""
+    options = "--headless=new --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom"
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    command = [CHROMIUM, *options.split(), "--virtual-time-budget=3000", profile, f"file://{page}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr
+    return done.stdout
