@@ -144,8 +144,10 @@ class Display:
             self.update()
 
     def __enter__(self) -> Display:
+        from featcache.extraction.jobs import PROGRESS_THREAD
+
         if self._kind == "json":
-            threading.Thread(target=self._tick, daemon=True).start()
+            threading.Thread(target=self._tick, name=PROGRESS_THREAD, daemon=True).start()
         return self
 
     def __exit__(self, error: object, *_: object) -> None:

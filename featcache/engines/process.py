@@ -25,7 +25,7 @@ from featcache.errors import FeatcacheError, ManifestError, counted, ending
 from featcache.extraction.audio_files import paths_there
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.from_version import SourceVersion
-from featcache.extraction.jobs import JobGroup
+from featcache.extraction.jobs import PROGRESS_THREAD, JobGroup
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.storage.location import Location
 from featcache.trust import (
@@ -38,6 +38,8 @@ from featcache.version.version import Version
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
+
+_HARMLESS_THREADS = {"MainThread", "zarr_io", PROGRESS_THREAD}
 
 _BY_MESSAGE = (
     errors.ArgumentError,
@@ -143,7 +145,7 @@ def can_fork() -> bool:
 
     It cannot if it lacks threads that may hold a lock: zarr starts its own again in a
     child, but obstore does not. A daemon of multiprocessing may have no children."""
-    others = {thread.name for thread in threading.enumerate()} - {"MainThread", "zarr_io"}
+    others = {thread.name for thread in threading.enumerate()} - _HARMLESS_THREADS
     return not (others or "obstore" in sys.modules or current_process().daemon)
 
 

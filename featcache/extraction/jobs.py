@@ -36,6 +36,10 @@ STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waits for a GPU; `wait` is for the disk, or for earlier batches."""
 
 
+PROGRESS_THREAD = "featcache-progress"
+"""The name of a thread that only shows progress. A process may be forked beside it."""
+
+
 @dataclass(frozen=True)
 class VersionCounts:
     """The counts of what a run has added to one version."""

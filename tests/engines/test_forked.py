@@ -27,7 +27,7 @@ def test_forked_processes_make_the_shards_of_one(cli, corpus, scratch):
     """Of several versions at once."""
     job = ("extract", corpus.manifest(), "-c", "fbank80", "-c", "mfcc13", "--shard-size", "0.02")
     one = extracted(cli, *job, "-o", scratch / "one", "--threads", 1)
-    two = extracted(cli, *job, "-o", scratch / "two", *TWO)
+    two = extracted(cli, *job, "-o", scratch / "two", *TWO, "--progress", "json")
     assert arrays(scratch / "one") == arrays(scratch / "two")
     assert (one["processes"], two["processes"]) == (1, 2)
     for key in ("utterances", "failed_by_reason", "upsampled", "downsampled", "silent"):
