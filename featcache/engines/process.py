@@ -69,17 +69,11 @@ class OtherProcess:
             ]
         )
         command = [sys.executable, "-P", "-c", program]
-        try:
+        with _starting(self.connection, other_end):
             # What a library prints is no result, and goes to stderr.
-            with _signals_blocked():
-                self._process = Popen(
-                    command, stdin=DEVNULL, stdout=2, pass_fds=[file], env=environment
-                )
-        except BaseException:
-            self.connection.close()
-            raise
-        finally:
-            other_end.close()
+            self._process = Popen(
+                command, stdin=DEVNULL, stdout=2, pass_fds=[file], env=environment
+            )
 
     def end(self) -> str:
         """Close the connection, and wait for the end, or kill the process. Returns how it
@@ -109,16 +103,10 @@ class ForkedProcess:
         self.connection, other_end = Pipe()
         kept = [self.connection, *others]
         self._process = get_context("fork").Process(target=_child, args=(main, other_end, kept))
-        try:
-            with _signals_blocked(), warnings.catch_warnings():
-                # Python 3.12 warns of any thread. See `can_fork`.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._process.start()
-        except BaseException:
-            self.connection.close()
-            raise
-        finally:
-            other_end.close()
+        with _starting(self.connection, other_end), warnings.catch_warnings():
+            # Python 3.12 warns of any thread. See `can_fork`.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
 
     def end(self) -> str:
         """Close the connection, and wait for the end, or kill the process. Returns how it
@@ -150,13 +138,18 @@ def can_fork() -> bool:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block signals of a terminal or scheduler, which a new process inherits."""
+def _starting(connection: Connection, other_end: Connection) -> Iterator[None]:
+    """Block signals of a terminal or scheduler while a process starts, which inherits
+    that. Closes its end here, and after an error the connection."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
+    except BaseException:
+        connection.close()
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        other_end.close()
 
 
 def passable(error: BaseException) -> Exception:
