@@ -1,6 +1,7 @@
 """A shard keeps what it was given, is named after it, is plain Zarr, and takes only what
 its version holds."""
 
+import asyncio
 import math
 import shutil
 from dataclasses import replace
@@ -136,6 +137,19 @@ def test_a_code_that_is_missing_is_none(scratch):
         assert np.array_equal(read, np.full((3, 2), fill, spec.dtype), equal_nan=True)
         with pytest.raises(DamagedError, match="features/c/0/0: damaged: the file is missing"):
             shard.features  # noqa: B018
+
+
+# Written
+
+
+def test_a_shard_is_written_by_no_thread_of_zarr(version, monkeypatch):
+    """Nor does the loop of a notebook, in which a cell runs, change anything."""
+    monkeypatch.setattr("zarr.core.sync._get_loop", None)  # it would begin one
+
+    async def write_in_a_loop() -> str:
+        return write(create(version.path / "elsewhere"), [item("a")]).name
+
+    assert asyncio.run(write_in_a_loop()) == write(version, [item("a")]).name
 
 
 # Names
