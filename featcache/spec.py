@@ -7,6 +7,7 @@ samples give, which of them a span of seconds has, how long they last."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -54,6 +55,9 @@ MAIN = "features"
 
 LABELS = "labels"
 """The name of the track that has the labels of the main track's events."""
+
+_MOST_UNITS = 1000
+"""The characters of units that are searched for names."""
 
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
@@ -438,6 +442,15 @@ class FeatureSpec:
     def main(self) -> Track:
         """The main track, as it is read."""
         return Track(MAIN, self.item_shape, self.dtype, self.units, self.axis, self.codebook_sizes)
+
+    @property
+    def named_units(self) -> dict[str, str]:
+        """The name and the unit of each value, of a vector whose units are written as `level
+        (dB), peak (dB)`; empty for others."""
+        # bounded: a stranger's text may be long
+        named = dict(re.findall(r"(\w+) \(([^()]*)\)", self.units[:_MOST_UNITS]))
+        is_named = self.kind == "clip" and self.item_shape == (len(named),)
+        return named if is_named else {}
 
     @property
     def tracks(self) -> tuple[Track, ...]:

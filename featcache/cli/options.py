@@ -120,6 +120,8 @@ _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 
 manifest_argument = click.argument("manifest", type=TEXT)
 
+utterance_argument = click.argument("utterance", metavar="ID")
+
 version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
 
 
@@ -162,6 +164,30 @@ cache = functools.partial(click.option, "-o", "--output", "cache", type=_CACHE, 
 output_file = functools.partial(
     click.option, "-o", "--output", "output", type=_FILE, metavar="FILE"
 )
+
+
+OUTPUTS = ("output", "plot", "wav")
+"""Parameters that are files to write."""
+
+
+class _Written(_LocalPath):
+    """A file to write, whose suffix says what is written."""
+
+    def __init__(self, suffixes: Sequence[str]) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+        self._suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if path.suffix not in self._suffixes:
+            ends = " or ".join(self._suffixes)
+            raise ArgumentError(f"{_name(param)}: {path} does not end in {ends}")
+        return path
+
+
+def written(name: str, meaning: str, suffixes: Sequence[str]) -> Decorator:
+    """Make an option that names a file to write, which ends in one of the suffixes."""
+    return click.option(name, type=_Written(suffixes), metavar="FILE", help=meaning)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
@@ -330,7 +356,7 @@ def refuse_output(path: Path, force: bool) -> None:
         context = click.get_current_context()
         for param in context.command.params:
             source = context.params.get(param.name or "")
-            if param.name == "output" or not isinstance(param.type, click.Path):
+            if param.name in OUTPUTS or not isinstance(param.type, click.Path):
                 continue
             if not isinstance(source, str | Path) or not os.path.exists(source):
                 continue

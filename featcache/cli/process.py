@@ -102,6 +102,21 @@ def terminal_columns() -> int:
         return 0
 
 
+def terminal_of_results() -> tuple[int, int]:
+    """Return the columns of the terminal on stdout, and its colours: 2**24, 256, or 0. In a
+    pipe, 80 and 0."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:  # stdout is no terminal; tests replace it by what has no descriptor
+        return 80, 0
+    terminal = os.environ.get("TERM", "dumb")
+    if os.environ.get("NO_COLOR") or terminal == "dumb":
+        return columns, 0
+    if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        return columns, 1 << 24
+    return columns, 256 if "256color" in terminal else 0
+
+
 def progress_bar(total: float | None, unit: str, **settings: Any) -> tqdm[Never]:
     """Make a bar that shows on a terminal, and disappears in the end."""
     from tqdm import tqdm

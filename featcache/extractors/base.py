@@ -213,6 +213,14 @@ class Extractor(ABC, Generic[P]):
         require_tensor(self, "from_features", made, (sum(lengths), *self.spec.item_shape))
         return torch.split(made, lengths)
 
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Make sound of the features of one clip, as far as that is possible: samples,
+        float32 `[num_samples]`, at `spec.sample_rate`, on the device; at the end there may
+        be more than the clip had. `tracks` are what `extract` returned for the clip.
+
+        Raises ExtractorError if nothing can be heard of such features."""
+        raise ExtractorError(f"{self.spec.units}: cannot be turned into sound")
+
     @classmethod
     def stored_dtype(cls, params: P) -> str:
         """Return the stored dtype, as a numpy name, for configs that name none."""
