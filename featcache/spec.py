@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, listing
+from featcache.errors import ArgumentError, did_you_mean, listing
 
 QUANTIZATION = "quantization"
 """The track that every version of quantised features has, and no other version: see
@@ -463,8 +463,9 @@ class FeatureSpec:
         for track in self.tracks:
             if track.name == name:
                 return track
-        names = listing(track.name for track in self.tracks)
-        raise ArgumentError(f"there is no track {name!r}; there are {names}")
+        names = [track.name for track in self.tracks]
+        meant = did_you_mean(name, names)
+        raise ArgumentError(f"there is no track {name!r}{meant}; there are {listing(names)}")
 
     @property
     def outputs(self) -> tuple[Track, ...]:

@@ -28,7 +28,7 @@ from typing import (
 import msgspec
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
-from featcache.errors import ConfigError, ExtractorError, listing
+from featcache.errors import ConfigError, ExtractorError, did_you_mean, listing
 from featcache.extractors.faults import blamed_on, describe_raised, fault, lacking, require_tensor
 from featcache.sections import Section
 from featcache.spec import MAIN, FeatureSpec
@@ -242,8 +242,8 @@ def find(name: str) -> type[Extractor[Params]]:
         known = registered()
         if name not in known:
             raise ConfigError(
-                f"extractor: there is no {name!r}; choose from {', '.join(sorted(known))}, "
-                "or your own package.module:Class"
+                f"extractor: there is no {name!r}{did_you_mean(name, known)}; choose from "
+                f"{', '.join(sorted(known))}, or your own package.module:Class"
             )
         path = known[name]
     kind = _imported(path)

@@ -132,6 +132,8 @@ class Cache:
         self, key: str | SupportsIndex, default: _Default | None = None
     ) -> NDArray[Any] | _Default | None:
         """Return `cache[key]`, or the default if there is no such utterance."""
+        if isinstance(key, str) and key not in self:
+            return default  # at once: an error would look for similar ids
         try:
             return self.item(key)
         except (MissingItemError, IndexError):
