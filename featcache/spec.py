@@ -7,6 +7,7 @@ samples give, which of them a span of seconds has, how long they last."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -16,7 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, listing
+from featcache.errors import ArgumentError, did_you_mean, listing
 
 QUANTIZATION = "quantization"
 """The track that every version of quantised features has, and no other version: see
@@ -54,6 +55,9 @@ MAIN = "features"
 
 LABELS = "labels"
 """The name of the track that has the labels of the main track's events."""
+
+_MOST_UNITS = 1000
+"""The characters of units that are searched for names."""
 
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
@@ -440,6 +444,15 @@ class FeatureSpec:
         return Track(MAIN, self.item_shape, self.dtype, self.units, self.axis, self.codebook_sizes)
 
     @property
+    def named_units(self) -> dict[str, str]:
+        """The name and the unit of each value, of a vector whose units are written as `level
+        (dB), peak (dB)`; empty for others."""
+        # bounded: a stranger's text may be long
+        named = dict(re.findall(r"(\w+) \(([^()]*)\)", self.units[:_MOST_UNITS]))
+        is_named = self.kind == "clip" and self.item_shape == (len(named),)
+        return named if is_named else {}
+
+    @property
     def tracks(self) -> tuple[Track, ...]:
         """All tracks that an extractor gives; the first is the main one."""
         return (self.main, *self.outputs)
@@ -450,8 +463,9 @@ class FeatureSpec:
         for track in self.tracks:
             if track.name == name:
                 return track
-        names = listing(track.name for track in self.tracks)
-        raise ArgumentError(f"there is no track {name!r}; there are {names}")
+        names = [track.name for track in self.tracks]
+        meant = did_you_mean(name, names)
+        raise ArgumentError(f"there is no track {name!r}{meant}; there are {listing(names)}")
 
     @property
     def outputs(self) -> tuple[Track, ...]:

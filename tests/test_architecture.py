@@ -26,6 +26,7 @@ LAYERS = {
     "inputs": {"manifest", "storage", "weights"},
     "features": {"format", "audio", "extractors", "augment"},
     "configs": {"config", "version"},
+    "shown": {"media"},
     "readers": {"loader"},
     "of versions": {"stats", "adapters", "extraction"},
     "runs": {"cmvn", "engines", "report"},
@@ -52,12 +53,13 @@ ONLY = {
         "trust",
         "weights",
     },
-    "loader": FLAT | {"device", "quantize", "format", "version"},
+    "media": FLAT | {"config", "extractors", "version"},
+    "loader": FLAT | {"device", "quantize", "format", "media", "version"},
     "masks": {"errors"},
     "augment": {"errors", "masks", "strings"},
     "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
-    "report": FLAT | {"audio", "loader", "stats", "version"},
+    "report": FLAT | {"audio", "loader", "media", "stats", "version"},
 }
 EXTRACT_ONLY = {
     "pydantic",

@@ -26,7 +26,8 @@ from featcache.cli.common import (
 )
 from featcache.cli.corpora import worst
 from featcache.cli.process import stoppable
-from featcache.cli.runs import Display, say_plan, say_summary, say_trial
+from featcache.cli.progress import Display
+from featcache.cli.runs import say_plan, say_summary, say_trial
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 

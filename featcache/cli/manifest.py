@@ -12,7 +12,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
-from featcache.cli.process import progress_bar
+from featcache.cli.progress import Steps
 from featcache.cli.runs import by_reason
 from featcache.errors import ArgumentError, counted
 
@@ -93,7 +93,7 @@ def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes
     require_names(read, kind)
     missing_file_notes(read, np.ones(len(read), bool))  # raises if no file is there
     threads = threads or min(32, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
-    with progress_bar(len(read), "rows") as bar:
+    with Steps(len(read), "rows") as bar:
         headers = read_headers(read, threads, bar.update, every=kind == "lhotse")
     failures = headers.failures
     rows = [row for row in range(len(read)) if row not in failures]

@@ -8,7 +8,7 @@ from typing import Any
 from featcache.cli import options
 from featcache.cli.common import as_document, printing, say, say_json
 from featcache.cli.info import describe_versions
-from featcache.cli.process import progress_bar
+from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, counted, hours, megabytes
 from featcache.storage.location import Location, as_location
 
@@ -61,7 +61,7 @@ def report(
     if not documents:
         raise ArgumentError(f"{path}: every version is damaged: see featcache verify")
     versions = [Version.open(as_location("CACHE", document["path"])) for document in documents]
-    with progress_bar(2 * sum(document["shards"] for document in documents), "shards") as bar:
+    with Steps(2 * sum(document["shards"] for document in documents), "shards") as bar:
         collected = collect(
             str(path), documents, versions, rows, threads=threads, report=bar.update
         )

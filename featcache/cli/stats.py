@@ -11,7 +11,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import Document, advise, first_few, note, note_unfinished, say, say_json
-from featcache.cli.process import progress_bar
+from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -97,7 +97,7 @@ def stats(
         total = None
         if wanted is None and corpus is None:
             total = int(cache.lengths.sum())
-        with progress_bar(total, "frames", unit_scale=True) as bar:
+        with Steps(total, "frames") as bar:
             if holds_codes:
                 return usage(cache, wanted, threads=threads, report=bar.update)
             return moments(cache, wanted, by=by, threads=threads, report=bar.update)

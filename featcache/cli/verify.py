@@ -22,7 +22,8 @@ from featcache.cli.common import (
     say_problems,
 )
 from featcache.cli.corpora import version_or_corpus, worst
-from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.progress import Steps
 from featcache.cli.runs import say_summary
 from featcache.errors import DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
@@ -127,7 +128,7 @@ def verify(
             continue
         with (
             stoppable(ending=ending) as stop,
-            progress_bar(passes * len(version.shard_names()), "shards") as bar,
+            Steps(passes * len(version.shard_names()), "shards") as bar,
         ):
             report = check(version, report=bar.update, stop=stop, **checking)
         if recompute and not report.interrupted:

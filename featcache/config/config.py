@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,15 @@ from featcache.audio.noise import read_noise
 from featcache.audio.resample import AudioPolicy
 from featcache.audio.waveform import AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
-from featcache.errors import ConfigError, FeatcacheError, listing, secret_in, without_secrets
+from featcache.errors import (
+    ConfigError,
+    FeatcacheError,
+    did_you_mean,
+    listing,
+    nearest,
+    secret_in,
+    without_secrets,
+)
 from featcache.extractors.base import SELECTING_KEYS, revision_of
 from featcache.extractors.faults import blamed_on
 from featcache.format.documents import AT_MOST_NAME, differing_keys
@@ -332,7 +339,8 @@ def packaged_configs() -> dict[str, str]:
 def packaged_hint(name: str) -> str:
     """Suggest the packaged config of the most similar name, or list all."""
     packaged = packaged_configs()
-    for similar in difflib.get_close_matches(name, packaged, 1):
+    similar = nearest(name, packaged)
+    if similar:
         return f"did you mean the packaged config {similar}?"
     return f"the packaged configs are {', '.join(packaged)}"
 
@@ -424,8 +432,9 @@ def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
         fields = [inner.model_fields[part] for inner in models if part in inner.model_fields]
         models = [inner for field in fields for inner in _models(field.annotation)] or models
     keys = list(dict.fromkeys(key for inner in models for key in inner.model_fields))
-    for similar in difflib.get_close_matches(parts[-1], keys, 1):
-        return f"there is no such key (did you mean {similar}?)"
+    meant = did_you_mean(parts[-1], keys)
+    if meant:
+        return f"there is no such key{meant}"
     if keys:
         return f"there is no such key (there are {', '.join(keys)})"
     return "there is no such key, nor any other"

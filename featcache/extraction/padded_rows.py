@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from featcache.errors import AudioError, ConfigError, listing, percent
+from featcache.errors import AudioError, ConfigError, did_you_mean, listing, percent
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
@@ -322,7 +322,9 @@ def choose_batching(
             )
         return BatchingChoice(only)
     if request not in (None, *BATCHINGS):
-        raise ConfigError(f"{where}: there is no such policy; choose from {listing(BATCHINGS)}")
+        meant = did_you_mean(str(request), BATCHINGS)
+        choices = listing(BATCHINGS)
+        raise ConfigError(f"{where}: there is no such policy{meant}; choose from {choices}")
     measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
     declared = declared_batchings(extractor)
     loosest = declared[-1]

@@ -28,7 +28,7 @@ from typing import (
 import msgspec
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
-from featcache.errors import ConfigError, ExtractorError, listing
+from featcache.errors import ConfigError, ExtractorError, did_you_mean, listing
 from featcache.extractors.faults import blamed_on, describe_raised, fault, lacking, require_tensor
 from featcache.sections import Section
 from featcache.spec import MAIN, FeatureSpec
@@ -213,6 +213,14 @@ class Extractor(ABC, Generic[P]):
         require_tensor(self, "from_features", made, (sum(lengths), *self.spec.item_shape))
         return torch.split(made, lengths)
 
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Make sound of the features of one clip, as far as that is possible: samples,
+        float32 `[num_samples]`, at `spec.sample_rate`, on the device; at the end there may
+        be more than the clip had. `tracks` are what `extract` returned for the clip.
+
+        Raises ExtractorError if nothing can be heard of such features."""
+        raise ExtractorError(f"{self.spec.units}: cannot be turned into sound")
+
     @classmethod
     def stored_dtype(cls, params: P) -> str:
         """Return the stored dtype, as a numpy name, for configs that name none."""
@@ -234,8 +242,8 @@ def find(name: str) -> type[Extractor[Params]]:
         known = registered()
         if name not in known:
             raise ConfigError(
-                f"extractor: there is no {name!r}; choose from {', '.join(sorted(known))}, "
-                "or your own package.module:Class"
+                f"extractor: there is no {name!r}{did_you_mean(name, known)}; choose from "
+                f"{', '.join(sorted(known))}, or your own package.module:Class"
             )
         path = known[name]
     kind = _imported(path)

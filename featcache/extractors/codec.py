@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
-from featcache.spec import FeatureSpec
+from featcache.spec import MAIN, FeatureSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +48,12 @@ class CodecExtractor(ModelExtractor[C]):
 
     _codebooks: Iterable[Any]
     """The model's codebooks in use, unless a subclass has its own `quantize`."""
+    _model_name: str
+    """The class of transformers that loads the model, unless a subclass loads it."""
 
-    def _load_model(self, class_name: str) -> Any:
+    def _load_model(self) -> Any:
         needed_for = f"the extractor {type(self).__name__.lower()}"
-        model_class = weights.transformers_class(class_name, needed_for)
+        model_class = weights.transformers_class(self._model_name, needed_for)
         model = weights.load(model_class, self._locate(), self.device)
         sample_rate = getattr(model.config, "sampling_rate", None) or model.config.sample_rate
         self.require_sample_rate(sample_rate)
@@ -100,6 +102,18 @@ class CodecExtractor(ModelExtractor[C]):
         with computing("fp32", latents_RFD.device):
             codes_RFQ = self.quantize(latents_RFD.float())
         return codes_RFQ.to(getattr(torch, self.spec.dtype))
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by the codec's own decoder, which is loaded for this; channels are mixed."""
+        codes_1QF = tracks[MAIN].long().mT[None]
+        decoded = self.decode(codes_1QF, tracks)
+        return decoded.reshape(-1, decoded.shape[-1]).mean(dim=0)
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode one clip's codes, int64 `[1, Q, F]`, to `[1, num_samples]` or `[1, C,
+        num_samples]`."""
+        decoded: Tensor = self._load_model().decode(audio_codes=codes_1QF).audio_values
+        return decoded
 
     @classmethod
     def stored_dtype(cls, params: C) -> str:

@@ -26,9 +26,10 @@ class Dac(CodecExtractor[CodecParams]):
 
     Params = CodecParams
     revision = 1
+    _model_name = "DacModel"
 
     def _prepare(self) -> None:
-        model = self._load_model("DacModel")
+        model = self._load_model()
         config = model.config
         count = num_codebooks(self.params, config.n_codebooks)
         self._encoder = model.encoder

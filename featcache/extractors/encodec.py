@@ -7,8 +7,10 @@ root mean square, which is kept with its codes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from featcache.errors import ConfigError
@@ -31,10 +33,11 @@ class Encodec(CodecExtractor[BandwidthParams]):
 
     Params = BandwidthParams
     revision = 1
+    _model_name = "EncodecModel"
     gpu_factor = 4
 
     def _prepare(self) -> None:
-        model = self._load_model("EncodecModel")
+        model = self._load_model()
         self._config = config = model.config
         # properties that the config would compute for each piece
         self._chunk_length = config.chunk_length
@@ -93,6 +96,15 @@ class Encodec(CodecExtractor[BandwidthParams]):
             waveforms = waveforms / _scales(waveforms, num_samples)
         x_RCT = waveforms[:, None].expand(-1, self._config.audio_channels, -1)
         return ragged.run(self._layers, x_RCT, num_samples)[0].mT
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        size = codes_1QF.shape[-1]
+        if self._chunk_length:
+            size = super().num_frames(self._chunk_length)
+        chunks = torch.split(codes_1QF, size, dim=-1)
+        scales = tracks.get("scales", [None] * len(chunks))
+        decoded: Tensor = self._load_model().decode(chunks, scales).audio_values
+        return decoded
 
 
 def _scales(waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:

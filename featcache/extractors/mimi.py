@@ -33,11 +33,12 @@ class Mimi(CodecExtractor[MimiParams]):
 
     Params = MimiParams
     revision = 1
+    _model_name = "MimiModel"
     gpu_factor = 2
     causal = True
 
     def _prepare(self) -> None:
-        model = self._load_model("MimiModel")
+        model = self._load_model()
         config = model.config
         self._num_codebooks = num_codebooks(
             self.params, config.num_quantizers, at_least=config.num_semantic_quantizers

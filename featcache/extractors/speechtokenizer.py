@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
 from textwrap import shorten
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,10 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        decoded: Tensor = _load(self._locate()).to(self.device).decode(codes_1QF.transpose(0, 1))
+        return decoded
 
 
 def _load(located: weights.Located) -> Any:

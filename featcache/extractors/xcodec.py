@@ -29,9 +29,10 @@ class Xcodec(CodecExtractor[BandwidthParams]):
 
     Params = BandwidthParams
     revision = 1
+    _model_name = "XcodecModel"
 
     def _prepare(self) -> None:
-        model = self._load_model("XcodecModel")
+        model = self._load_model()
         config = model.config
         count = num_codebooks_at_bandwidth(self.params, model)
         self._acoustic = model.acoustic_encoder

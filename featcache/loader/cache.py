@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from featcache.loader.events import EventReader
     from featcache.loader.places import PlaceOf
+    from featcache.media.look import Shown
     from featcache.version.ledger import Failure
 
 _LARGEST_KEPT = 256 << 20
@@ -131,6 +132,8 @@ class Cache:
         self, key: str | SupportsIndex, default: _Default | None = None
     ) -> NDArray[Any] | _Default | None:
         """Return `cache[key]`, or the default if there is no such utterance."""
+        if isinstance(key, str) and key not in self:
+            return default  # at once: an error would look for similar ids
         try:
             return self.item(key)
         except (MissingItemError, IndexError):
@@ -379,6 +382,18 @@ class Cache:
         array is compared with its checksum. Raises StoreError if there is no such array;
         other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
+
+    def show(self, key: str | SupportsIndex) -> Shown:
+        """Return an utterance as a picture and a sound, which a notebook shows. Sound is
+        made of codes by the codec's own decoder, and of log mel spectrograms by
+        Griffin-Lim. Errors as in `batch`."""
+        from featcache.media.look import Shown
+
+        position = self.position(key)
+        tracks: dict[str, Any] = {MAIN: self.item(position)}
+        for side in self.spec.outputs:
+            tracks[side.name] = self.side(side.name, position)
+        return Shown(self.version.info, self.spec, self.ids[position], tracks)
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Read stored frames of a shard by its number in the index, unchecked."""

@@ -20,6 +20,7 @@ from featcache.errors import (
     FeatcacheWarning,
     ManifestError,
     MissingItemError,
+    did_you_mean,
     listing,
 )
 from featcache.loader.cache import Cache, check_codebooks, check_padding
@@ -159,9 +160,10 @@ class Utterances:
                 continue
             column = columns.get(name)
             if not isinstance(column, Strings):
+                meant = did_you_mean(name, texts)
                 raise ManifestError(
-                    f"{self.source}: no column of text is {name!r}, for classes=; there are "
-                    f"{listing(map(repr, texts)) or 'none'}"
+                    f"{self.source}: no column of text is {name!r}{meant}, for classes=; there "
+                    f"are {listing(map(repr, texts)) or 'none'}"
                 )
             columns[name], labels[name] = _numbered(column, known, what)
         return replace(self, columns=columns, classes=labels, versions=[*versions.values()])
@@ -474,7 +476,8 @@ def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
             continue
         if name not in available:
             known = listing(map(repr, available)) or "none but id"
-            raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {known}")
+            meant = did_you_mean(name, available)
+            raise ManifestError(f"{manifest.source}: has no column {name!r}{meant}; it has {known}")
         if name in _RESERVED:
             raise ManifestError(
                 f"{manifest.source}: the column {name!r} would hide the dataset's own: rename "
@@ -493,8 +496,9 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
     is_kept = np.ones(len(manifest), bool)
     for name, value in where.items():
         if name not in columns:
+            meant = did_you_mean(name, columns)
             raise ManifestError(
-                f"{manifest.source}: has no column {name!r} for where=; it has "
+                f"{manifest.source}: has no column {name!r}{meant} for where=; it has "
                 f"{listing(map(repr, columns))}"
             )
         column = columns[name]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from featcache.errors import ConfigError, ManifestError, listing
+from featcache.errors import ConfigError, ManifestError, did_you_mean, listing
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -73,8 +73,8 @@ def _values(name: str, manifest: Manifest) -> Iterable[str]:
         return map(_OF_PATH[name], manifest.paths)
     if name in manifest.columns:
         return manifest.columns[name]
-    columns = listing(["id", *_OF_PATH, *manifest.columns])
+    columns = ["id", *_OF_PATH, *manifest.columns]
     raise ManifestError(
-        f"{manifest.source}: has no column {name!r}, which params.label_files names; there are "
-        f"{columns}"
+        f"{manifest.source}: has no column {name!r}{did_you_mean(name, columns)}, which "
+        f"params.label_files names; there are {listing(columns)}"
     )

@@ -5,7 +5,6 @@ each utterance; audio statistics take 32 more. Of features, a bounded sample is 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,10 +77,6 @@ class Report:
     """The utterances whose features are shown: outliers and a sample."""
 
 
-_MOST_UNITS = 1000
-"""The characters of a version's units that are searched for statistics."""
-
-
 def collect(
     path: str,
     documents: Sequence[Document],
@@ -138,10 +133,8 @@ def statistics_of(version: Version) -> dict[str, str] | None:
     """Return the names and units of a version's audio statistics, in their order; None if
     it holds other features."""
     info = version.info
-    # bounded: a stranger's text may be long
-    units = dict(re.findall(r"(\w+) \(([^()]*)\)", info.spec.units[:_MOST_UNITS]))
-    is_audio = info.config.get("extractor") == "audio_stats" and info.spec.kind == "clip"
-    if is_audio and info.spec.item_shape == (len(units),) and RULES.keys() <= units.keys():
+    units = info.spec.named_units
+    if info.config.get("extractor") == "audio_stats" and RULES.keys() <= units.keys():
         return units
     return None
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from featcache import __version__
 from featcache.errors import counted, hours, megabytes, without_secrets
+from featcache.media.axes import number
 from featcache.report import charts
-from featcache.report.charts import number
-from featcache.report.media import Clip
+from featcache.report.clips import Clip
 from featcache.report.numbers import Document, Report
 from featcache.report.values import Histogram
 

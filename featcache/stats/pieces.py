@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, ManifestError, StoreError, listing
+from featcache.errors import ArgumentError, ManifestError, StoreError, did_you_mean, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.utterances import find_utterances, versions_of
@@ -137,7 +137,8 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
         column = manifest.paths
     if column is None:
         columns = listing(map(repr, manifest.columns)) or "none but id"
-        raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {columns}")
+        meant = did_you_mean(by, manifest.columns)
+        raise ManifestError(f"{manifest.source}: has no column {by!r}{meant}; it has {columns}")
     names = sorted(set(column))
     numbers = {name: number for number, name in enumerate(names)}
     groups = np.fromiter(map(numbers.__getitem__, column), np.int64, len(column))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
+from featcache.errors import DamagedError, ManifestError, MissingItemError, did_you_mean, listing
 from featcache.format.shard import Item, Shard
 from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.copies import copies_of
@@ -328,7 +328,9 @@ def missing_error(
         return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
     similar = next(filter(None, (_similar(id_, index) for id_ in ids[:_TRIED])), "")
     if len(ids) == 1:
-        example = similar or (f", like {index.ids[0]!r}" if len(index) else "")
+        example = similar or did_you_mean(ids[0], index.ids.alike(ids[0]))
+        if not example and len(index):
+            example = f", like {index.ids[0]!r}"
         return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
     reasons = Counter(failure.reason for failure in failed)
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())

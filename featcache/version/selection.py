@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any
 
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, StoreError, did_you_mean, listing
 from featcache.format.documents import differing_keys
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -112,17 +111,19 @@ def _named(cache: Location, name: str) -> list[Location]:
     for folder, fault in faults.items():
         if folder.startswith(name):  # others have nothing to do with it
             raise fault
-    hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
+    hint = _meant(cache, name)
+    if there:
+        names = [_name_of(cache / folder) for folder in there]
+        hint = f"{did_you_mean(name, [*names, *there])}; {cache} holds {listing(there)}"
     if split_tag(cache / name)[1] is not None:
         hint = ": this takes a version, and no tag"
     raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
 
 
 def _meant(parent: Location, name: str) -> str:
-    near = get_close_matches(name, open_store(parent).names(""), 1, 0.8)
-    if near and (version_names(parent / near[0]) or is_corpus(parent / near[0])):
-        return f": did you mean {parent / near[0]}?"
-    return ""
+    folders = (parent / folder for folder in open_store(parent).names(""))
+    caches = [str(folder) for folder in folders if version_names(folder) or is_corpus(folder)]
+    return did_you_mean(str(parent / name), caches)
 
 
 def _refuse_corpus(path: Location) -> None:
@@ -208,7 +209,10 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
         return versions[0]
     if not versions:
         there = [folder.name for folder in version_folders(split_tag(cache)[0])]
-        raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
+        raise StoreError(
+            f"{cache}: holds no version called {name!r}{did_you_mean(str(name), there)}; it holds "
+            f"{listing(there)}"
+        )
     tag = split_tag(cache)[1] if tag is None else tag
     raise _several([version.path for version in versions], tag)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from featcache.errors import ArgumentError, DamagedError, StoreError, listing
+from featcache.errors import ArgumentError, DamagedError, StoreError, did_you_mean, listing
 from featcache.format.documents import Count, Hash, put_document, read_document
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -54,7 +54,7 @@ def read_tag(version: Version, name: str) -> Tag:
     names = tag_names(version)
     if name not in names:
         there = f"there are {listing(names)}" if names else "there are no tags"
-        raise StoreError(f"{version.path}: has no tag {name}: {there}")
+        raise StoreError(f"{version.path}: has no tag {name}{did_you_mean(name, names)}: {there}")
     tag = read_document(version.store, f"tags/{name}", Tag)
     if tag.name != name:
         what = f"damaged: it is the tag {tag.name[:100]!r}"

@@ -17,8 +17,10 @@ from corpora import speech
 from make_cache import codes_cache, make_features, make_version
 
 from featcache.cli.info import describe_versions
+from featcache.media.pictures import encode_png
+from featcache.media.sound import encode_wav
 from featcache.report import collect, make_page
-from featcache.report.media import RATE, Clip, encode_png, encode_wav
+from featcache.report.clips import RATE, Clip
 from featcache.version.version import Version
 
 VOID = {"meta", "img", "input", "br"}
@@ -139,7 +141,7 @@ def test_a_png_holds_its_shades():
 
 def test_a_wav_holds_its_samples():
     wave = np.array([0, 0.5, -0.25, 1.5, -1.5], np.float32)
-    samples, rate = soundfile.read(io.BytesIO(encode_wav(wave)))
+    samples, rate = soundfile.read(io.BytesIO(encode_wav(wave, RATE)))
     assert rate == RATE
     np.testing.assert_allclose(samples, wave.clip(-1, 1), atol=1e-4)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from featcache.errors import ArgumentError, ManifestError, listing
+from featcache.errors import ArgumentError, ManifestError, did_you_mean, listing
 from featcache.manifest.formats import folders, kaldi, lhotse, tables, toolkits
 from featcache.manifest.formats.source import Batch, Source
 
@@ -52,7 +52,8 @@ def format_of(source: Source, name: str | None = None) -> str:
     if name is not None:
         if name not in FORMATS:
             known = listing(FORMATS, len(FORMATS))
-            raise ArgumentError(f"--format: there is no {name!r}: choose {known}")
+            meant = did_you_mean(name, FORMATS)
+            raise ArgumentError(f"--format: there is no {name!r}{meant}: choose {known}")
         if source.no_manifest is None or name in ("datasets", "parquet"):
             return name
     if source.no_manifest is not None:

@@ -1,0 +1,430 @@
+"""Pictures of one utterance's features: spectrograms, maps of codes, bars of a vector, events
+in time. A picture is a raster with axes, as SVG, as PNG, or as the lines of a terminal."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import MissingDependencyError
+from featcache.media.axes import Scale, Tick, number
+from featcache.spec import FeatureSpec
+from featcache.strings import hash_of
+
+Shades = NDArray[np.uint8]
+"""An image, `[rows, columns]`, from the top left, of the palette's shades from 0 on."""
+
+SHADES = 64
+_COLOURS = (
+    (8, 6, 30),
+    (72, 18, 106),
+    (150, 42, 112),
+    (222, 90, 82),
+    (250, 164, 96),
+    (252, 244, 200),
+)
+"""The palette, from low to high values; other shades lie between these."""
+
+_ANCHORS = np.linspace(0, 1, len(_COLOURS))
+PALETTE = np.stack(
+    [np.interp(np.linspace(0, 1, SHADES), _ANCHORS, each) for each in zip(*_COLOURS, strict=True)],
+    axis=1,
+).round()
+"""The colours of the shades, 0 to 255, `[SHADES, 3]`."""
+
+_LOWEST, _HIGHEST = 2, 99.5
+"""The percentiles of values that are darkest and brightest."""
+
+_VECTOR_ROWS = 80
+_EVENT_SHADES = 12, 40
+"""The shades of events, on which white text can be read."""
+
+TERMINAL_ROWS = 40
+"""The most rows of a picture in a terminal, two in a line."""
+
+_LONGEST_LABEL = 40
+_MOST_LABELS = 200
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a picture, from one edge to the other."""
+
+    unit: str
+    low: float
+    """The value at the left, or at the bottom."""
+    high: float
+    """The value at the right, or at the top."""
+    is_counted: bool = False
+    """True if values number whole rows or columns, and stand at the middle of each."""
+
+    def ticks(self, begin: float, end: float) -> list[Tick]:
+        """List the places of ticks between two places, and their labels."""
+        low, high = self.low, self.high
+        if low == high:
+            return []
+        if low > high:  # it counts from the top down, as codebooks do
+            low, high, begin, end = high, low, end, begin
+        scale = Scale(low, high, begin, end)
+        if not self.is_counted:
+            return scale.ticks()
+        half = (scale(1) - scale(0)) / 2
+        ticks = [(place + half, label) for place, label in scale.ticks(least=1)]
+        return [tick for tick in ticks if min(begin, end) < tick[0] < max(begin, end)]
+
+
+class Label(NamedTuple):
+    """A text in a picture."""
+
+    left: float
+    """Where it begins, as a share of the width."""
+    middle: float
+    """Its place between the top, 0, and the bottom, 1."""
+    width: float
+    """The room that it has, as a share of the width."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A raster with axes."""
+
+    title: str
+    shades: Shades
+    across: Axis
+    up: Axis
+    span: tuple[str, str] | None = None
+    """The values of the darkest and of the brightest shade, for people."""
+    labels: Sequence[Label] = field(default_factory=list)
+
+    def encode(self, suffix: str) -> bytes:
+        """Encode a file of this suffix, `.svg` or `.png`. Raises MissingDependencyError for a
+        PNG without Pillow."""
+        return self.as_svg().encode() if suffix == ".svg" else _as_png(self)
+
+    def as_svg(self) -> str:
+        """Return the picture as SVG, which can stand alone or in a page."""
+        picture = _image(self.shades, _LEFT, _TOP, _RIGHT - _LEFT, _BOTTOM - _TOP)
+        marks = [picture]
+        if self.span is not None:
+            marks.append(_image(_LEGEND, _RIGHT + 16, _TOP, 14, _BOTTOM - _TOP))
+        for x, y, right, bottom in _rules(self):
+            marks.append(f'<path stroke="#888" d="M{x:.1f} {y:.1f}L{right:.1f} {bottom:.1f}"/>')
+        for text in _texts(self):
+            turned = f' transform="rotate(-90 {text.x} {text.y})"' if text.is_upright else ""
+            place = f'x="{text.x:.1f}" y="{text.y:.1f}" text-anchor="{text.anchor}"{turned}'
+            marks.append(f'<text {place} fill="{text.colour}">{escape(text.text)}</text>')
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+            f'width="{_WIDTH}" style="max-width:100%;background:#fff" font-size="14" '
+            f'font-family="sans-serif"><title>{escape(self.title)}</title>{"".join(marks)}</svg>'
+        )
+
+    def as_lines(self, columns: int, colours: int = 0) -> list[str]:
+        """Return the lines of a terminal of so many columns, and of 2**24, 256 or 0 colours.
+        They have no text of the version's."""
+        if not self.across.unit:
+            return []  # its labels say all
+        margin = 6
+        width = max(columns - margin - 1, 8)
+        height = min(max(self.shades.shape[0], 16), TERMINAL_ROWS) // 2 * 2
+        shades = _resized(self.shades, height, width)
+        height //= 2
+        at_line = {int(place): label for place, label in self.up.ticks(height, 0)}
+        lines = []
+        for line in range(height):
+            above, below = shades[2 * line : 2 * line + 2]
+            lines.append(f"{at_line.get(line, ''):>{margin - 1}} {_blocks(above, below, colours)}")
+        below_picture = [" "] * columns
+        for place, label in self.across.ticks(margin, margin + width - 1):
+            below_picture[int(place) : int(place) + len(label)] = label
+        return [*lines, "".join(below_picture).rstrip()[:columns]]
+
+    def legend(self) -> list[str]:
+        """Return lines that tell what the axes and the shades mean, and named values."""
+        if not self.across.unit:
+            return [label.text for label in self.labels]
+        lines = [f"to the right: {self.across.unit}; up: {self.up.unit}"]
+        if self.span is not None:
+            lines.append(f"dark: {self.span[0]}; bright: {self.span[1]}")
+        return lines
+
+
+def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int) -> Picture:
+    """Draw the features of an utterance, as `Cache.item` returns them: along time, to the
+    right, the first dimension below, or the first codebook above; a vector as bars; events
+    as blocks with their labels."""
+    if spec.axis.has_times:
+        return _of_events(title, item)
+    if spec.axis.kind == "clip":
+        return _of_vector(title, spec, np.asarray(item, np.float64).ravel())
+    num_frames = len(item)
+    seconds = float(spec.axis.seconds(num_frames))
+    across = Axis("seconds", 0, seconds)
+    if not seconds > 0:  # frames do not stand for time
+        across = Axis("frame", 0, max(num_frames, 1))
+    values = np.asarray(item).reshape(num_frames, -1)
+    size = values.shape[1]
+    if len(spec.codebook_sizes) == size:
+        span = "0", f"{max(spec.codebook_sizes) - 1:,}, by each codebook's size"
+        shades = shades_of(item, spec, columns, size)
+        return Picture(title, shades, across, Axis("codebook", size, 0, True), span)
+    low, high = _limits(_pooled(values, columns, rows))
+    span = number(low, 3), f"{number(high, 3)} {spec.units.partition(' (')[0]}"
+    up = Axis("dimension", 0, size, True)
+    return Picture(title, shades_of(item, spec, columns, rows), across, up, span)
+
+
+def shades_of(features: NDArray[Any], spec: FeatureSpec, columns: int, rows: int) -> Shades:
+    """Draw features `[frames, *item_shape]` as at most so many shades, time to the right, the
+    first dimension below; codes with their first codebook above."""
+    values = features.reshape(len(features), -1)
+    if len(spec.codebook_sizes) == values.shape[1]:
+        step = max(-(-len(values) // columns), 1)
+        sizes = np.array(spec.codebook_sizes[:rows])
+        shades = (values[::step, :rows] * np.int64(SHADES) // sizes).T
+    else:
+        pooled = _pooled(values, columns, rows)
+        low, high = _limits(pooled)
+        shades = (pooled - low) / max(high - low, 1e-9) * (SHADES - 1)
+    drawn: Shades = shades.clip(0, SHADES - 1).astype(np.uint8)
+    return drawn
+
+
+def _pooled(values: NDArray[Any], columns: int, rows: int) -> NDArray[np.float32]:
+    finite = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0)
+    return _pool(_pool(finite, columns).T, rows)[::-1]
+
+
+def _pool(values: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Average adjacent rows, so that at most so many are left."""
+    if len(values) <= most:
+        return values
+    starts = np.arange(most) * len(values) // most
+    counts = np.diff(starts, append=len(values))
+    pooled = np.add.reduceat(values, starts, axis=0) / counts[:, None]
+    return pooled.astype(np.float32)
+
+
+def _limits(pooled: NDArray[np.float32]) -> tuple[float, float]:
+    """Return the values that are drawn darkest and brightest. A floor, as digital silence has
+    it in a log mel spectrogram, takes no part."""
+    if not pooled.size:
+        return 0.0, 0.0
+    floor, top = float(pooled.min()), float(pooled.max())
+    above = pooled[pooled > floor + (top - floor) / 100]
+    if not above.size:
+        above = pooled
+    low, high = np.percentile(above, (_LOWEST, _HIGHEST)).tolist()
+    return low, high
+
+
+def _of_vector(title: str, spec: FeatureSpec, values: NDArray[np.float64]) -> Picture:
+    """Draw a vector as bars from zero; or list its values, if each has a name and a unit."""
+    units = spec.named_units
+    if len(units) == len(values):
+        shades = np.full((len(values), 1), _EVENT_SHADES[0], np.uint8)
+        shades[1::2] += 4
+        middles = (np.arange(len(values)) + 0.5) / len(values)
+        labels = [
+            Label(0.02, middle, 1.0, f"{name.replace('_', ' ')}: {number(value)} {unit}")
+            for middle, value, (name, unit) in zip(middles, values, units.items(), strict=True)
+        ]
+        rows = Axis("value", len(values), 0, True)
+        return Picture(title, shades, Axis("", 0, 0), rows, labels=labels)
+    finite = np.nan_to_num(values, posinf=0, neginf=0)
+    low, high = min(finite.min(initial=0), 0), max(finite.max(initial=0), 0)
+    high = max(high, low + 1e-9)
+    levels = np.linspace(high, low, _VECTOR_ROWS)[:, None]
+    is_bar = ((levels > 0) & (levels <= finite)) | ((levels <= 0) & (levels >= finite))
+    shades = np.where(is_bar, SHADES * 3 // 4, 0).astype(np.uint8)
+    across = Axis("dimension", 0, max(len(values), 1), True)
+    return Picture(title, shades, across, Axis(spec.units.partition(" (")[0], low, high))
+
+
+def _of_events(title: str, events: Sequence[Any]) -> Picture:
+    """Draw events in lanes, so that none covers another."""
+    end = max((event.end for event in events), default=0.0) or 1.0
+    ends: list[float] = []  # of the last event in each lane
+    lanes = []
+    labels: list[Label] = []
+    for event in sorted(events, key=lambda event: (event.start, event.end)):
+        free = [lane for lane, last in enumerate(ends) if last <= event.start]
+        lane = free[0] if free else len(ends)
+        ends[lane : lane + 1] = [event.end]
+        lanes.append((lane, event))
+    count, columns = max(len(ends), 1), 1200
+    shades = np.zeros((count * 8, columns), np.uint8)
+    for lane, event in lanes:
+        left, right = event.start / end, event.end / end
+        text = event.label or ""
+        first, last = _EVENT_SHADES
+        shade = first + hash_of(text) % (last - first)
+        columns_of = slice(int(left * columns), max(int(right * columns), int(left * columns) + 1))
+        shades[lane * 8 + 1 : lane * 8 + 7, columns_of] = shade
+        if len(labels) < _MOST_LABELS:
+            shown = text[:_LONGEST_LABEL]
+            labels.append(Label(left, (lane + 0.5) / count, right - left, shown))
+    up = Axis("lane", count, 0, True)
+    return Picture(title, shades, Axis("seconds", 0, end), up, labels=labels)
+
+
+def encode_png(shades: Shades) -> bytes:
+    """Encode an image of the palette's shades, uint8 `[rows, columns]`."""
+    rows, columns = shades.shape
+    lines = np.concatenate([np.zeros((rows, 1), np.uint8), shades], axis=1)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0),
+        b"PLTE": PALETTE.astype(np.uint8).tobytes(),
+        b"IDAT": zlib.compress(lines.tobytes(), 9),
+        b"IEND": b"",
+    }
+    encoded = b"\x89PNG\r\n\x1a\n"
+    for name, data in chunks.items():
+        checksum = zlib.crc32(name + data)
+        encoded += struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
+    return encoded
+
+
+# A picture with its axes in a file
+
+_WIDTH, _HEIGHT = 1000, 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 890, 34, 284
+_CHARACTER = 8
+"""The width of a character, about."""
+
+_LEGEND = np.arange(SHADES - 1, -1, -1, dtype=np.uint8)[:, None]
+
+
+class _Text(NamedTuple):
+    x: float
+    y: float
+    anchor: str
+    text: str
+    colour: str = "#222"
+    is_upright: bool = False
+
+
+def _rules(picture: Picture) -> list[tuple[float, float, float, float]]:
+    """List the ticks' lines, from one point to another."""
+    across, up = picture.across.ticks(_LEFT, _RIGHT), picture.up.ticks(_BOTTOM, _TOP)
+    below = [(x, _BOTTOM, x, _BOTTOM + 5) for x, _ in across]
+    return below + [(_LEFT - 5, y, _LEFT, y) for y, _ in up]
+
+
+def _texts(picture: Picture) -> list[_Text]:
+    """List the texts of a picture, with the places of their baselines."""
+    texts = [_Text(_LEFT, 22, "start", picture.title)]
+    for x, label in picture.across.ticks(_LEFT, _RIGHT):
+        texts.append(_Text(x, _BOTTOM + 21, "middle", label))
+    for y, label in picture.up.ticks(_BOTTOM, _TOP):
+        texts.append(_Text(_LEFT - 9, y + 5, "end", label))
+    texts.append(_Text((_LEFT + _RIGHT) / 2, _HEIGHT - 12, "middle", picture.across.unit))
+    middle = (_TOP + _BOTTOM) / 2
+    texts.append(_Text(20, middle, "middle", picture.up.unit, is_upright=True))
+    if picture.span is not None:
+        low, high = picture.span
+        value, _, unit = high.partition(" ")
+        texts.append(_Text(_RIGHT + 35, _TOP + 12, "start", value.rstrip(",")))
+        texts.append(_Text(_RIGHT + 35, _BOTTOM, "start", low))
+        texts.append(_Text(_WIDTH - 12, middle, "middle", unit, is_upright=True))
+    for left, place, width, shown in picture.labels:
+        room = int(width * (_RIGHT - _LEFT) / _CHARACTER)
+        x = _LEFT + left * (_RIGHT - _LEFT) + 3
+        y = _TOP + place * (_BOTTOM - _TOP) + 5
+        if room:
+            texts.append(_Text(x, y, "start", shown[:room], "#fff"))
+    return texts
+
+
+def _image(shades: Shades, x: int, y: int, width: int, height: int) -> str:
+    source = f"data:image/png;base64,{b64encode(encode_png(shades)).decode()}"
+    return (
+        f'<image x="{x}" y="{y}" width="{width}" height="{height}" href="{source}" '
+        'preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+    )
+
+
+def _as_png(picture: Picture) -> bytes:
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise MissingDependencyError(
+            "pillow", "a PNG with axes (.svg needs nothing)", "plot"
+        ) from error
+    zoom = 2  # twice the size in pixels, so that text is sharp
+    canvas = Image.new("RGB", (_WIDTH * zoom, _HEIGHT * zoom), "#fff")
+    drawing, font = ImageDraw.Draw(canvas), ImageFont.load_default(14 * zoom)
+
+    def paste(shades: Shades, left: int, width: int) -> None:
+        resized = _resized(shades, (_BOTTOM - _TOP) * zoom, width * zoom)
+        colours = PALETTE.astype(np.uint8)[resized]
+        canvas.paste(Image.fromarray(colours), (left * zoom, _TOP * zoom))
+
+    paste(picture.shades, _LEFT, _RIGHT - _LEFT)
+    if picture.span is not None:
+        paste(_LEGEND, _RIGHT + 16, 14)
+    for rule in _rules(picture):
+        drawing.line([place * zoom for place in rule], "#888", zoom)
+    anchors = {"start": "ls", "middle": "ms", "end": "rs"}
+    for text in _texts(picture):
+        x, y = text.x * zoom, text.y * zoom
+        shown = text.text.replace("\N{MINUS SIGN}", "-")  # which the font lacks
+        if not text.is_upright:
+            drawing.text((x, y), shown, text.colour, font, anchors[text.anchor])
+            continue
+        size = int(drawing.textlength(shown, font)) + 2, 20 * zoom
+        turned = Image.new("RGB", size, "#fff")
+        ImageDraw.Draw(turned).text((1, 15 * zoom), shown, text.colour, font, "ls")
+        turned = turned.transpose(Image.Transpose.ROTATE_90)
+        canvas.paste(turned, (int(x) - 15 * zoom, int(y) - size[0] // 2))
+    data = io.BytesIO()
+    canvas.save(data, "PNG")
+    return data.getvalue()
+
+
+# A picture in a terminal
+
+_CHARACTERS = " .:-=+*#%@"
+
+
+def _resized(shades: Shades, rows: int, columns: int) -> Shades:
+    """Repeat or leave out rows and columns, so that there are so many."""
+    row = np.arange(rows) * shades.shape[0] // rows
+    column = np.arange(columns) * max(shades.shape[1], 1) // columns
+    if not shades.size:
+        return np.zeros((rows, columns), np.uint8)
+    resized: Shades = shades[row[:, None], column]
+    return resized
+
+
+def _blocks(above: Shades, below: Shades, colours: int) -> str:
+    """Return a line of half blocks, the upper half of each in the one colour and the lower
+    half in the other; or of characters."""
+    if not colours:
+        darkness = (above.astype(int) + below) * len(_CHARACTERS) // (2 * SHADES)
+        return "".join(_CHARACTERS[value] for value in darkness.tolist()).rstrip()
+    blocks, before = [], ""
+    for upper, lower in zip(above.tolist(), below.tolist(), strict=True):
+        codes = f"\x1b[38;{_code(upper, colours)};48;{_code(lower, colours)}m"
+        blocks.append("▀" if codes == before else f"{codes}▀")
+        before = codes
+    return f"{''.join(blocks)}\x1b[0m"
+
+
+def _code(shade: int, colours: int) -> str:
+    """Return the number of a colour for a terminal, of 24 bits or from its cube of 6 × 6 × 6."""
+    red, green, blue = PALETTE[shade].astype(int).tolist()
+    if colours > 256:
+        return f"2;{red};{green};{blue}"
+    steps = [round(value / 255 * 5) for value in (red, green, blue)]
+    return f"5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}"
