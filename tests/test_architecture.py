@@ -27,7 +27,7 @@ LAYERS = {
     "features": {"format", "audio", "extractors", "augment"},
     "configs": {"config", "version"},
     "readers": {"loader"},
-    "of versions": {"stats", "adapters", "extraction"},
+    "of versions": {"stats", "adapters", "export", "extraction"},
     "runs": {"cmvn", "engines", "report"},
     "care": {"care"},
     "commands": {"cli", "testing"},
@@ -57,6 +57,7 @@ ONLY = {
     "augment": {"errors", "masks", "strings"},
     "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
+    "export": FLAT | {"loader", "version"},
     "report": FLAT | {"audio", "loader", "stats", "version"},
 }
 EXTRACT_ONLY = {
