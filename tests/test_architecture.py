@@ -28,7 +28,7 @@ LAYERS = {
     "configs": {"config", "version"},
     "shown": {"media"},
     "readers": {"loader"},
-    "of versions": {"stats", "adapters", "extraction"},
+    "of versions": {"stats", "adapters", "export", "extraction"},
     "runs": {"cmvn", "engines", "report"},
     "care": {"care"},
     "commands": {"cli", "testing"},
@@ -59,6 +59,7 @@ ONLY = {
     "augment": {"errors", "masks", "strings"},
     "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
+    "export": FLAT | {"loader", "version"},
     "report": FLAT | {"audio", "loader", "media", "stats", "version"},
 }
 EXTRACT_ONLY = {

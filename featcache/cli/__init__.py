@@ -40,6 +40,7 @@ _FILES_OF_COMMANDS = {
     "stats": "stats",
     "report": "report",
     "copy": "versions",
+    "export": "export",
     "manifest": "manifest",
     "probe": "configs",
     "configs": "configs",

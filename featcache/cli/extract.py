@@ -131,9 +131,10 @@ def extract(
     """Extract the features of a manifest's utterances.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path, and optionally
-    id, start and duration (seconds) and channel; - is standard input. Or a folder of
-    audio, or a manifest or dataset of another toolkit: docs/manifest.md lists them. Paths
-    may be URLs (s3://, gs://, az://, https://) with the extra cloud.
+    id, start and duration (seconds) and channel; - is standard input. Or a folder or a
+    tar of audio, Parquet with audio inside, or a manifest or dataset of another toolkit:
+    docs/manifest.md lists them. Paths may be URLs (s3://, gs://, az://, https://) with the
+    extra cloud.
 
     Run the command again to extract only what is missing: after a crash, with a longer
     manifest, or for rows whose path, start, duration or channel has changed. Each config
@@ -159,6 +160,7 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 --device all --dry-run --trial
       featcache extract train.csv --partition 3/8
       featcache extract 'manifests/*.parquet' -o features
+      featcache extract 'shards/{000..015}.tar' -o features
       featcache extract train.csv --root s3://bucket/corpus -o s3://bucket/features
     """
     printing.quiet = chosen.pop("quiet")

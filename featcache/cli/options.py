@@ -204,6 +204,9 @@ cache = functools.partial(click.option, "-o", "--output", "cache", type=_CACHE, 
 output_file = functools.partial(
     click.option, "-o", "--output", "output", type=_FILE, metavar="FILE"
 )
+output_target = functools.partial(
+    click.option, "-o", "--output", "output", type=_LocalPath(path_type=Path), metavar="OUT"
+)
 
 
 OUTPUTS = ("output", "plot", "wav")

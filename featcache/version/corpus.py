@@ -12,6 +12,7 @@ still holds. Several jobs may extract parts of one corpus: each writes its own f
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 
 from featcache.errors import ArgumentError, DamagedError, listing
 from featcache.format.documents import Count, Hash, Int64, put_document, read_document
+from featcache.manifest.numbered import expand_braces
 from featcache.storage.base import Store, in_parallel
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -156,19 +158,29 @@ def record_version(version: Version, known: PartVersion) -> None:
 
 def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     """Find the manifests of parts, by the names of the parts, from paths and shell
-    patterns; None for one path, which is no corpus. Raises ArgumentError if nothing fits a
-    pattern; see also `by_part_name`."""
+    patterns, also with braces; None for one path, which is no corpus. Raises ArgumentError
+    if nothing fits a pattern; see also `by_part_name`."""
     found, is_several = list[Path](), len(given) > 1
     for one in map(str, given):
-        if not glob.has_magic(one) or Path(one).exists():
+        if os.path.exists(one):
             found.append(Path(one))
             continue
-        files = glob.glob(one, recursive=True)
-        if not files:
+        names = expand_braces(one)
+        if [one] == names and not glob.has_magic(one):
+            found.append(Path(one))
+            continue
+        files = [file for name in names for file in _fitting(name)]
+        if not any(map(os.path.exists, files)):
             raise ArgumentError(f"{one}: there is no such file, and as a pattern, it fits none")
-        found += sorted(map(Path, files))
+        found += map(Path, files)
         is_several = True
     return by_part_name(found) if is_several else None
+
+
+def _fitting(name: str) -> list[str]:
+    if glob.has_magic(name):
+        return sorted(glob.glob(name, recursive=True))
+    return [name]
 
 
 def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:

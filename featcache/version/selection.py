@@ -15,6 +15,9 @@ from featcache.version.version import Version
 PARTS = "parts"
 """The folder in a corpus that lists its parts."""
 
+_MARKS = ("zarr.json", "shards/zarr.json")
+"""The marks of a version, of which a damaged one may lack one."""
+
 
 def is_corpus(location: Location) -> bool:
     """Tell whether a corpus is at a location."""
@@ -77,8 +80,13 @@ def version_names(path: Location) -> list[str]:
 
 
 def refuse_version(cache: Location) -> None:
-    """Raise ArgumentError for a cache in a version, or at a path that opens a version."""
-    found = [folder for folder in (cache, cache.parent) if _is_version(folder)]
+    """Raise ArgumentError for a cache in a version, or at a path that opens a version. (A
+    folder of tars may be called `shards`, too.)"""
+    found = [
+        folder
+        for folder in (cache, cache.parent)
+        if _is_version(folder) and any(map(open_store(folder).exists, _MARKS))
+    ]
     if not found and not open_store(cache).exists(""):
         with suppress(StoreError):
             found = _named(cache.parent, cache.name)

@@ -47,8 +47,8 @@ def test_is_recognised_and_gives_its_rows(top, name):
 
 
 def test_every_format_is_tried():
-    # the first three elsewhere
-    tried = {"tsv", "parquet", "datasets"} | {write.split()[0] for write in WRITERS}
+    # the first four elsewhere
+    tried = {"tsv", "parquet", "datasets", "webdataset"} | {write.split()[0] for write in WRITERS}
     assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
 
 

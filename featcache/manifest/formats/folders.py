@@ -16,7 +16,14 @@ from contextlib import suppress
 from functools import partial
 
 from featcache.errors import ManifestError, counted, listing
-from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched
+from featcache.manifest.formats.source import (
+    AUDIO_SUFFIXES,
+    HEAD_BYTES,
+    PLACE,
+    Batch,
+    Source,
+    batched,
+)
 from featcache.manifest.formats.tables import (
     Table,
     arrow_table,
@@ -35,8 +42,6 @@ _MANIFEST = re.compile(
     r"\.(?:csv|tsv|json|jsonl|parquet|arrow|scp)(?:\.gz)?$|\.(?:tar|tgz|tar\.\w+|zip)$", re.I
 )
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_PLACE = "audio.path"
-"""The column with the places of audio: a name without a meaning."""
 
 _STATE_BYTES = 4 << 20
 
@@ -157,7 +162,7 @@ def is_dataset(source: Source) -> bool:
 def read_dataset(source: Source) -> Iterator[Batch]:
     """Read the columns without bytes of all tables of a dataset. Raises ManifestError if it
     has none, or one is damaged, or lacks a column of audio or the suffix `.parquet`."""
-    source.renamed = partial(names_of_whole_files, _PLACE)
+    source.renamed = partial(names_of_whole_files, PLACE)
     if not source.is_folder:
         # the path of audio in it needs the suffix
         if source.path.suffix != ".parquet":
@@ -195,11 +200,11 @@ def _with_places(table: Table, file: str, source: Source) -> Table:
     outside = table.paths_outside(audio)
 
     def batches(columns: Collection[str]) -> Iterator[Batch]:
-        for rows, cells in table.batches([name for name in columns if name != _PLACE]):
+        for rows, cells in table.batches([name for name in columns if name != PLACE]):
             places = [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows]
-            yield rows, {_PLACE: places, **cells}
+            yield rows, {PLACE: places, **cells}
 
-    return Table([_PLACE, *table.names], batches)
+    return Table([PLACE, *table.names], batches)
 
 
 def _is_parquet(name: str) -> bool:

@@ -35,6 +35,9 @@ _KINDS = (
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
 """The suffixes of audio files."""
 
+PLACE = "audio.path"
+"""The column with the places of audio in a container: a name without a meaning."""
+
 ROWS_PER_BATCH = 256
 """So few that they stay in a core's caches."""
 
@@ -49,8 +52,6 @@ _TO_SEGMENTS = (
 )
 _AUDIO = "is an audio file, not a manifest: give its folder, or a list of paths"
 _NO_MANIFESTS = {
-    rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > "
-    "list.txt`), for --root FILE.tar",
     rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n": _AUDIO,
     rb"caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]": _AUDIO,
     rb"\0...ftyp|\x1a\x45\xdf\xa3": _AUDIO,
