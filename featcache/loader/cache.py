@@ -8,6 +8,7 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -334,6 +335,23 @@ class Cache:
         with self._shards.read_ahead(arrays):
             parts = self._parts(rows, spans, arrays, codebooks, self.check)
             self._fill(rows, spans.positions, parts, padding_value, self.spec.is_quantized)
+
+    @property
+    def are_views(self) -> bool:
+        """True if `views` are what `gather` copies: nothing is checked or computed."""
+        return not (self.check or self.spec.is_quantized)
+
+    def views(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
+        """Map existing frames as they are stored, read-only and unchecked."""
+        arrays = self._shards.frames(spans)
+        if codebooks is None:
+            return arrays
+        return [frames[:, :codebooks] for frames in arrays]
+
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
+        """Return the context to read views in: from a disk, all are requested before the
+        first is read."""
+        return self._shards.read_ahead(arrays)
 
     def _find(self, spans: Spans, is_checked: bool) -> list[NDArray[Any]]:
         """Map the frames to read: a checksum covers a whole utterance."""

@@ -24,6 +24,9 @@ Overflow = Literal["error", "split", "drop"]
 
 _CHUNK = 1 << 16
 
+_LINES = 5
+"""The lines of documents before those of their versions."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -67,33 +70,67 @@ class Budget:
 class Documents:
     """Utterances, or parts of utterances, in some order."""
 
-    sources: Ints
-    """The number of the source of each, `[documents]`."""
-    rows: Ints
-    """The row of each in its source's dataset, `[documents]`."""
-    parts: Ints
-    """The number of the part; 0 for the first part, and for whole utterances, `[documents]`."""
-    are_last: NDArray[np.bool_]
-    """True for the last part, and for whole utterances, `[documents]`."""
-    firsts: Ints
-    """The first frame of each in each version of frames, `[versions, documents]`."""
-    counts: Ints
-    """The frames of each in each version of frames, `[versions, documents]`."""
-    sizes: Ints
-    """The tokens that each takes in a row, with those that stay free, `[documents]`."""
+    table: Ints
+    """All that is known of them, a line for each property, int64 `[properties, documents]`."""
+
+    @classmethod
+    def of(cls, *lines: Ints) -> Self:
+        """Return documents by `sources`, `rows`, `parts`, `are_last` and `sizes`, the first
+        `_LINES` lines, and then `firsts` and `counts`."""
+        return cls(np.concatenate([np.atleast_2d(line) for line in lines]).astype(np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Join several, one after the other."""
+        return cls(np.concatenate([part.table for part in parts], axis=1))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, numbers: Ints) -> Documents:
         """Return some documents, in their order."""
-        return Documents(*(column[..., numbers] for column in vars(self).values()))
+        return Documents(self.table[:, numbers])
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Documents:
-        """Join several, one after the other."""
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*(np.concatenate(column, axis=-1) for column in columns))
+    @property
+    def sources(self) -> Ints:
+        """The number of the source of each, `[documents]`."""
+        return self._line(0)
+
+    @property
+    def rows(self) -> Ints:
+        """The row of each in its source's dataset, `[documents]`."""
+        return self._line(1)
+
+    @property
+    def parts(self) -> Ints:
+        """The number of the part; 0 for the first part, and for whole utterances, `[documents]`."""
+        return self._line(2)
+
+    @property
+    def are_last(self) -> NDArray[np.bool_]:
+        """True for the last part, and for whole utterances, `[documents]`."""
+        return self._line(3).astype(bool)
+
+    @property
+    def sizes(self) -> Ints:
+        """The tokens that each takes in a row, with those that stay free, `[documents]`."""
+        return self._line(4)
+
+    @property
+    def firsts(self) -> Ints:
+        """The first frame of each in each version of frames, `[versions, documents]`."""
+        firsts: Ints = self.table[_LINES : (_LINES + len(self.table)) // 2]
+        return firsts
+
+    @property
+    def counts(self) -> Ints:
+        """The frames of each in each version of frames, `[versions, documents]`."""
+        counts: Ints = self.table[(_LINES + len(self.table)) // 2 :]
+        return counts
+
+    def _line(self, number: int) -> Ints:
+        line: Ints = self.table[number]
+        return line
 
 
 class Source:
@@ -170,16 +207,10 @@ class Source:
         is_last = parts + 1 == num_parts[numbers]
         of_versions = [*self._cut(parts, is_last, counts[:, numbers])]
         firsts, lengths = (np.array(column) for column in zip(*of_versions, strict=True))
-        documents = Documents(
-            np.full(len(numbers), self.number),
-            rows[numbers],
-            parts,
-            is_last,
-            firsts,
-            lengths,
-            # A part may have a frame more than its time; a full one has a row of its own.
-            np.minimum(self.budget.sizes(lengths), most) + self.budget.spare,
-        )
+        # A part may have a frame more than its time; a full one has a row of its own.
+        sizes = np.minimum(self.budget.sizes(lengths), most) + self.budget.spare
+        sources = np.full(len(numbers), self.number)
+        documents = Documents.of(sources, rows[numbers], parts, is_last, sizes, firsts, lengths)
         return documents, numbers
 
     def _cut(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
@@ -72,6 +73,36 @@ class PackedRanges:
         memory = out or (lambda num_bytes: np.empty(num_bytes, np.uint8).data)
         tensor = tensor_in(memory, (*self.shape, *item_shape), dtype)
         flat = tensor.numpy().reshape(-1, *item_shape)
+        if all(of_source.cache.are_views for of_source, *_ in self.parts):
+            self._concatenate(flat)
+        else:
+            self._scatter(flat)
+        return tensor
+
+    def _concatenate(self, flat: NDArray[Any]) -> None:
+        """Copy documents as they are stored, and padding, in one call."""
+        version, num_documents = self.version, len(self.starts)
+        views: list[NDArray[Any]] = [flat[:0]] * num_documents
+        counts = np.zeros(num_documents, np.int64)
+        with ExitStack() as reading:
+            for of_source, spans, numbers in self.parts:
+                frames = of_source.cache.views(spans, of_source.codebooks)
+                reading.enter_context(of_source.cache.read_ahead(frames))
+                counts[numbers] = spans.counts
+                for number, view in zip(numbers.tolist(), frames, strict=True):
+                    views[number] = view
+            begins = np.append(self.starts + counts, 0)
+            gaps = np.append(self.starts, len(flat)) - np.roll(begins, 1)
+            value = np.array(version.padding_value, flat.dtype)
+            padding = np.broadcast_to(value, (int(gaps.max()), *flat.shape[1:]))
+            padded = np.flatnonzero(gaps)[::-1]
+            for place, gap in zip(padded.tolist(), gaps[padded].tolist(), strict=True):
+                views.insert(place, padding[:gap])
+            np.concatenate(views, out=flat)
+
+    def _scatter(self, flat: NDArray[Any]) -> None:
+        """Check or compute each document in its place."""
+        version = self.version
         bounds = [*self.starts.tolist(), len(flat)]
         flat[: bounds[0]] = version.padding_value
         rooms = [flat[begin:end] for begin, end in pairwise(bounds)]
@@ -82,19 +113,20 @@ class PackedRanges:
                 codebooks=of_source.codebooks,
                 padding_value=version.padding_value,
             )
-        return tensor
 
 
 def read_packed(
     mixture: Mixture,
     budget: Budget,
-    rows: Sequence[Documents],
+    num_rows: int,
+    documents: Documents,
+    row_of: Ints,
     gather: Callable[[Gathered], torch.Tensor],
     move: Move,
 ) -> dict[str, Any]:
-    """Return the batch of some rows, which `PackedLoader` describes: `gather` makes the tensors
-    of frames, and `move` takes all other tensors to their device."""
-    batch = _Batch(mixture, budget, rows, gather, move)
+    """Return the batch of documents in rows, which `PackedLoader` describes: `gather` makes the
+    tensors of frames, and `move` takes all other tensors to their device."""
+    batch = _Batch(mixture, budget, num_rows, documents, row_of, gather, move)
     first = mixture.first
     read = {version.name: batch.version(number) for number, version in enumerate(first.versions)}
     keys = ("features", "lengths", *OWN_KEYS[:4])
@@ -112,14 +144,15 @@ class _Batch:
         self,
         mixture: Mixture,
         budget: Budget,
-        rows: Sequence[Documents],
+        num_rows: int,
+        documents: Documents,
+        row_of: Ints,
         gather: Callable[[Gathered], torch.Tensor],
         move: Move,
     ) -> None:
-        self._mixture, self._budget, self._num_rows = mixture, budget, len(rows)
+        self._mixture, self._budget, self._num_rows = mixture, budget, num_rows
         self._gather, self._move = gather, move
-        self._documents = documents = Documents.joined(rows)
-        self._row_of = np.repeat(np.arange(len(rows)), [*map(len, rows)])
+        self._documents, self._row_of = documents, row_of
         self._parts = []
         for number, dataset in enumerate(mixture.sources.values()):
             numbers = np.flatnonzero(documents.sources == number)

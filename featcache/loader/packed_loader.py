@@ -203,4 +203,13 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         return self.mixture.versions
 
     def _read(self, rows: list[Any], epoch: int) -> dict[str, Any]:
-        return read_packed(self.mixture, self._budget, rows, self._gather, self._transfer.move)
+        documents, row_of = rows
+        return read_packed(
+            self.mixture,
+            self._budget,
+            self._packed.rows,
+            documents,
+            row_of,
+            self._gather,
+            self._transfer.move,
+        )

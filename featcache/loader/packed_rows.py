@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -70,8 +71,27 @@ class _Window:
     """The begin of the next window; None if there is none."""
 
 
+class Batch(NamedTuple):
+    """The documents of a batch of a rank."""
+
+    documents: Documents
+    row_of: Ints
+    """The row of each, rising."""
+
+    @classmethod
+    def of(cls, rows: list[tuple[_Window, Ints]], window: _Window) -> Self:
+        """Return the batch of some rows of windows; `window` is any window."""
+        row_of = np.repeat(np.arange(len(rows)), [len(row) for _, row in rows])
+        parts = [window.documents.take(np.arange(0))]
+        for _, group in groupby(rows, lambda pair: id(pair[0])):
+            pairs = [*group]
+            numbers = np.concatenate([row for _, row in pairs])
+            parts.append(pairs[0][0].documents.take(numbers))
+        return cls(Documents.joined(parts), row_of)
+
+
 class PackedRows:
-    """The batches of a `PackedLoader`, each as a list of the documents of its rows."""
+    """The batches of a `PackedLoader`."""
 
     def __init__(
         self,
@@ -106,7 +126,7 @@ class PackedRows:
         self._kept = 1
         self._pass = _Pass(self, self._begin(0))
 
-    def __iter__(self) -> Iterator[list[Documents]]:
+    def __iter__(self) -> Iterator[Batch]:
         """Begin where the epoch does, or at the place of a loaded state. Until its first batch
         is read, a pass follows `set_epoch` and `load_state_dict`."""
         last = self._pass
@@ -304,10 +324,11 @@ class PackedRows:
         for number, (source, speed) in enumerate(zip(self.sources, speeds, strict=True)):
             seeds = (self.seed, position.epoch)
             while True:
-                last = MOST_COUNTED if self.mixture.is_endless else len(source)
-                owed = min((limit - amounts[number] / speed) * speed, last)
+                owed = (limit - amounts[number] / speed) * speed
                 mean = self._raw_sizes[number] / len(source)
-                most = min(_AT_ONCE + int(owed / mean), last - drawn[number])
+                most = int(min(_AT_ONCE + owed / mean, len(source)))
+                if not self.mixture.is_endless:
+                    most = min(most, len(source) - drawn[number])
                 rows, counts = source.drawn(drawn[number], most, seeds)
                 units = source.kept_of(counts).astype(np.int64)
                 if self.mixture.by != "utterances":
@@ -374,7 +395,7 @@ def _position_of(place: Mapping[str, Any], num_sources: int) -> Position:
     return Position(epoch, window, drawn, amounts, row)
 
 
-class _Pass(Iterator[list[Documents]]):
+class _Pass(Iterator[Batch]):
     """A pass through the rows from a position on.
 
     In a worker of torch's DataLoader, it gives every so many batches: the workers take turns.
@@ -404,7 +425,7 @@ class _Pass(Iterator[list[Documents]]):
             )
         return self._places[-1 - behind]
 
-    def __next__(self) -> list[Documents]:
+    def __next__(self) -> Batch:
         self.has_begun = True
         worker = get_worker_info()
         number, num_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -413,11 +434,7 @@ class _Pass(Iterator[list[Documents]]):
             raise StopIteration
         self.given += 1
         self._places.append(self.position)
-        rows = self._packed.dealt(steps[number])
-        documents = [window.documents.take(row) for window, row in rows]
-        window, row = steps[number][0]
-        empty = window.documents.take(row[:0])
-        return documents + [empty] * (self._packed.rows - len(documents))
+        return Batch.of(self._packed.dealt(steps[number]), steps[number][0][0])
 
     def _step(self) -> list[tuple[_Window, Ints]]:
         """Take the next rows of all ranks; fewer at the end of the epoch, and then none."""

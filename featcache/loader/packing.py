@@ -92,25 +92,32 @@ def starts_in_rows(row_of: Ints, lengths: Ints) -> Ints:
     return starts
 
 
-def document_ids(starts: Ints, ends: Ints, num_tokens: int) -> tuple[NDArray[np.int32], Ints]:
-    """Return the document of each of `num_tokens` tokens, int32, -1 where there is none; and
-    the token's number in it, int64, 0 where there is none. Document `i` has the tokens from
+def document_ids(
+    starts: Ints, ends: Ints, num_tokens: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the document of each of `num_tokens` tokens, -1 where there is none; and the
+    token's number in it, 0 where there is none; int32. Document `i` has the tokens from
     `starts[i]` to `ends[i]`."""
-    gaps = np.append(starts, num_tokens) - np.append(0, ends)
     owners = np.full(2 * len(starts) + 1, -1, np.int32)
     owners[1::2] = np.arange(len(starts))
-    lengths = np.empty(len(owners), np.int64)
-    lengths[::2], lengths[1::2] = gaps, ends - starts
+    begins = np.zeros(len(owners), np.int32)
+    begins[1::2], begins[2::2] = starts, ends
+    lengths = np.diff(begins, append=np.int32(num_tokens))
     ids = np.repeat(owners, lengths)
-    begins = np.zeros(len(owners), np.int64)
-    begins[1::2] = starts
-    positions = np.arange(num_tokens) - np.repeat(begins, lengths)
-    positions[ids < 0] = 0
+    positions = np.arange(num_tokens, dtype=np.int32)
+    positions -= np.repeat(begins, lengths)
+    gaps = 2 * np.flatnonzero(lengths[::2])
+    for begin, length in zip(begins[gaps].tolist(), lengths[gaps].tolist(), strict=True):
+        positions[begin : begin + length] = 0
     return ids, positions
 
 
 def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:
     """Return where sequences begin and end in flattened rows, rising, int32: each document, and
     the padding of each row. A document without frames has none."""
-    rows = np.arange(num_rows + 1) * row_length
-    return np.unique(np.concatenate([rows, starts, ends])).astype(np.int32)
+    num_tokens = num_rows * row_length
+    is_bound = np.zeros(num_tokens + 1, bool)
+    is_bound[::row_length] = True
+    is_bound[starts] = True
+    is_bound[ends] = True
+    return np.flatnonzero(is_bound).astype(np.int32)
