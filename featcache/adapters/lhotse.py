@@ -17,7 +17,8 @@ from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.shards import Spans
-from featcache.loader.utterances import flat, records_of
+from featcache.loader.utterances import flat
+from featcache.manifest.columns import records_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
 

@@ -14,7 +14,7 @@ from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.dataset import FeatureDataset, FrameRanges
-from featcache.loader.utterances import records_of
+from featcache.manifest.columns import records_of
 
 try:
     from speechbrain.dataio.batch import PaddedBatch

@@ -10,7 +10,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, as_document, first_few, note, say, say_json
-from featcache.cli.process import progress_bar
+from featcache.cli.progress import Steps
 from featcache.cli.runs import by_reason
 from featcache.errors import counted, megabytes
 from featcache.storage.location import Location
@@ -66,7 +66,7 @@ def export(
     if manifest is not None:
         rows = options.read_manifest(manifest, {**reading, "root": None}, audio=False)
     total = len(cache) if rows is None else len(rows)
-    with progress_bar(total, "utterances") as bar:
+    with Steps(total, "utterances") as bar:
         exported = write(cache, kind, output, rows, bar.update)
     say_json({"path": str(path), **as_document(exported)})
     files, size = counted(exported.files, "file"), megabytes(exported.num_bytes)

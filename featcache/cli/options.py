@@ -279,15 +279,19 @@ def take_keys(reading: dict[str, Any]) -> dict[str, Any]:
 def _values(
     context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
 ) -> dict[str, str]:
+    return pairs("--set", "data_root=/corpora/librispeech", settings)
+
+
+def pairs(option: str, example: str, settings: Iterable[str]) -> dict[str, str]:
+    """Read settings of `NAME=VALUE`, such as the `example`. Raises ArgumentError, which names
+    the option."""
     values: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not (name and equals):
-            raise ArgumentError(
-                f"--set: {setting!r} is not NAME=VALUE, as data_root=/corpora/librispeech"
-            )
+            raise ArgumentError(f"{option}: {setting!r} is not NAME=VALUE, as {example}")
         if name in values:
-            raise ArgumentError(f"--set {name}: it is given twice")
+            raise ArgumentError(f"{option} {name}: it is given twice")
         values[name] = value
     return values
 

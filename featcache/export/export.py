@@ -23,7 +23,7 @@ from featcache.export.lhotse import write_lhotse, write_shar
 from featcache.export.rows import Rows
 from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
-from featcache.loader.utterances import find_utterances, flat, versions_of
+from featcache.loader.utterances import Choices, find_utterances, flat, versions_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush
 from featcache.strings import are_distinct
@@ -128,7 +128,8 @@ def _select(
     cache: Cache, manifest: Manifest | None, report: Callable[[int], object]
 ) -> tuple[Rows, list[str]]:
     """Find the utterances to export. Returns also the ids that the version lacks."""
-    utterances, absent = find_utterances(versions_of(cache, None, 0), manifest, skip_missing=True)
+    choices = Choices(skip_missing=True)
+    utterances, absent = find_utterances(versions_of(cache, None, 0), manifest, choices)
     ids = flat(utterances.ids)
     if not are_distinct(ids.hashes()):
         raise ArgumentError(f"{utterances.source}: two parts have the same id: export each part")

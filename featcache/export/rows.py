@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.utterances import Columns, records_of, take
+from featcache.loader.utterances import Columns, take
+from featcache.manifest.columns import records_of
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 

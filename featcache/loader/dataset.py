@@ -31,11 +31,11 @@ from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
 from featcache.loader.shared import InSharedMemory, is_spawning
 from featcache.loader.utterances import (
+    Choices,
     Classes,
     DatasetVersion,
     Names,
     OnChanged,
-    Where,
     find_utterances,
     take,
     versions_of,
@@ -44,6 +44,7 @@ from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
+from featcache.manifest.where import Where
 from featcache.spec import Ints
 from featcache.strings import Strings
 
@@ -123,7 +124,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
       `[batch, *item_shape]`;
     * `lengths`: int64 `[batch]`, in frames; None for vectors;
-    * the columns: bool, int64 or float64 tensors `[batch]`, or lists.
+    * the columns: bool, int64 or float64 tensors `[batch]`, or lists; those of other
+      versions are tensors `[batch, *item_shape]` of the stored dtype.
 
     With several versions, `features` and `lengths` are dictionaries by the versions' names.
     With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is
@@ -141,8 +143,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several
             versions, a dictionary.
-        where: Select the manifest's rows by columns: `{"split": "train"}`, or a list of
-            values, compared as text: 3 is also 3.0, True also true, None an empty cell. Or
+        where: Select the manifest's rows: by an expression, `'mos > 3 and split ==
+            "train"'`, see docs/loader.md; by columns, `{"split": "train"}`, or a list of
+            values, compared as text: 3 is also 3.0, True also true, None an empty cell; or
             by a function that gets each row as a dictionary, `id` and all columns.
         skip_missing: Leave out utterances missing from the cache instead of raising an
             error; `skipped` lists them.
@@ -154,7 +157,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             utterance, with the columns `speed` and, if there is noise, `snr` (dB; NaN for
             clean copies). If false, only the ids in the manifest.
         columns: Names of the manifest's columns to keep; by default all. A mapping also
-            sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`.
+            sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`;
+            and adds columns of other versions, by their paths or opened, which have one
+            number or vector for each utterance: `{"mos": "features/dnsmos"}`. A row that
+            such a version lacks is missing; one that has changed is refused. Copies have the
+            value of their utterance.
         classes: The name of a column of labels, or several: they become numbers from 0,
             in the labels' order as text, and the attribute `classes` has the labels. A
             mapping gives the labels of each: `classes=train.classes`.
@@ -163,7 +170,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
-        columns: The columns `[utterances]`, by name.
+        columns: The columns `[utterances]`, by name; those of other versions `[utterances,
+            *item_shape]`.
         classes: The labels of each column of `classes`: a number is a place in this list.
         skipped, dropped: The ids left out because a version lacks them, or because they
             are shorter than the crop.
@@ -196,9 +204,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.cache = cache
         versions = versions_of(cache, codebooks, padding_value)
         self.names = [version.name for version in versions]
-        utterances, self.skipped = find_utterances(
-            versions, manifest, where, skip_missing, on_changed, copies, columns, classes
-        )
+        choices = Choices(where, skip_missing, on_changed, copies, columns, classes)
+        utterances, self.skipped = find_utterances(versions, manifest, choices)
         self.dropped: list[str] = []
         self._epoch = Epoch(0, is_followed=crop is not None)
         self._windows: Windows | None = None
@@ -263,7 +270,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         item = Item({"id": self.ids[position], "features": self.named(features)})
         for name, column in self.columns.items():
             value = column[position]
-            item[name] = value.item() if isinstance(value, np.generic) else value
+            if isinstance(value, np.generic):
+                value = value.item()
+            elif isinstance(value, np.ndarray):
+                value = torch.from_numpy(value.copy())
+            item[name] = value
         return item
 
     def __getitems__(self, rows: Sequence[int]) -> Items:

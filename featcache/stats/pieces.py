@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, ManifestError, StoreError, did_you_mean, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
-from featcache.loader.utterances import find_utterances, versions_of
+from featcache.loader.utterances import Choices, find_utterances, versions_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
@@ -128,7 +128,7 @@ def select(
 def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) -> Selection:
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, audio=False, carry=by is not None)
-    utterances, _ = find_utterances(versions_of(cache, None, 0), manifest, columns=())
+    utterances, _ = find_utterances(versions_of(cache, None, 0), manifest, Choices(columns=()))
     positions = utterances.versions[0].positions
     if by is None:
         return Selection([cache], positions)

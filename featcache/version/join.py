@@ -72,6 +72,11 @@ class RowKeys:
         return cls(ids, ids.hashes(), np.repeat(hashes, copies), np.repeat(has_path, copies))
 
     @classmethod
+    def of_ids(cls, ids: Strings) -> RowKeys:
+        """Return the keys of rows without paths."""
+        return cls(ids, ids.hashes(), np.zeros(len(ids), np.uint64), np.zeros(len(ids), bool))
+
+    @classmethod
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
         """Return the keys of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)

@@ -301,9 +301,14 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
             "has no column 'digits'; it has 'split', 'speaker', 'digit'",
         ),
         (
-            {"where": "train"},
+            {"where": ["train"]},
             ArgumentError,
-            "where is 'train': give a function of a row, or values of columns: ",
+            r"where is \['train'\]: give an expression, values of columns, or a function of a row: ",
+        ),
+        (
+            {"where": "split == train"},
+            ManifestError,
+            "no column 'train' for where=; it has 'id', 'split', 'speaker'",
         ),
         (
             {"where": {"split": "valid"}},
