@@ -55,13 +55,19 @@ def draw_scatter(scatter: Scatter, title: str, units: tuple[str, str]) -> str:
     return draw_frame(title, what, x.ticks(), y.ticks(), units, "".join(marks))
 
 
-def draw_band(mean: Sequence[float], std: Sequence[float], title: str, unit: str) -> str:
-    """Draw the mean of each dimension as a line, within a band of a standard deviation."""
+def draw_band(
+    mean: Sequence[float], std: Sequence[float], title: str, unit: str, other: Sequence[float] = ()
+) -> str:
+    """Draw the mean of each dimension as a line, within a band of a standard deviation; and
+    the means of another version as a line alone."""
     step = -(-len(mean) // _MOST_POINTS)
     numbers = range(0, len(mean), step)
     means, stds = np.array(mean)[::step], np.array(std)[::step]
+    others = np.array(other)[::step]
+    low = min((means - stds).min(), others.min(initial=np.inf))
+    high = max((means + stds).max(), others.max(initial=-np.inf))
     x = Scale(0, max(len(mean) - 1, 1), LEFT, RIGHT)
-    y = Scale(float((means - stds).min()), float((means + stds).max()), BOTTOM - _INSET, TOP)
+    y = Scale(float(low), float(high), BOTTOM - _INSET, TOP)
 
     def line(values: Sequence[float]) -> list[str]:
         places = zip(numbers, values, strict=True)
@@ -70,6 +76,8 @@ def draw_band(mean: Sequence[float], std: Sequence[float], title: str, unit: str
     band = "L".join([*line((means + stds).tolist()), *line((means - stds).tolist())[::-1]])
     marks = f'<path class="band" d="M{band}Z"/>'
     marks += f'<path class="line" d="M{"L".join(line(means.tolist()))}"/>'
+    if len(others):
+        marks += f'<path class="line other" d="M{"L".join(line(others.tolist()))}"/>'
     what = f"Mean of {len(mean):,} dimensions from {number(min(mean))} to {number(max(mean))}, "
     what += "within a band of one standard deviation."
     return draw_frame(title, what, x.ticks(least=1), y.ticks(), ("dimension", unit), marks)
