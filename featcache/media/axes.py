@@ -1,20 +1,42 @@
-"""Axes of charts and pictures: round numbers, scales with ticks, and the frame around them, as
-SVG. Colours and fonts come from a style sheet."""
+"""Axes of charts and pictures: round numbers, scales with ticks, and the frame around what is
+drawn, as SVG. In a page, a style sheet chooses colours and fonts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from html import escape
-
-WIDTH, HEIGHT = 360, 210
-LEFT, RIGHT, TOP, BOTTOM = 48, 340, 10, 172
-"""The edges of what the axes enclose."""
+from typing import NamedTuple
 
 _TICKS = 5
 
 Tick = tuple[float, str]
 """A place on an axis, and its label."""
+
+
+class Box(NamedTuple):
+    """The size of a drawing, and the edges of what its axes enclose."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+
+CARD = Box(360, 210, 48, 340, 10, 172)
+
+
+class Text(NamedTuple):
+    """A text at the place of its baseline."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "middle"
+    is_upright: bool = False
+    colour: str = ""
 
 
 def round_step(span: float, count: int) -> float:
@@ -74,23 +96,38 @@ class LogScale(Scale):
         return [(self(value), number(value)) for value in values]
 
 
+def texts_of(box: Box, x: Sequence[Tick], y: Sequence[Tick], units: tuple[str, str]) -> list[Text]:
+    """List the labels of two axes' ticks, and their units."""
+    across, up = units
+    texts = [Text(at, box.bottom + 17, label) for at, label in x]
+    texts += [Text(box.left - 6, at + 4, label, "end") for at, label in y]
+    texts.append(Text((box.left + box.right) // 2, box.height - 4, across))
+    return [*texts, Text(14, (box.top + box.bottom) // 2, up, is_upright=True)]
+
+
 def draw_frame(
-    title: str, what: str, x: Sequence[Tick], y: Sequence[Tick], units: tuple[str, str], marks: str
+    title: str,
+    what: str,
+    x: Sequence[Tick],
+    y: Sequence[Tick],
+    units: tuple[str, str],
+    marks: str,
+    box: Box = CARD,
+    more: Sequence[Text] = (),
 ) -> str:
-    """Frame the marks of a chart with axes, ticks and units."""
-    parts = []
-    for at, label in y:
-        parts.append(f'<path class="rule" d="M{LEFT} {at:.1f}H{RIGHT}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{at + 4:.1f}">{label}</text>')
-    parts.append(f'{marks}<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
-    for at, label in x:
-        parts.append(f'<path class="axis" d="M{at:.1f} {BOTTOM}v4"/>')
-        parts.append(f'<text x="{at:.1f}" y="{BOTTOM + 17}">{label}</text>')
-    across, up = map(escape, units)
-    parts.append(f'<text x="{(LEFT + RIGHT) // 2}" y="{HEIGHT - 4}">{across}</text>')
-    place = f"translate(11 {(TOP + BOTTOM) // 2}) rotate(-90)"
-    parts.append(f'<text transform="{place}">{up}</text>')
+    """Frame marks with axes, ticks and units, and add more texts."""
+    line = 'stroke="#888" d='
+    parts = [f'<path class="rule" {line}"M{box.left - 4} {at:.1f}H{box.right}"/>' for at, _ in y]
+    parts.append(f'{marks}<path class="axis" {line}"M{box.left} {box.bottom}H{box.right}"/>')
+    parts += [f'<path class="axis" {line}"M{at:.1f} {box.bottom}v4"/>' for at, _ in x]
+    for text in [*texts_of(box, x, y, units), *more]:
+        place = f'text-anchor="{text.anchor}" x="{text.x:.1f}" y="{text.y:.1f}"'
+        if text.is_upright:
+            place += f' transform="rotate(-90 {text.x:.1f} {text.y:.1f})"'
+        if text.colour:
+            place += f' fill="{text.colour}"'
+        parts.append(f"<text {place}>{escape(text.text)}</text>")
     return (
-        f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{escape(title)}</title>'
+        f'<svg role="img" viewBox="0 0 {box.width} {box.height}"><title>{escape(title)}</title>'
         f"<desc>{escape(what)}</desc>{''.join(parts)}</svg>"
     )

@@ -9,14 +9,13 @@ import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import MissingDependencyError
-from featcache.media.axes import Scale, Tick, number
+from featcache.media.axes import Box, Scale, Text, Tick, draw_frame, number, texts_of
 from featcache.spec import FeatureSpec
 from featcache.strings import hash_of
 
@@ -113,21 +112,37 @@ class Picture:
 
     def as_svg(self) -> str:
         """Return the picture as SVG, which can stand alone or in a page."""
-        picture = _image(self.shades, _LEFT, _TOP, _RIGHT - _LEFT, _BOTTOM - _TOP)
-        marks = [picture]
+        marks = _image(self.shades, _BOX.left, _BOX.right - _BOX.left)
         if self.span is not None:
-            marks.append(_image(_LEGEND, _RIGHT + 16, _TOP, 14, _BOTTOM - _TOP))
-        for x, y, right, bottom in _rules(self):
-            marks.append(f'<path stroke="#888" d="M{x:.1f} {y:.1f}L{right:.1f} {bottom:.1f}"/>')
-        for text in _texts(self):
-            turned = f' transform="rotate(-90 {text.x} {text.y})"' if text.is_upright else ""
-            place = f'x="{text.x:.1f}" y="{text.y:.1f}" text-anchor="{text.anchor}"{turned}'
-            marks.append(f'<text {place} fill="{text.colour}">{escape(text.text)}</text>')
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-            f'width="{_WIDTH}" style="max-width:100%;background:#fff" font-size="14" '
-            f'font-family="sans-serif"><title>{escape(self.title)}</title>{"".join(marks)}</svg>'
-        )
+            marks += _image(_LEGEND, _BOX.right + 16, 14)
+        what = "; ".join(self.legend())
+        drawn = draw_frame(self.title, what, *self.axes(), marks, _BOX, self.texts())
+        return drawn.replace("<svg", f"<svg {_STANDALONE}", 1)
+
+    def axes(self) -> tuple[list[Tick], list[Tick], tuple[str, str]]:
+        """List the ticks of both axes, and their units."""
+        across = self.across.ticks(_BOX.left, _BOX.right)
+        up = self.up.ticks(_BOX.bottom, _BOX.top)
+        return across, up, (self.across.unit, self.up.unit)
+
+    def texts(self) -> list[Text]:
+        """List the title, the values of the legend, and the labels."""
+        texts = [Text(_BOX.left, 22, self.title, "start")]
+        if self.span is not None:
+            low, high = self.span
+            value, _, unit = high.partition(" ")
+            texts.append(Text(_BOX.right + 35, _BOX.top + 12, value, "start"))
+            texts.append(Text(_BOX.right + 35, _BOX.bottom, low, "start"))
+            middle = (_BOX.top + _BOX.bottom) / 2
+            texts.append(Text(_BOX.width - 12, middle, unit, is_upright=True))
+        width = _BOX.right - _BOX.left
+        for left, place, share, shown in self.labels:
+            y = _BOX.top + place * (_BOX.bottom - _BOX.top) + 5
+            room = int(share * width / _CHARACTER)
+            texts.append(
+                Text(_BOX.left + left * width + 3, y, shown[:room], "start", colour="#fff")
+            )
+        return texts
 
     def as_lines(self, columns: int, colours: int = 0) -> list[str]:
         """Return the lines of a terminal of so many columns, and of 2**24, 256 or 0 colours.
@@ -172,7 +187,7 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
     across = Axis("seconds", 0, seconds)
     if not seconds > 0:  # frames do not stand for time
         across = Axis("frame", 0, max(num_frames, 1))
-    values = np.asarray(item).reshape(num_frames, -1)
+    values = _rows(item)
     size = values.shape[1]
     if len(spec.codebook_sizes) == size:
         span = "0", f"{max(spec.codebook_sizes) - 1:,}, by each codebook's size"
@@ -187,7 +202,7 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
 def shades_of(features: NDArray[Any], spec: FeatureSpec, columns: int, rows: int) -> Shades:
     """Draw features `[frames, *item_shape]` as at most so many shades, time to the right, the
     first dimension below; codes with their first codebook above."""
-    values = features.reshape(len(features), -1)
+    values = _rows(features)
     if len(spec.codebook_sizes) == values.shape[1]:
         step = max(-(-len(values) // columns), 1)
         sizes = np.array(spec.codebook_sizes[:rows])
@@ -215,6 +230,11 @@ def _pool(values: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     return pooled.astype(np.float32)
 
 
+def _rows(features: NDArray[Any]) -> NDArray[Any]:
+    """Return features `[frames, *item_shape]` as `[frames, values]`."""
+    return features.reshape(len(features), int(np.prod(features.shape[1:])))
+
+
 def _limits(pooled: NDArray[np.float32]) -> tuple[float, float]:
     """Return the values that are drawn darkest and brightest. A floor, as digital silence has
     it in a log mel spectrogram, takes no part."""
@@ -223,9 +243,9 @@ def _limits(pooled: NDArray[np.float32]) -> tuple[float, float]:
     floor, top = float(pooled.min()), float(pooled.max())
     above = pooled[pooled > floor + (top - floor) / 100]
     if not above.size:
-        above = pooled
+        return floor, top
     low, high = np.percentile(above, (_LOWEST, _HIGHEST)).tolist()
-    return low, high
+    return (low, high) if low < high else (floor, high)
 
 
 def _of_vector(title: str, spec: FeatureSpec, values: NDArray[np.float64]) -> Picture:
@@ -297,60 +317,22 @@ def encode_png(shades: Shades) -> bytes:
 
 # A picture with its axes in a file
 
-_WIDTH, _HEIGHT = 1000, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 890, 34, 284
+_BOX = Box(1000, 330, 70, 890, 34, 284)
 _CHARACTER = 8
 """The width of a character, about."""
 
 _LEGEND = np.arange(SHADES - 1, -1, -1, dtype=np.uint8)[:, None]
+_STANDALONE = (
+    f'xmlns="http://www.w3.org/2000/svg" width="{_BOX.width}" font-family="sans-serif" '
+    'font-size="14" fill="#222" stroke="none" style="max-width:100%;background:#fff"'
+)
 
 
-class _Text(NamedTuple):
-    x: float
-    y: float
-    anchor: str
-    text: str
-    colour: str = "#222"
-    is_upright: bool = False
-
-
-def _rules(picture: Picture) -> list[tuple[float, float, float, float]]:
-    """List the ticks' lines, from one point to another."""
-    across, up = picture.across.ticks(_LEFT, _RIGHT), picture.up.ticks(_BOTTOM, _TOP)
-    below = [(x, _BOTTOM, x, _BOTTOM + 5) for x, _ in across]
-    return below + [(_LEFT - 5, y, _LEFT, y) for y, _ in up]
-
-
-def _texts(picture: Picture) -> list[_Text]:
-    """List the texts of a picture, with the places of their baselines."""
-    texts = [_Text(_LEFT, 22, "start", picture.title)]
-    for x, label in picture.across.ticks(_LEFT, _RIGHT):
-        texts.append(_Text(x, _BOTTOM + 21, "middle", label))
-    for y, label in picture.up.ticks(_BOTTOM, _TOP):
-        texts.append(_Text(_LEFT - 9, y + 5, "end", label))
-    texts.append(_Text((_LEFT + _RIGHT) / 2, _HEIGHT - 12, "middle", picture.across.unit))
-    middle = (_TOP + _BOTTOM) / 2
-    texts.append(_Text(20, middle, "middle", picture.up.unit, is_upright=True))
-    if picture.span is not None:
-        low, high = picture.span
-        value, _, unit = high.partition(" ")
-        texts.append(_Text(_RIGHT + 35, _TOP + 12, "start", value.rstrip(",")))
-        texts.append(_Text(_RIGHT + 35, _BOTTOM, "start", low))
-        texts.append(_Text(_WIDTH - 12, middle, "middle", unit, is_upright=True))
-    for left, place, width, shown in picture.labels:
-        room = int(width * (_RIGHT - _LEFT) / _CHARACTER)
-        x = _LEFT + left * (_RIGHT - _LEFT) + 3
-        y = _TOP + place * (_BOTTOM - _TOP) + 5
-        if room:
-            texts.append(_Text(x, y, "start", shown[:room], "#fff"))
-    return texts
-
-
-def _image(shades: Shades, x: int, y: int, width: int, height: int) -> str:
+def _image(shades: Shades, x: int, width: int) -> str:
     source = f"data:image/png;base64,{b64encode(encode_png(shades)).decode()}"
     return (
-        f'<image x="{x}" y="{y}" width="{width}" height="{height}" href="{source}" '
-        'preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+        f'<image x="{x}" y="{_BOX.top}" width="{width}" height="{_BOX.bottom - _BOX.top}" '
+        f'href="{source}" preserveAspectRatio="none" style="image-rendering:pixelated"/>'
     )
 
 
@@ -358,35 +340,37 @@ def _as_png(picture: Picture) -> bytes:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        raise MissingDependencyError(
-            "pillow", "a PNG with axes (.svg needs nothing)", "plot"
-        ) from error
-    zoom = 2  # twice the size in pixels, so that text is sharp
-    canvas = Image.new("RGB", (_WIDTH * zoom, _HEIGHT * zoom), "#fff")
+        needed_for = "a PNG with axes (an SVG needs nothing)"
+        raise MissingDependencyError("pillow", needed_for, "plot") from error
+    zoom = 2  # so that text is sharp
+    canvas = Image.new("RGB", (_BOX.width * zoom, _BOX.height * zoom), "#fff")
     drawing, font = ImageDraw.Draw(canvas), ImageFont.load_default(14 * zoom)
+    anchors = {"start": "ls", "middle": "ms", "end": "rs"}
+    axes = picture.axes()
+    for x, _ in axes[0]:
+        drawing.line([x * zoom, _BOX.bottom * zoom, x * zoom, (_BOX.bottom + 4) * zoom], "#888", 2)
+    for y, _ in axes[1]:
+        drawing.line([(_BOX.left - 4) * zoom, y * zoom, _BOX.left * zoom, y * zoom], "#888", 2)
 
     def paste(shades: Shades, left: int, width: int) -> None:
-        resized = _resized(shades, (_BOTTOM - _TOP) * zoom, width * zoom)
+        resized = _resized(shades, (_BOX.bottom - _BOX.top) * zoom, width * zoom)
         colours = PALETTE.astype(np.uint8)[resized]
-        canvas.paste(Image.fromarray(colours), (left * zoom, _TOP * zoom))
+        canvas.paste(Image.fromarray(colours), (left * zoom, _BOX.top * zoom))
 
-    paste(picture.shades, _LEFT, _RIGHT - _LEFT)
+    paste(picture.shades, _BOX.left, _BOX.right - _BOX.left)
     if picture.span is not None:
-        paste(_LEGEND, _RIGHT + 16, 14)
-    for rule in _rules(picture):
-        drawing.line([place * zoom for place in rule], "#888", zoom)
-    anchors = {"start": "ls", "middle": "ms", "end": "rs"}
-    for text in _texts(picture):
-        x, y = text.x * zoom, text.y * zoom
+        paste(_LEGEND, _BOX.right + 16, 14)
+    for text in [*texts_of(_BOX, *axes), *picture.texts()]:
         shown = text.text.replace("\N{MINUS SIGN}", "-")  # which the font lacks
         if not text.is_upright:
-            drawing.text((x, y), shown, text.colour, font, anchors[text.anchor])
+            place = text.x * zoom, text.y * zoom
+            drawing.text(place, shown, text.colour or "#222", font, anchors[text.anchor])
             continue
         size = int(drawing.textlength(shown, font)) + 2, 20 * zoom
         turned = Image.new("RGB", size, "#fff")
-        ImageDraw.Draw(turned).text((1, 15 * zoom), shown, text.colour, font, "ls")
-        turned = turned.transpose(Image.Transpose.ROTATE_90)
-        canvas.paste(turned, (int(x) - 15 * zoom, int(y) - size[0] // 2))
+        ImageDraw.Draw(turned).text((1, 15 * zoom), shown, "#222", font, "ls")
+        place = int(text.x - 15) * zoom, int(text.y * zoom) - size[0] // 2
+        canvas.paste(turned.transpose(Image.Transpose.ROTATE_90), place)
     data = io.BytesIO()
     canvas.save(data, "PNG")
     return data.getvalue()

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from featcache.media.axes import BOTTOM, LEFT, RIGHT, TOP, LogScale, Scale, draw_frame, number
+from featcache.media.axes import CARD, LogScale, Scale, draw_frame, number
 from featcache.report.values import Histogram, Scatter
 
 _MOST_POINTS = 400
@@ -18,13 +18,15 @@ def draw_histogram(histogram: Histogram, title: str) -> str:
     """Draw a histogram as bars."""
     edges, counts = histogram.edges, histogram.counts
     scale = LogScale if histogram.is_log else Scale
-    x = scale(edges[0], edges[-1], LEFT, RIGHT)
-    y = Scale(0, max(*counts, 1, 1), BOTTOM, TOP)
+    x = scale(edges[0], edges[-1], CARD.left, CARD.right)
+    y = Scale(0, max(*counts, 1, 1), CARD.bottom, CARD.top)
     bars = []
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
         if count:
-            top = min(y(count), BOTTOM - 1)  # a count of one is seen, too
-            size = f'width="{max(x(right) - x(left) - 1, 0.8):.1f}" height="{BOTTOM - top:.1f}"'
+            top = min(y(count), CARD.bottom - 1)  # a count of one is seen, too
+            size = (
+                f'width="{max(x(right) - x(left) - 1, 0.8):.1f}" height="{CARD.bottom - top:.1f}"'
+            )
             what = f"{number(left)} to {number(right)}: {count:,}"
             bars.append(
                 f'<rect class="bar" x="{x(left):.1f}" y="{top:.1f}" {size}>'
@@ -42,8 +44,8 @@ def draw_scatter(scatter: Scatter, title: str, units: tuple[str, str]) -> str:
     points = np.array([*scatter.points, *marked] or [(0, 0)], np.float64)
     (_, low), (right, high) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
     low = 0 if low > 0 else low  # only levels in dB are below zero
-    x = Scale(0, right, LEFT + _INSET, RIGHT - _INSET)
-    y = Scale(low, high, BOTTOM - _INSET, TOP + _INSET)
+    x = Scale(0, right, CARD.left + _INSET, CARD.right - _INSET)
+    y = Scale(low, high, CARD.bottom - _INSET, CARD.top + _INSET)
     dots = "".join(f"M{x(one):.1f} {y(other):.1f}h0" for one, other in scatter.points)
     marks = [f'<path class="dots" d="{dots}"/>']
     for id_, one, other in scatter.marked:
@@ -55,13 +57,19 @@ def draw_scatter(scatter: Scatter, title: str, units: tuple[str, str]) -> str:
     return draw_frame(title, what, x.ticks(), y.ticks(), units, "".join(marks))
 
 
-def draw_band(mean: Sequence[float], std: Sequence[float], title: str, unit: str) -> str:
-    """Draw the mean of each dimension as a line, within a band of a standard deviation."""
+def draw_band(
+    mean: Sequence[float], std: Sequence[float], title: str, unit: str, other: Sequence[float] = ()
+) -> str:
+    """Draw the mean of each dimension as a line, within a band of a standard deviation; and
+    the means of another version as a line alone."""
     step = -(-len(mean) // _MOST_POINTS)
     numbers = range(0, len(mean), step)
     means, stds = np.array(mean)[::step], np.array(std)[::step]
-    x = Scale(0, max(len(mean) - 1, 1), LEFT, RIGHT)
-    y = Scale(float((means - stds).min()), float((means + stds).max()), BOTTOM - _INSET, TOP)
+    others = np.array(other)[::step]
+    low = min((means - stds).min(), others.min(initial=np.inf))
+    high = max((means + stds).max(), others.max(initial=-np.inf))
+    x = Scale(0, max(len(mean) - 1, 1), CARD.left, CARD.right)
+    y = Scale(float(low), float(high), CARD.bottom - _INSET, CARD.top)
 
     def line(values: Sequence[float]) -> list[str]:
         places = zip(numbers, values, strict=True)
@@ -70,6 +78,8 @@ def draw_band(mean: Sequence[float], std: Sequence[float], title: str, unit: str
     band = "L".join([*line((means + stds).tolist()), *line((means - stds).tolist())[::-1]])
     marks = f'<path class="band" d="M{band}Z"/>'
     marks += f'<path class="line" d="M{"L".join(line(means.tolist()))}"/>'
+    if len(others):
+        marks += f'<path class="line other" d="M{"L".join(line(others.tolist()))}"/>'
     what = f"Mean of {len(mean):,} dimensions from {number(min(mean))} to {number(max(mean))}, "
     what += "within a band of one standard deviation."
     return draw_frame(title, what, x.ticks(least=1), y.ticks(), ("dimension", unit), marks)

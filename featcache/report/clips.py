@@ -11,7 +11,7 @@ from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import Command, url_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.utterances import Manifest
-from featcache.media.pictures import encode_png, shades_of
+from featcache.media.pictures import encode_png, picture_of
 from featcache.media.sound import encode_wav
 from featcache.report.numbers import Document, Report
 from featcache.version.version import Version
@@ -40,14 +40,14 @@ class Clip:
 
 
 def make_clips(
-    report: Report, versions: Sequence[Version], manifest: Manifest | None = None
+    report: Report, caches: Sequence[Cache], manifest: Manifest | None = None
 ) -> list[Clip]:
     """Draw the utterances that a report shows, and read their sound from the manifest's
     files on this machine."""
-    caches = _pictured(versions)
-    (largest,) = (one for one in versions if str(one.path) == report.largest)
+    pictured = caches[:2] if report.compared else _pictured(caches)
+    (largest,) = (cache for cache in caches if str(cache.version.path) == report.largest)
     try:
-        read = _reader(manifest, largest, report.shown)
+        read = _reader(manifest, largest.version, report.shown)
     except MissingDependencyError as error:
         why = str(error)
         read = lambda shown, seconds: why  # noqa: E731
@@ -57,17 +57,17 @@ def make_clips(
         share = room / (len(report.shown) - number)
         seconds = min(shown["audio_seconds"], share, SECONDS)
         room -= seconds
-        clips[shown["id"]] = Clip(shown, _pictures(caches, shown["id"]), read(shown, seconds))
+        clips[shown["id"]] = Clip(shown, _pictures(pictured, shown["id"]), read(shown, seconds))
     return [clips[shown["id"]] for shown in report.shown]
 
 
-def _pictured(versions: Sequence[Version]) -> list[Cache]:
-    """Open the versions to draw: the first of floats and the first of codes, if possible."""
-    chosen: dict[bool, Version] = {}
-    for version in versions:
-        if version.info.spec.kind == "frames":
-            chosen.setdefault(bool(version.info.spec.codebook_sizes), version)
-    return [*map(Cache, chosen.values())]
+def _pictured(caches: Sequence[Cache]) -> list[Cache]:
+    """Choose the versions to draw: the first of floats and the first of codes, if possible."""
+    chosen: dict[bool, Cache] = {}
+    for cache in caches:
+        if cache.spec.kind == "frames":
+            chosen.setdefault(bool(cache.spec.codebook_sizes), cache)
+    return [*chosen.values()]
 
 
 def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
@@ -75,9 +75,9 @@ def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
     for cache in caches:
         if id_ in cache:
             features = cache.item(id_, duration=SECONDS)
-            shades = shades_of(features, cache.spec, _MOST_COLUMNS, _MOST_ROWS)
+            picture = picture_of("", cache.spec, features, _MOST_COLUMNS, _MOST_ROWS)
             what = f"{cache.version.info.name} of {id_}, {len(features):,} frames over time"
-            pictures.append((what, encode_png(shades)))
+            pictures.append((what, encode_png(picture.shades)))
     return pictures
 
 

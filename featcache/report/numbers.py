@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
+from featcache.loader.corpus import Corpus
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
 from featcache.report.values import Histogram, by_decades, by_steps, characters_of, scatter
@@ -72,6 +73,8 @@ class Report:
     manifest: Document | None
     audio: Document | None
     """The statistics of a version of `audio_stats`, if there is one."""
+    compared: Document | None
+    """The differences of the first two versions, if they are compared."""
     duplicates: Document
     shown: list[Document]
     """The utterances whose features are shown: outliers and a sample."""
@@ -80,8 +83,9 @@ class Report:
 def collect(
     path: str,
     documents: Sequence[Document],
-    versions: Sequence[Version],
+    caches: Sequence[Cache],
     manifest: Manifest | None = None,
+    compared: Document | None = None,
     *,
     threads: int = 1,
     report: Callable[[int], object] = lambda shards: None,
@@ -91,14 +95,14 @@ def collect(
     Args:
         path: The name of the cache, for people.
         documents: The versions as `featcache info --json` describes them.
-        versions: The same versions.
+        caches: The same versions, opened; or the same of a corpus.
         manifest: The manifest whose columns are summarised, if there is one.
+        compared: The differences of the first two versions, which are shown side by side.
         threads: The number of threads that compute.
         report: Called with the number of shards done since the last call; each shard
             counts twice.
     """
-    caches = [Cache(version) for version in versions]
-    largest = max(caches, key=len)
+    largest = caches[0] if compared else max(caches, key=len)
     audio, seconds, contents = None, np.zeros(0, np.float32), np.zeros(0, np.uint64)
     described = []
     for document, cache in zip(documents, caches, strict=True):
@@ -124,6 +128,7 @@ def collect(
         durations=by_steps("duration", "s", seconds),
         manifest=of_manifest,
         audio=audio,
+        compared=compared,
         duplicates=_duplicates(largest, contents),
         shown=_shown(largest, seconds, audio),
     )
@@ -139,25 +144,34 @@ def statistics_of(version: Version) -> dict[str, str] | None:
     return None
 
 
+def _parts(cache: Cache) -> list[Cache]:
+    """List the caches of a corpus's parts, or the cache alone."""
+    if isinstance(cache, Corpus):
+        return [cache.part(name) for name in cache.parts]
+    return [cache]
+
+
 def _read_tables(cache: Cache, report: Callable[[int], object]) -> tuple[Floats, NDArray[Any]]:
     """Read the seconds of all utterances, and hashes of what was decoded: of the file's
     bytes and the part of it; 0 if unknown."""
-    index, copies = cache.index, copies_of(cache.config)
-    seconds, contents = np.zeros(len(index), np.float32), np.zeros(len(index), np.uint64)
-    for number in range(len(index.shards)):
-        begin, end = index.span(number)
-        place = slice(begin, end)
-        for _, shard, items in by_shard(cache.version, index, np.arange(begin, end)):
-            table = shard.table
-            seconds[place] = table["num_samples"][items] / cache.spec.sample_rate
-            sources = hashes = table["source_hash"][items]
-            for name in ("start", "duration", "channel"):
-                hashes = extend_hashes(hashes, np.nan_to_num(table[name][items]))
-            if not copies.are_plain:
-                hashes = extend_hashes(hashes, copies.numbers(table.ids.take(items)))
-            contents[place] = np.where(sources == 0, 0, hashes)
-        report(1)
-    return seconds, contents
+    seconds, contents = [np.zeros(0, np.float32)], [np.zeros(0, np.uint64)]
+    copies = copies_of(cache.config)
+    for part in _parts(cache):
+        index = part.index
+        for number in range(len(index.shards)):
+            positions = np.arange(*index.span(number))
+            for _, shard, items in by_shard(part.version, index, positions):
+                table = shard.table
+                samples = table["num_samples"][items].astype(np.float32)
+                seconds.append(samples / np.float32(cache.spec.sample_rate))
+                sources = hashes = table["source_hash"][items]
+                for name in ("start", "duration", "channel"):
+                    hashes = extend_hashes(hashes, np.nan_to_num(table[name][items]))
+                if not copies.are_plain:
+                    hashes = extend_hashes(hashes, copies.numbers(table.ids.take(items)))
+                contents.append(np.where(sources == 0, np.uint64(0), hashes))
+            report(1)
+    return np.concatenate(seconds), np.concatenate(contents)
 
 
 def _version(document: Document, cache: Cache, threads: int) -> Document:
@@ -197,14 +211,14 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
 def _sample(cache: Cache) -> Ints | None:
     """Choose runs of utterances in shards that are drawn at random; None for all."""
     index, frame_bytes = cache.index, int(cache.spec.num_bytes(1))
-    if int(index.num_frames.sum()) * frame_bytes <= SAMPLE_BYTES:
+    if int(cache.lengths.sum()) * frame_bytes <= SAMPLE_BYTES:
         return None
     count = min(len(index.shards), _SAMPLE_SHARDS)
     drawn = np.random.default_rng(SEED).choice(len(index.shards), count, replace=False)
     runs = []
     for number in np.sort(drawn).tolist():
         begin, end = index.span(number)
-        total = index.num_frames[begin:end].cumsum()
+        total = cache.lengths[begin:end].cumsum()
         within = int((total <= SAMPLE_BYTES // (count * frame_bytes)).sum())
         runs.append(np.arange(begin, min(begin + max(within, 1), end)))
     return np.concatenate(runs)
@@ -212,15 +226,15 @@ def _sample(cache: Cache) -> Ints | None:
 
 def _audio(cache: Cache, units: dict[str, str], seconds: Floats) -> Document:
     """Summarise a version of audio statistics."""
-    index = cache.index
-    rows = np.empty((len(index), len(units)), np.float32)
-    for number in range(len(index.shards)):
-        place = slice(*index.span(number))
-        firsts = index.first_frame[place]
-        if len(firsts):
-            first = int(firsts.min())
-            frames = cache.shard_frames(number, first, int(firsts.max()) - first + 1)
-            rows[place] = np.nan_to_num(frames[firsts - first])
+    blocks = []
+    for part in _parts(cache):
+        for number in range(len(part.index.shards)):
+            firsts = part.index.first_frame[slice(*part.index.span(number))]
+            if len(firsts):
+                first = int(firsts.min())
+                frames = part.shard_frames(number, first, int(firsts.max()) - first + 1)
+                blocks.append(np.nan_to_num(frames[firsts - first]).astype(np.float32))
+    rows = np.concatenate(blocks)
     columns = dict(zip(units, rows.T, strict=True))
     rules: dict[int, list[str]] = {}
     for name, (rule, badness) in RULES.items():
@@ -242,7 +256,7 @@ def _audio(cache: Cache, units: dict[str, str], seconds: Floats) -> Document:
     marked = np.array([*rules], np.int64)
     return {
         "path": str(cache.version.path),
-        "utterances": len(index),
+        "utterances": len(cache),
         "units": units,
         "histograms": histograms,
         "levels": scatter(seconds, columns["level"], marked, cache.ids, SEED),

@@ -59,7 +59,10 @@ def make_page(report: Report, clips: Sequence[Clip] = ()) -> bytes:
         f'<meta name="color-scheme" content="light dark"><title>{_text(report.path)} · '
         f"featcache</title><style>{style}</style></head>\n<body><main>\n"
     )
-    start += _head(report) + _versions(report.versions) + _utterances(report)
+    start += _head(report) + _versions(report.versions)
+    if report.compared:
+        start += _compared(report.compared, report.versions[:2])
+    start += _utterances(report)
     if report.audio:
         start += _audio(report.audio)
     end = (
@@ -180,6 +183,28 @@ def _versions(versions: Sequence[Document]) -> str:
     if lacks:
         content += f"<h3>What is missing</h3><ul>{''.join(lacks[:50])}</ul>"
     return _section("Versions", content + failures)
+
+
+def _compared(compared: Document, versions: Sequence[Document]) -> str:
+    """Show how two versions differ."""
+    first, second = versions
+    lines = [f"config: {_text(line)}" for line in compared["config"]]
+    for name, what in (
+        ("common", "in both"),
+        ("gone", f"only in {_text(first['path'])}"),
+        ("added", f"only in {_text(second['path'])}"),
+        ("changed", "in both, but from other rows"),
+    ):
+        lines.append(f"{counted(compared[name], 'utterance')} {what}")
+    content = f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>"
+    if first["mean"] and len(first["mean"]) == len(second["mean"]):
+        title = f"{first['name']}: mean ± standard deviation"
+        note = f"the line without a band: the mean of {_text(second['path'])}"
+        unit = first["units"].partition(" (")[0][:40]
+        chart = charts.draw_band(first["mean"], first["std"], title, unit, second["mean"])
+        content += _grid([_figure(escape(title), note, chart)])
+    lead = f"{_text(first['path'])} and {_text(second['path'])}: pictures show both, in this order"
+    return _section("Compared", content, lead)
 
 
 def _failures(version: Document) -> str:

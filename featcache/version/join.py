@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -333,7 +334,7 @@ def missing_error(
         return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
     similar = next(filter(None, (_similar(id_, index) for id_ in ids[:_TRIED])), "")
     if len(ids) == 1:
-        example = similar or did_you_mean(ids[0], index.ids.alike(ids[0]))
+        example = similar or did_you_mean(ids[0], _with_its_digits(ids[0], index))
         if not example and len(index):
             example = f", like {index.ids[0]!r}"
         return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
@@ -360,6 +361,13 @@ def _similar(id_: str, index: Index) -> str:
             if other != id_ and index.find_one(other) >= 0:
                 return f"; it has {other!a}, which {difference}"
     return ""
+
+
+def _with_its_digits(id_: str, index: Index) -> list[str]:
+    """List ids that are like this one and have the same digits: other digits are another
+    utterance."""
+    digits = re.sub(r"\D", "", id_)
+    return [each for each in index.ids.alike(id_) if re.sub(r"\D", "", each) == digits]
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:

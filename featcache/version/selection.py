@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from featcache.errors import ArgumentError, StoreError, did_you_mean, listing
+from featcache.errors import ArgumentError, StoreError, did_you_mean, listing, nearest
 from featcache.format.documents import differing_keys
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -129,9 +129,10 @@ def _named(cache: Location, name: str) -> list[Location]:
 
 
 def _meant(parent: Location, name: str) -> str:
-    folders = (parent / folder for folder in open_store(parent).names(""))
-    caches = [str(folder) for folder in folders if version_names(folder) or is_corpus(folder)]
-    return did_you_mean(str(parent / name), caches)
+    near = parent / (nearest(name, open_store(parent).names("")) or name)
+    if near.name != name and (version_names(near) or is_corpus(near)):
+        return f" (did you mean {near}?)"
+    return ""
 
 
 def _refuse_corpus(path: Location) -> None:

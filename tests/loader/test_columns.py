@@ -298,7 +298,7 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
         (
             {"columns": {"digits": int}},
             ManifestError,
-            "has no column 'digits'; it has 'split', 'speaker', 'digit'",
+            r"has no column 'digits' \(did you mean digit\?\); it has 'split', 'speaker', 'digit'",
         ),
         (
             {"where": ["train"]},
@@ -343,7 +343,7 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
         (
             {"classes": "spaeker"},
             ManifestError,
-            "no column of text is 'spaeker', for classes=; there are 'split'",
+            r"no column of text is 'spaeker' \(did you mean speaker\?\), for classes=; there are 'split'",
         ),
         (
             {"classes": "speaker", "columns": ["digit"]},
