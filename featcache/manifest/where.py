@@ -1,16 +1,11 @@
 """Selecting rows of a manifest: by the values of columns, by a function of a row, or by an
 expression, such as `mos > 3 and split == "train"`.
 
-    expression = both {"or" both}
-    both       = one {"and" one}
-    one        = "not" one | "(" expression ")" | comparison | a column of booleans
-    comparison = value sign value | value ["not"] "in" "(" value {"," value} ")"
-    sign       = "==" | "!=" | "<" | "<=" | ">" | ">="
-    value      = 3 | -0.5 | "text" | 'text' | true | false
-               | column | column "[" 0 "]" | column "[" "name" "]"
-
-A column whose name is no word stands in backticks. Numbers are compared with numbers, and
-text with text. A cell without a number fits `!=` alone.
+An expression is written as in Python: columns, numbers, text in quotes, `true` and `false`;
+values of vectors, `scores[0]` or `scores["sig"]`; comparisons by `==`, `!=`, `<`, `<=`, `>`,
+`>=`, `in` and `not in`; and `and`, `or`, `not` and brackets. Nothing else is, and nothing is
+run. Numbers are compared with numbers, and text with text. A cell without a number fits `!=`
+alone.
 
 A version may lack rows of the manifest: their value is not known, and a comparison with it
 may be true or false (Kleene's logic). Rows that may fit are selected too, so that whoever
@@ -18,12 +13,13 @@ reads their features reports them."""
 
 from __future__ import annotations
 
+import ast
 import operator
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any, NamedTuple, NoReturn, cast
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,21 +38,15 @@ _Fits = NDArray[np.bool_]
 """The rows that fit, and the rows that fit or may fit, bool `[2, rows]`."""
 
 _LONGEST = 10_000
-_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+
+_SIGNS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
-_TOKEN = re.compile(
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?!\w)"
-    r"""|(?P<text>"[^"]*"|'[^']*')"""
-    r"|(?P<word>[^\W\d]\w*)|`(?P<column>[^`]+)`"
-    r"|(?P<sign>==|!=|<=|>=|[<>()\[\],])"
-)
-_EXAMPLE = 'write mos > 3 and split == "train", for example'
 
 
 class JoinedColumn(NamedTuple):
@@ -81,8 +71,7 @@ def select_rows(
         types: The types of the manifest's columns; others have the types of their cells.
         joined: Further columns, by their names."""
     if isinstance(where, str):
-        expression = _Expression(where, manifest, types, joined)
-        rows, what = np.flatnonzero(expression.read()[1]), f"fits {where}"
+        rows, what = _Expression(where, manifest, types, joined).rows(), f"fits {where}"
     elif isinstance(where, Mapping):
         rows = _with_values(manifest, where, joined)
         what = f"has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
@@ -170,11 +159,12 @@ def _by_function(
     return np.flatnonzero(np.fromiter(fits, bool, len(manifest)))
 
 
+_EXAMPLE = """write mos > 3 and split == "train", for example"""
+
+
 class _Value(NamedTuple):
     """A side of a comparison."""
 
-    written: str
-    """What it is called in the expression."""
     kind: str
     """`a number`, `text` or `a boolean`."""
     cells: Any
@@ -184,180 +174,111 @@ class _Value(NamedTuple):
 
 @dataclass
 class _Expression:
-    """An expression that is read from left to right, and computed for all rows at once."""
+    """An expression, which is computed for all rows at once."""
 
     text: str
     manifest: Manifest
     types: Types
     joined: Mapping[str, JoinedColumn]
-    place: int = 0
-    """The number of characters that have been read."""
-    values: dict[str, _Value] = field(default_factory=dict)
-    """The columns that have been read."""
 
-    def read(self) -> _Fits:
-        """Compute the whole expression."""
-        if len(self.text) > _LONGEST:
-            raise ArgumentError(f"where is longer than {_LONGEST:,} characters")
+    def rows(self) -> Rows:
+        """Compute the rows that fit, or may fit."""
         try:
-            fits = self._either()
-        except RecursionError:
-            raise ArgumentError("where has too many brackets in each other") from None
-        if self.text[self.place :].strip():
-            self._refuse("and, or, or the end")
-        return fits
+            if len(self.text) > _LONGEST:
+                raise SyntaxError(f"it is longer than {_LONGEST:,} characters")
+            return np.flatnonzero(self.fits(ast.parse(self.text.strip(), mode="eval").body)[1])
+        except ArgumentError:
+            raise
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            what = getattr(error, "msg", None) or "it has too many brackets"
+            raise ArgumentError(f"where is {self.text[:200]!r}: {what}: {_EXAMPLE}") from None
 
-    def _either(self) -> _Fits:
-        fits = self._both()
-        while self._take("or"):
-            fits = fits | self._both()
-        return fits
+    def fits(self, node: ast.expr) -> _Fits:
+        """Compute the rows that fit a part of the expression."""
+        match node:
+            case ast.BoolOp(op=ast.And()):
+                return reduce(operator.and_, map(self.fits, node.values))
+            case ast.BoolOp():
+                return reduce(operator.or_, map(self.fits, node.values))
+            case ast.UnaryOp(op=ast.Not()):
+                return ~self.fits(node.operand)[::-1]
+            case ast.Compare():
+                sides = pairwise([node.left, *node.comparators])
+                compared = zip(node.ops, sides, strict=True)
+                return reduce(operator.and_, [self._compare(op, *pair) for op, pair in compared])
+        if self._value(node).kind != "a boolean":
+            raise self._fault(node, "is no comparison")
+        return self._compare(ast.Eq(), node, ast.Constant(True))
 
-    def _both(self) -> _Fits:
-        fits = self._one()
-        while self._take("and"):
-            fits = fits & self._one()
-        return fits
-
-    def _one(self) -> _Fits:
-        if self._take("not"):
-            return ~self._one()[::-1]
-        if self._take("("):
-            fits = self._either()
-            self._require(")")
-            return fits
-        left = self._value()
-        if self._next() in _SIGNS:
-            return self._compare(_SIGNS[self._advance()], left, self._value())
-        is_negative = self._take("not")
-        if self._take("in"):
-            fits = self._is_one_of(left)
-            return ~fits[::-1] if is_negative else fits
-        if left.kind != "a boolean" or is_negative:
-            self._refuse(f"a comparison of {left.written}, as ==, < or in")
-        return self._compare(operator.eq, left, _Value("true", "a boolean", True))
-
-    def _is_one_of(self, left: _Value) -> _Fits:
-        self._require("(")
-        fits = self._compare(operator.eq, left, self._value())
-        while self._take(","):
-            fits = fits | self._compare(operator.eq, left, self._value())
-        self._require(")")
-        return fits
-
-    def _compare(self, sign: Callable[[Any, Any], Any], left: _Value, right: _Value) -> _Fits:
-        if left.kind != right.kind:
-            raise ArgumentError(
-                f"where is {self.text!r}: {left.written} is {left.kind}, and {right.written} is "
-                f"{right.kind}: text is in quotes, numbers are not"
+    def _compare(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> _Fits:
+        if isinstance(op, ast.In | ast.NotIn):
+            if not isinstance(right, ast.Tuple | ast.List) or not right.elts:
+                raise self._fault(right, "is no list: write in (1, 2)")
+            fits = reduce(
+                operator.or_, [self._compare(ast.Eq(), left, value) for value in right.elts]
             )
-        count = len(self.manifest)
-        if left.kind == "text":
-            sides = [
-                repeat(side.cells) if isinstance(side.cells, str) else side.cells
-                for side in (left, right)
-            ]
-            pairs = zip(range(count), *sides, strict=False)
-            is_true = np.fromiter((sign(a, b) for _, a, b in pairs), bool, count)
+            return ~fits[::-1] if isinstance(op, ast.NotIn) else fits
+        a, b = self._value(left), self._value(right)
+        if a.kind != b.kind or type(op) not in _SIGNS:
+            raise self._fault(left, f"is {a.kind}, and {ast.unparse(right)} is {b.kind}")
+        sign, count = _SIGNS[type(op)], len(self.manifest)
+        if a.kind == "text":
+            texts = [repeat(c, count) if isinstance(c, str) else c for c in (a.cells, b.cells)]
+            is_true = np.fromiter(map(sign, *texts), bool, count)
         else:
-            is_true = np.broadcast_to(sign(left.cells, right.cells), count)
-        is_known = np.broadcast_to(np.logical_and(left.is_known, right.is_known), count)
+            is_true = np.broadcast_to(sign(a.cells, b.cells), count)
+        is_known = np.broadcast_to(np.logical_and(a.is_known, b.is_known), count)
         return np.stack([is_true & is_known, is_true | ~is_known])
 
-    def _value(self) -> _Value:
-        match = self._match()
-        if match is None or match["sign"] or match["word"] in ("and", "or", "not", "in"):
-            self._refuse("a value or a column")
-        written = self._advance()
-        if match["number"]:
-            number: float = float(written)
-            if re.fullmatch(r"[+-]?\d+", written):
-                number = int(written)
-            return _Value(written, "a number", number)
-        if match["text"]:
-            return _Value(written, "text", written[1:-1])
-        if written in ("true", "false"):
-            return _Value(written, "a boolean", written == "true")
-        name = match["column"] or written
-        if self._take("["):
-            return self._element(name)
-        if name not in self.values:
-            self.values[name] = self._column(name)
-        return self.values[name]
+    def _value(self, node: ast.expr) -> _Value:
+        match node:
+            case ast.Constant(str() as text):
+                return _Value("text", text)
+            case ast.Constant(bool() as truth):
+                return _Value("a boolean", truth)
+            case ast.Constant(int() | float() as number):
+                return _Value("a number", number)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(int() | float() as number)):
+                return _Value("a number", -number)
+            case ast.Name("true" | "false" as name):
+                return _Value("a boolean", name == "true")
+            case ast.Name(name):
+                return self._column(name)
+            case ast.Subscript(ast.Name(name), ast.Constant(key)) if name in self.joined:
+                return self._element(node, self.joined[name], key)
+        raise self._fault(node, "is no column, number or text in quotes")
 
     def _column(self, name: str) -> _Value:
+        available = {"id": self.manifest.ids, **self.manifest.available()}
         if name in self.joined:
             column = self.joined[name]
             if column.values.ndim > 1:
-                elements = [*map(repr, column.names)] or range(column.values.shape[1])
-                raise ArgumentError(
-                    f"where is {self.text!r}: {name} is a vector: choose one of its values, as "
-                    f"{name}[{next(iter(elements))}]; it has {listing(map(str, elements))}"
-                )
-            return _number_column(name, column.values, column.is_known)
-        available = self.manifest.available()
-        if name == "id":
-            return _Value(name, "text", self.manifest.ids)
+                raise self._fault(ast.Name(name), f"is a vector{_elements(column)}")
+            return _numbers(column.values, column.is_known)
         if name not in available:
-            raise _unknown_column(self.manifest, name, ["id", *available, *self.joined])
-        cells = self.manifest.column(name, self.types)
+            raise _unknown_column(self.manifest, name, [*available, *self.joined])
+        cells = self.manifest.ids if name == "id" else self.manifest.column(name, self.types)
         if isinstance(cells, np.ndarray):
-            return _number_column(name, cells, True)
+            return _numbers(cells)
         # values of several types, or with null among them, are compared as they are written
-        return _Value(name, "text", cells.texts if isinstance(cells, Values) else cells)
+        return _Value("text", cells.texts if isinstance(cells, Values) else cells)
 
-    def _element(self, name: str) -> _Value:
-        match, written = self._match(), self._advance()
-        self._require("]")
-        column = self.joined.get(name)
-        if column is None or column.values.ndim != 2 or match is None:
-            raise ArgumentError(f"where is {self.text!r}: {name} is not a column of vectors")
-        count = column.values.shape[1]
-        number = -1
-        if match["text"] and written[1:-1] in column.names:
-            number = [*column.names].index(written[1:-1])
-        elif match["number"] and written.isdecimal():
-            number = int(written)
-        if not 0 <= number < count:
-            names = "".join(f", {place!r}" for place in column.names)
-            raise ArgumentError(
-                f"where is {self.text!r}: {name} has no value {written}; it has 0 to "
-                f"{count - 1}{names}"
-            )
-        return _number_column(f"{name}[{written}]", column.values[:, number], column.is_known)
+    def _element(self, node: ast.expr, column: JoinedColumn, key: Any) -> _Value:
+        names = [*column.names]
+        number = names.index(key) if key in names else key
+        are_vectors = column.values.ndim == 2 and type(number) is int
+        if not are_vectors or number not in range(column.values.shape[-1]):
+            raise self._fault(node, f"is no value{_elements(column)}")
+        return _numbers(column.values[:, number], column.is_known)
 
-    def _match(self) -> re.Match[str] | None:
-        """Find the next token."""
-        while self.text[self.place : self.place + 1].isspace():
-            self.place += 1
-        return _TOKEN.match(self.text, self.place)
-
-    def _next(self) -> str:
-        """Return the next token; empty at the end, and before what is none."""
-        match = self._match()
-        return "" if match is None else match[0]
-
-    def _advance(self) -> str:
-        token = self._next()
-        self.place += len(token)
-        return token
-
-    def _take(self, token: str) -> bool:
-        if self._next() != token:
-            return False
-        self._advance()
-        return True
-
-    def _require(self, token: str) -> None:
-        if not self._take(token):
-            self._refuse(repr(token))
-
-    def _refuse(self, wanted: str) -> NoReturn:
-        rest = self.text[self.place :].strip()
-        where = f"before {rest!r}" if rest else "at its end"
-        raise ArgumentError(f"where is {self.text!r}: {where}, it needs {wanted}: {_EXAMPLE}")
+    def _fault(self, node: ast.AST, what: str) -> ArgumentError:
+        return ArgumentError(f"where is {self.text!r}: {ast.unparse(node)} {what}: {_EXAMPLE}")
 
 
-def _number_column(written: str, cells: NDArray[Any], is_known: NDArray[np.bool_] | bool) -> _Value:
-    kind = "a boolean" if cells.dtype == bool else "a number"
-    return _Value(written, kind, cells, is_known)
+def _numbers(cells: NDArray[Any], is_known: NDArray[np.bool_] | bool = True) -> _Value:
+    return _Value("a boolean" if cells.dtype == bool else "a number", cells, is_known)
+
+
+def _elements(column: JoinedColumn) -> str:
+    places = [*map(repr, column.names)] or [f"0 to {column.values.shape[-1] - 1}"]
+    return f"; its values are {listing(places)}"
