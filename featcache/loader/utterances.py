@@ -54,7 +54,7 @@ types of their cells."""
 Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
 """The rows of a manifest to take: values of columns, or a function of a row."""
 
-_RESERVED = ("id", "ids", "features", "lengths")
+_RESERVED = ("id", "ids", "features", "lengths", "crop_start", "crop_seconds")
 """The keys of items and batches."""
 
 _Value = TypeVar("_Value")
