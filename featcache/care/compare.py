@@ -95,7 +95,7 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
     """Extract clips in one call, into the device's memory. The caller holds a slot of it."""
     waveforms = device.upload([clip.waveform for clip in clips])
     inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
-    if isinstance(extractor, CodecExtractor):
+    if isinstance(extractor, CodecExtractor) and extractor.spec.codebook_sizes:
         num_codebooks = len(extractor.spec.codebook_sizes)
         of_clips = extractor.extract_rows(inputs, partial(_run_with_latents, extractor))
         return [

@@ -122,7 +122,7 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
     for (result,) in batch_extractor(root, [built], None)([item], WorkerTimes(float)):
-        extracted = compute_now(result)
+        (extracted,) = compute_now([result])
         for failure in extracted.failures:
             raise AudioError(Reason(failure.reason), failure.message)
         (again,) = extracted.features

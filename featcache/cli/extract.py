@@ -175,7 +175,7 @@ def extract(
     if not (exists or chosen["dry_run"]):  # a cache that is complete need not be written
         options.refuse_unwritable(cache)
     _import_torch_when_used()
-    from featcache.config import load_config
+    from featcache.config import load_configs
     from featcache.engines.main_job import Observer
     from featcache.engines.main_job import extract as extract_features
     from featcache.extraction.extraction import Summary
@@ -186,7 +186,7 @@ def extract(
     reading = {name: chosen.pop(name) for name in options.READING}
     keys = options.take_keys(reading)
     run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
-    loaded = [load_config(config, keys) for config in configs]
+    loaded = [config for source in configs for config in load_configs(source, keys)]
     for config in loaded:
         weights = getattr(config.params, "weights", None)
         if weights and sys.stderr.isatty():

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -177,10 +178,31 @@ def _about(source: str) -> Iterator[None]:
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged config by its name, and `set` values
     in it by their dotted keys, as `{"params.num_mel_bins": 40}`. Raises ConfigError, which
-    lists all faults."""
+    lists all faults; also for a file of several configs, see `load_configs`."""
+    configs = load_configs(source, set)
+    if len(configs) > 1:
+        names = listing(config.name for config in configs)
+        raise ConfigError(
+            f"config {source}: is {len(configs)} configs, {names}: set one value where it "
+            "lists several, and the name"
+        )
+    return configs[0]
+
+
+def load_configs(source: str | Path, set: Values | None = None) -> list[Config]:  # noqa: A002
+    """Read the configs of a file, as `load_config` does: one for each value of the
+    parameters in `Params.taken` that are lists of values, as `layer: [6, 12]`. The name of
+    each then ends in its values."""
+    text, folder = _read(source)
+    document = _with_values(_document(text, str(source)), set or {})
+    return [config_from(single, str(source), folder) for single in _single_documents(document)]
+
+
+def _read(source: str | Path) -> tuple[str, Path | None]:
+    """Return a config's YAML text, and the folder that its paths are relative to."""
     packaged = packaged_configs().get(str(source))
     if packaged is not None:
-        return parse_config(packaged, str(source), set=set)
+        return packaged, None
     try:
         with Path(source).open("rb") as file:  # perhaps a pipe
             data = file.read(_MOST_BYTES + 1)
@@ -193,7 +215,46 @@ def load_config(source: str | Path, set: Values | None = None) -> Config:  # noq
         raise ConfigError(message) from error
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"config {source}: more than {_MOST_BYTES:,} bytes: is it a config?")
-    return parse_config(text, str(source), Path(source).absolute().parent, set)
+    return text, Path(source).absolute().parent
+
+
+def _single_documents(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a document for each combination of values that a document lists."""
+    extractor, params = document.get("extractor"), document.get("params")
+    if not isinstance(extractor, str) or not isinstance(params, dict):
+        return [document]
+    try:
+        listable = listable_params(extractors.find(extractor).Params)
+    except ConfigError:  # `config_from` reports it, with other faults
+        return [document]
+    listed = {
+        name: params[name] for name in params if name in listable and type(params[name]) is list
+    }
+    singles = []
+    for values in product(*listed.values()):
+        chosen = dict(zip(listed, values, strict=True))
+        name = "-".join([str(document.get("name")), *map(_name_of_value, chosen, values)])
+        singles.append({**document, "name": name, "params": {**params, **chosen}})
+    return singles if listed and singles else [document]
+
+
+def listable_params(params: type[extractors.Params]) -> set[str]:
+    """Return the parameters of which a config may list several values, to be several
+    configs: those in `taken` whose values are no lists themselves."""
+    kinds = {name: params.model_fields[name].annotation for name in _taken(params)}
+    return {name for name, kind in kinds.items() if not _takes_lists(kind)}
+
+
+def _taken(params: type[extractors.Params]) -> set[str]:
+    return {name for name in params.taken if name in params.model_fields}
+
+
+def _takes_lists(annotation: Any) -> bool:
+    return any(get_origin(kind) in (tuple, list) for kind in (annotation, *get_args(annotation)))
+
+
+def _name_of_value(key: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{key}{value}"
 
 
 def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
@@ -208,6 +269,13 @@ def as_config(config: str | Path | Config, set: Values | None = None) -> Config:
     return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
 
 
+def as_configs(config: str | Path | Config, set: Values | None = None) -> list[Config]:  # noqa: A002
+    """Return a config, or load those of a file."""
+    if isinstance(config, Config):
+        return [as_config(config, set)]
+    return load_configs(config, set)
+
+
 def parse_config(
     text: str,
     source: str = _NAMELESS,
@@ -215,6 +283,11 @@ def parse_config(
     set: Values | None = None,  # noqa: A002
 ) -> Config:
     """Validate a config's YAML text, after `set` as in `load_config`; see `config_from`."""
+    return config_from(_with_values(_document(text, source), set or {}), source, folder)
+
+
+def _document(text: str, source: str) -> dict[str, Any]:
+    """Return the mapping of a config's YAML text."""
     try:
         loaded = load_yaml(text)
     except ValueError as error:
@@ -222,7 +295,7 @@ def parse_config(
     if not isinstance(loaded, dict):
         keys = ", ".join(ConfigFile.model_fields)
         raise ConfigError(f"config {source}: expected a mapping with {keys}")
-    return config_from(_with_values(loaded, set or {}), source, folder)
+    return loaded
 
 
 def _with_values(document: Any, values: Values) -> dict[str, Any]:

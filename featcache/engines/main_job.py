@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcache.config import Config, as_config
+from featcache.config import Config, as_configs
 from featcache.engines.devices import on_devices, on_this_machine
 from featcache.engines.ray import on_ray
 from featcache.errors import ArgumentError, did_you_mean, listing
@@ -130,7 +130,7 @@ def extract(
         raise ArgumentError(f"reading: there is no {unknown}{meant}: give {known}")
     if isinstance(configs, str | Path | Config):
         configs = [configs]
-    loaded = [as_config(config, set) for config in configs]
+    loaded = [config for source in configs for config in as_configs(source, set)]
     if not loaded:
         raise ArgumentError("configs: give one at least")
     carry = any(needs_columns(config.resolved()) for config in loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,18 @@ class BuiltConfig:
     def takes_rows(self) -> bool:
         """True if the extractor takes rows of padded clips."""
         return isinstance(self.extractor, RowExtractor)
+
+    def model_pass(self) -> object:
+        """Return a key that is equal for configs that differ only in what they take from a
+        model's pass, and in how they store it."""
+        taken = self.config.params.taken
+        if not taken or not self.takes_rows:
+            return id(self)
+        resolved = self.config.resolved()
+        for name in taken:
+            resolved["params"].pop(name, None)
+        kept = {key: resolved.get(key) for key in ("extractor", "params", "audio", "augment")}
+        return json.dumps([kept, self.extractor.chosen_batching], sort_keys=True)
 
     @property
     def has_weights(self) -> bool:

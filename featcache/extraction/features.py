@@ -127,6 +127,10 @@ def pooled(frames: NDArray[Any], pool: str) -> NDArray[np.float32]:
     return vector[None].astype(np.float32)
 
 
+OVERFLOW = ", which ends at 65,504"
+"""The part of a failure's message that says that float16 overflowed."""
+
+
 def _non_finite(dtype: str, hint: str = "") -> AudioError:
     message = f"features are NaN or infinite as {dtype}{hint}"
     return AudioError(Reason.NON_FINITE_FEATURES, message)
@@ -271,7 +275,7 @@ def download(built: BuiltConfig, clips: Sequence[torch.Tensor], quantizes: bool)
             continue
         hint = ""
         if cast.dtype == torch.float16 and clip.float().isfinite().all():
-            hint = ", which ends at 65,504: store.dtype: float32 holds them"
+            hint = f"{OVERFLOW}: store.dtype: float32 holds them"
         results.append(_non_finite(dtype, hint))
     return results
 

@@ -50,10 +50,12 @@ _OWN = {
     "log_mel": "log_mel:LogMel",
     "mfcc": "kaldi:Mfcc",
     "mimi": "mimi:Mimi",
+    "pocket_tts": "pocket_tts:PocketTTS",
     "speechtokenizer": "speechtokenizer:SpeechTokenizer",
     "ssl": "ssl:SSL",
     "torchaudio": "torchaudio_ssl:TorchaudioSSL",
     "units": "units:Units",
+    "vibevoice": "vibevoice:VibeVoice",
     "xcodec": "xcodec:Xcodec",
 }
 _BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()}
@@ -86,6 +88,10 @@ class Params(Section):
     """Names of parameters added when versions without them existed. While they have their
     default, which is what the extractor did before, fingerprints and the configs in
     versions leave them out."""
+
+    taken: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that only choose what is taken from a model's forward pass. The
+    versions of a run that differ in nothing else share the pass."""
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""The base of codecs, and how a model of transformers is loaded."""
+"""The base of codecs, and the spec of continuous latents."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
@@ -23,8 +23,20 @@ if TYPE_CHECKING:
 class CodecParams(ModelParams):
     """The parameters of every codec."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"output"})
+    taken: ClassVar[frozenset[str]] = frozenset({"output", "codebooks", "bandwidth"})
+
+    output: Literal["codes", "latents"] = "codes"
+    """`latents` are the continuous vectors before the quantiser, float32 `[T, D]`. They do
+    not depend on the number of codebooks, which is ignored then."""
     codebooks: int | None = Field(default=None, ge=1)
     """Number of codebooks, from the first on. Default: all that the model has."""
+
+    @field_validator("codebooks", "bandwidth", check_fields=False)
+    @classmethod
+    def _of_codes(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Leave out what decides no value of latents, so that it is not in fingerprints."""
+        return None if info.data.get("output") == "latents" else value
 
 
 class BandwidthParams(CodecParams):
@@ -48,24 +60,26 @@ class CodecExtractor(ModelExtractor[C]):
 
     _codebooks: Iterable[Any]
     """The model's codebooks in use, unless a subclass has its own `quantize`."""
-    _model_name: str
-    """The class of transformers that loads the model, unless a subclass loads it."""
-
-    def _load_model(self) -> Any:
-        needed_for = f"the extractor {type(self).__name__.lower()}"
-        model_class = weights.transformers_class(self._model_name, needed_for)
-        model = weights.load(model_class, self._locate(), self.device)
-        sample_rate = getattr(model.config, "sampling_rate", None) or model.config.sample_rate
-        self.require_sample_rate(sample_rate)
-        return model
 
     def _set_spec(
-        self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0
+        self,
+        name: str,
+        num_codebooks: int,
+        codebook_size: int,
+        frame_length: int = 0,
+        latent_size: int = 0,
     ) -> None:
+        """Set the spec of codes or latents. Raises ConfigError for latents without a size."""
+        frame_rate = self.sample_rate / self.granularity
+        if self.params.output == "latents":
+            if not latent_size:
+                raise ConfigError(f"params.output: latents; {name} has codes only")
+            self.spec = latent_spec(name, latent_size, frame_rate, frame_length, self.sample_rate)
+            return
         self.spec = FeatureSpec(
             (num_codebooks,),
             code_dtype(codebook_size),
-            self.sample_rate / self.granularity,
+            frame_rate,
             frame_length,
             self.sample_rate,
             f"{name} code",
@@ -95,7 +109,19 @@ class CodecExtractor(ModelExtractor[C]):
         return codes_RF, codebook.decode(codes_RF)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return Rows(self.codes_of(self.latents(waveforms, num_samples)))
+        return self.encode_for([self], waveforms, num_samples)[0]
+
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        latents_RFD = self.latents(waveforms, num_samples)
+        return [taker.take(latents_RFD) for taker in takers]
+
+    def take(self, latents_RFD: Tensor) -> Rows:
+        """Return the features of latents, float `[R, F, D]`."""
+        if self.params.output == "latents":
+            return Rows(latents_RFD.float())
+        return Rows(self.codes_of(latents_RFD))
 
     def codes_of(self, latents_RFD: Tensor) -> Tensor:
         """Quantise latents, to codes of `spec.dtype`, `[R, F, Q]`."""
@@ -104,9 +130,12 @@ class CodecExtractor(ModelExtractor[C]):
         return codes_RFQ.to(getattr(torch, self.spec.dtype))
 
     def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
-        """Decode by the codec's own decoder, which is loaded for this; channels are mixed."""
-        codes_1QF = tracks[MAIN].long().mT[None]
-        decoded = self.decode(codes_1QF, tracks)
+        """Decode by the codec's own decoder, which is loaded for this; channels are mixed.
+        Latents are quantised first."""
+        features_1F = tracks[MAIN][None]
+        if self.params.output == "latents":
+            features_1F = self.quantize(features_1F.float())
+        decoded = self.decode(features_1F.long().mT, tracks)
         return decoded.reshape(-1, decoded.shape[-1]).mean(dim=0)
 
     def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
@@ -117,8 +146,18 @@ class CodecExtractor(ModelExtractor[C]):
 
     @classmethod
     def stored_dtype(cls, params: C) -> str:
+        if params.output == "latents":
+            return "float32"
         config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
         return code_dtype(int(config.get("codebook_size", 1024)))
+
+
+def latent_spec(
+    name: str, size: int, frame_rate: float, frame_length: int, sample_rate: int
+) -> FeatureSpec:
+    """Describe the continuous latents of a model."""
+    units = f"{name} latent"
+    return FeatureSpec((size,), "float32", frame_rate, frame_length, sample_rate, units)
 
 
 def code_dtype(codebook_size: int) -> str:

@@ -7,8 +7,9 @@ root mean square, which is kept with its codes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _SCALES = "what a chunk's samples were divided by"
 
 
 class Encodec(CodecExtractor[BandwidthParams]):
-    """EnCodec's codes: those of `EncodecModel.encode` for the clip alone.
+    """EnCodec's codes: those of `EncodecModel.encode` for the clip alone; or its latents.
 
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one
     sample on. In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples,
@@ -52,7 +53,7 @@ class Encodec(CodecExtractor[BandwidthParams]):
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
-        self._set_spec("EnCodec", count, config.codebook_size)
+        self._set_spec("EnCodec", count, config.codebook_size, latent_size=config.hidden_size)
         if self._chunk_length:
             self.max_seconds = None
             frame_rate = (
@@ -85,11 +86,14 @@ class Encodec(CodecExtractor[BandwidthParams]):
             length = min(length, self._chunk_length)
         return length
 
-    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        rows = super().encode(waveforms, num_samples)
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        encoded = super().encode_for(takers, waveforms, num_samples)
         if self._config.normalize:
-            rows = replace(rows, side={"scales": _scales(waveforms, num_samples)})
-        return rows
+            side = {"scales": _scales(waveforms, num_samples)}
+            encoded = [replace(rows, side=side) for rows in encoded]
+        return encoded
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         if self._config.normalize:

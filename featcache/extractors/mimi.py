@@ -7,6 +7,8 @@ ends (see `ragged`). The transformer does not look ahead, so it needs no mask.""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 from torch import Tensor
 
@@ -14,10 +16,38 @@ from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 
+class CausalEncoder:
+    """A causal SEANet, transformer and downsampling convolution, over rows.
+
+    Args:
+        encoder: An encoder of transformers with these three modules, in eval mode.
+        config: Its config, for the transformer's layers and window.
+    """
+
+    def __init__(self, encoder: Any, config: Any) -> None:
+        self._seanet = ragged.seanet_layers(encoder.encoder_seanet.layers)
+        self._transformer = encoder.encoder_transformer
+        self._downsample = ragged.seanet_layers([encoder.downsample])
+        field, hop = ragged.receptive_field(ragged.convolutions(encoder.encoder_seanet))
+        # each layer of the transformer sees a window
+        field += config.num_hidden_layers * (config.sliding_window - 1) * hop
+        last, stride = ragged.receptive_field(ragged.convolutions(encoder.downsample))
+        self.hop = hop * stride
+        """The samples from one frame to the next."""
+        self.frame_length = field + (last - 1) * hop
+        """The samples that one frame depends on."""
+
+    def __call__(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute latents, float `[R, F, D]`, of rows with lengths int64 `[R]`."""
+        x_RDT, lengths = ragged.run(self._seanet, waveforms_RP[:, None], num_samples)
+        x_RDT = self._transformer(x_RDT.mT, use_cache=False).last_hidden_state.mT
+        return ragged.run(self._downsample, x_RDT, lengths)[0].mT
+
+
 class MimiParams(CodecParams):
     """The parameters of `mimi`."""
 
-    codebooks: int | None = Field(default=8, ge=1)
+    codebooks: int | None = Field(default=8, ge=1, validate_default=True)
     """Number of codebooks. The first holds the words, the others the sound. Moshi is
     trained on 8 codebooks, and the codec's authors report results for 8: 1.1 kbps. null
     means all 32, the default of `MimiModel.encode`. With fewer codebooks, the codes are
@@ -25,7 +55,7 @@ class MimiParams(CodecParams):
 
 
 class Mimi(CodecExtractor[MimiParams]):
-    """Mimi's codes: those of `MimiModel.encode` for the clip alone.
+    """Mimi's codes: those of `MimiModel.encode` for the clip alone; or its latents.
 
     Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. For
     kyutai/mimi the receptive field is 80 s, so chunks with a shorter overlap are not
@@ -43,25 +73,22 @@ class Mimi(CodecExtractor[MimiParams]):
         self._num_codebooks = num_codebooks(
             self.params, config.num_quantizers, at_least=config.num_semantic_quantizers
         )
-        self._encoder = ragged.seanet_layers(model.encoder.encoder_seanet.layers)
-        self._transformer = model.encoder.encoder_transformer
-        self._downsample = ragged.seanet_layers([model.encoder.downsample])
+        self._encoder = CausalEncoder(model.encoder, config)
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
             # a codebook computes this on first access, which threads would share
             getattr(module, "embed", None)
-        field, hop = ragged.receptive_field(ragged.convolutions(model.encoder.encoder_seanet))
-        # each layer of the transformer sees a window
-        field += config.num_hidden_layers * (config.sliding_window - 1) * hop
-        last, stride = ragged.receptive_field(ragged.convolutions(model.encoder.downsample))
-        self.granularity = hop * stride
-        field += (last - 1) * hop
-        self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field)
+        self.granularity = self._encoder.hop
+        self._set_spec(
+            "Mimi",
+            self._num_codebooks,
+            config.codebook_size,
+            self._encoder.frame_length,
+            config.hidden_size,
+        )
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
-        x_RDT, lengths = ragged.run(self._encoder, waveforms[:, None], num_samples)
-        x_RDT = self._transformer(x_RDT.mT, use_cache=False).last_hidden_state.mT
-        return ragged.run(self._downsample, x_RDT, lengths)[0].mT
+        return self._encoder(waveforms, num_samples)
 
     def quantize(self, latents: Tensor) -> Tensor:
         codes_QRF: Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)

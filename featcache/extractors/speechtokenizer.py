@@ -50,7 +50,9 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
         self._encoder = ragged.seanet_layers(model.encoder.model)
         self._codebooks = model.quantizer.vq.layers[:count]
         self.granularity = int(model.downsample_rate)
-        self._set_spec("SpeechTokenizer", count, model.quantizer.bins)
+        self._set_spec(
+            "SpeechTokenizer", count, model.quantizer.bins, latent_size=model.quantizer.dimension
+        )
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT

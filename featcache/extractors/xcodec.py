@@ -46,7 +46,7 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         preprocessing = weights.read_preprocessing(self._locate())
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
-        self._set_spec("X-Codec", count, config.codebook_size)
+        self._set_spec("X-Codec", count, config.codebook_size, latent_size=model.fc.out_features)
         self.spec = replace(self.spec, frame_rate=self.sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:

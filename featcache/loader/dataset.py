@@ -124,6 +124,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
       `[batch, *item_shape]`;
     * `lengths`: int64 `[batch]`, in frames; None for vectors;
+    * with a crop, `crop_start` and `crop_seconds`: where the window begins in the utterance,
+      and how much of the utterance it holds, in seconds; float64 `[batch]`;
     * the columns: bool, int64 or float64 tensors `[batch]`, or lists; those of other
       versions are tensors `[batch, *item_shape]` of the stored dtype.
 
@@ -263,9 +265,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
+        all_ranges = self.frame_ranges(row, epoch)
         features = [
-            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0]
-            for ranges in self.frame_ranges(row, epoch)
+            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0] for ranges in all_ranges
         ]
         item = Item({"id": self.ids[position], "features": self.named(features)})
         for name, column in self.columns.items():
@@ -275,6 +277,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             elif isinstance(value, np.ndarray):
                 value = torch.from_numpy(value.copy())
             item[name] = value
+        times = self._crop_times(all_ranges)
+        item.update((name, float(of_row[0])) for name, of_row in times.items())
         return item
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
@@ -413,7 +417,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         columns = {
             name: _in_batch(column, positions, move) for name, column in self.columns.items()
         }
-        read = [ranges.read(gather, move) for ranges in self.frame_ranges(positions, epoch)]
+        all_ranges = self.frame_ranges(positions, epoch)
+        times = self._crop_times(all_ranges)
+        columns |= {name: move(torch.from_numpy(of_rows)) for name, of_rows in times.items()}
+        read = [ranges.read(gather, move) for ranges in all_ranges]
         features, lengths = (self.named(values) for values in zip(*read, strict=True))
         ids = self.ids.texts(positions)
         return {"ids": ids, "features": features, "lengths": lengths, **columns}
@@ -439,6 +446,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             FrameRanges(*columns, window)
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
+
+    def _crop_times(self, ranges: Sequence[FrameRanges]) -> dict[str, NDArray[np.float64]]:
+        """Return where each row's window begins in its utterance, and how much of the
+        utterance it holds, in seconds; nothing without a crop."""
+        window = ranges[0].window
+        if self._windows is None or window is None:
+            return {}
+        seconds = self._windows.seconds([of_version.counts for of_version in ranges])
+        return {"crop_start": window[0], "crop_seconds": seconds}
 
     def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> Ints:
         """Count rows from the first row on. Raises IndexError if there is no such row."""

@@ -51,7 +51,7 @@ Classes = str | Collection[str] | Mapping[str, Sequence[str]]
 OnChanged = Literal["error", "warn", "use"]
 """The treatment of rows with features of another row or file."""
 
-_RESERVED = ("id", "ids", "features", "lengths")
+_RESERVED = ("id", "ids", "features", "lengths", "crop_start", "crop_seconds")
 """The keys of items and batches."""
 
 _Value = TypeVar("_Value")

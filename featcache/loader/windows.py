@@ -128,6 +128,11 @@ class Windows:
         how long they are."""
         return firsts[self._first] / self._rate, self.window / self._rate
 
+    def seconds(self, counts: Sequence[Ints]) -> NDArray[np.float64]:
+        """Return how much of each utterance the windows with these numbers of frames hold,
+        in seconds, float64 `[n]`."""
+        return np.asarray(counts[self._first] / self._rate)
+
     def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
         """Return each window's first frame."""
         if self.crop.where == "start":

@@ -17,13 +17,22 @@ from featcache.version.version import Version
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}
 
-WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"}
-"""Extractors without weights, with torchaudio's own, or with yours."""
+WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"} | {
+    "pocket_tts",
+    "vibevoice",
+}
+"""Extractors without weights, with torchaudio's own, or with yours; and those whose configs
+leave the commit to the user."""
 
 FINGERPRINTS = {
     "audio-stats": "821df19ff62a40b89df294fc7c1fb204e3ec973bc69d00654cf26f54dacf51a0",
     "dac16k": "1d04ff727f25cef46f7bb774bf3d7e149b4286789bc795080a417bb7f77916d6",
     "dac24k": "a1affd4abfc94be5f84792dc12b67cec47e17905cfd9ec7e5d0b7e468e4a51a2",
+    "dac44k-latents": "e493bae122a5fd350ae3cceb67d889c00b65556912607b3e0b2aedd2bb964d67",
+    "encodec24k-latents": "bce224d91abf194d13ffd661fce272f8c52abdc0b57a7035360bee81bf3bd33c",
+    "mimi-latents": "c1384d08a555a2351b9e9914865b587145d9b6a3be7a84b697babba11d6d4c48",
+    "pocket-tts": "2132a1a7452f1c5acbe7756a2ea3f8f629e2734056671cd8b372fb203e837bb5",
+    "vibevoice": "a7ff88c19934483f0349150a4c5049faaf30c1b9908b12f87d624d2f4c8d54ff",
     "dac44k": "fe0db5227541c83f678eb1f8c7ce64fe8795fcaa5a390879a6ffda0b6c7fc9c9",
     "encodec24k-6kbps": "e0995185b836d29aad0d3043d5cb72c655d810d3b7f705d62b922a44ce904f7e",
     "encodec48k-6kbps": "3d0100450102a5a61b39d4e7e99303e37ad03df1112c6de8c21ca53acd9d4bd1",
@@ -129,8 +138,18 @@ def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", params.weights)
     assert re.fullmatch(r"[0-9a-f]{40}", params.revision)
     assert params.precision == "fp32"
-    assert config.dtype == ("uint16" if "codebooks" in type(params).model_fields else "float16")
+    dtypes = {"codes": "uint16", "latents": "float32", None: "float16"}
+    assert config.dtype == dtypes[getattr(params, "output", None)]
     assert f"hf download {params.weights} --revision {params.revision}" in line_of(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pocket-tts", "vibevoice"])
+def test_where_the_commit_is_the_users_extraction_asks_for_it(name, no_hub, tmp_path):
+    manifest = tmp_path / "manifest.csv"
+    manifest.write_text("id,path\na,a.wav\n")
+    (line,) = run_here("extract", manifest, "-c", name, "-o", tmp_path / "cache", code=2).splitlines()
+    assert line.startswith(f"featcache: config {name}: params.revision: ")
+    assert line.endswith("in 40 hex digits")
 
 
 def test_extraction_without_torchaudios_weights_says_what_to_download(tmp_path, monkeypatch):

@@ -112,6 +112,20 @@ class TestMimi(OfModel):
     extractor_name, sample_rate, save = "mimi", 24000, staticmethod(small_models.mimi)
 
 
+class TestMimiLatents(TestMimi):
+    params = {"output": "latents"}  # noqa: RUF012
+
+
+class TestPocketTTS(OfModel):
+    extractor_name, sample_rate, save = "pocket_tts", 24000, staticmethod(small_models.pocket_tts)
+    params = {"chunk": {"seconds": 0.9, "overlap": 0.5}}  # noqa: RUF012
+    seconds = 1.5
+
+
+class TestVibeVoice(OfModel):
+    extractor_name, sample_rate, save = "vibevoice", 24000, staticmethod(small_models.vibevoice)
+
+
 class TestXcodec(OfModel):
     extractor_name, sample_rate, save = "xcodec", 16000, staticmethod(small_models.xcodec)
 

@@ -1,0 +1,53 @@
+"""The continuous latents of Pocket TTS (Kyutai, 2026), as in transformers: Mimi's encoder
+without a quantiser."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from featcache import weights
+from featcache.extractors.codec import latent_spec
+from featcache.extractors.dac import in_whole_hops
+from featcache.extractors.mimi import CausalEncoder
+from featcache.extractors.model import ModelExtractor, ModelParams
+from featcache.extractors.rows import Rows
+
+
+class PocketTTSParams(ModelParams):
+    """The parameters of `pocket_tts`."""
+
+
+class PocketTTS(ModelExtractor[PocketTTSParams]):
+    """Pocket TTS's latents: those of `PocketTTSAudioTokenizerModel.encode` for the clip
+    alone, padded with zeros to whole frames, as the model's documentation wants.
+
+    Latents are float32 `[T, 32]`, ceil(num_samples / 1920) frames, from one sample on. A
+    frame sees 2.7 s, so chunks that overlap by 3 s are exact to rounding."""
+
+    Params = PocketTTSParams
+    revision = 1
+    gpu_factor = 2
+    causal = True
+
+    def _prepare(self) -> None:
+        model = self._load_model()
+        if model.encoder is None:
+            raise weights.weights_error(self.params.weights, "holds a decoder only")
+        config = model.config
+        self._encoder = CausalEncoder(model.encoder, config)
+        self.granularity = self._encoder.hop
+        frame_rate = self.sample_rate / self.granularity
+        self.spec = latent_spec(
+            "Pocket TTS",
+            config.latent_dim,
+            frame_rate,
+            self._encoder.frame_length,
+            self.sample_rate,
+        )
+
+    def num_frames(self, num_samples: int) -> int:
+        return -(-num_samples // self.granularity)
+
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        whole_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)
+        return Rows(self._encoder(whole_RP, lengths).float())
