@@ -26,6 +26,7 @@ class PocketTTS(ModelExtractor[PocketTTSParams]):
 
     Params = PocketTTSParams
     revision = 1
+    _model_name = "PocketTTSAudioTokenizerModel"
     gpu_factor = 2
     causal = True
 

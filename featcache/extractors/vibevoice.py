@@ -42,6 +42,7 @@ class VibeVoice(ModelExtractor[VibeVoiceParams]):
 
     Params = VibeVoiceParams
     revision = 1
+    _model_name = "VibeVoiceAcousticTokenizerModel"
     gpu_factor = 2
     causal = True
 
