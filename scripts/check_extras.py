@@ -93,6 +93,11 @@ def use_torchaudio() -> None:
     extract("-c", "layer.yaml")
 
 
+def use_packages_with_weights() -> None:
+    extract("-c", "vad-silero", "-c", "f0-swift", "-c", "dnsmos")
+    run("vad", "features/vad-silero", "-o", "segments.csv")
+
+
 def use_speechtokenizer() -> None:
     from featcache.extractors.speechtokenizer import _model_class
 
@@ -166,6 +171,7 @@ USES: dict[str, tuple[str, Callable[[], None]]] = {
     "extract": ("extract", extract_and_fit_units),
     "models": ("extract,models", use_models),
     "torchaudio": ("extract,torchaudio", use_torchaudio),
+    "analysis": ("extract,analysis", use_packages_with_weights),
     "speechtokenizer": ("extract,models,speechtokenizer", use_speechtokenizer),
     "parquet": ("extract,parquet", read_parquet),
     "formats": ("extract,formats", decode_m4a),

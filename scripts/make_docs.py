@@ -25,13 +25,14 @@ from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
+from featcache.extractors.onnx import Window
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 118  # of help texts, in characters
 MANY = 3
 """From so many commands on, an option that they have stands once."""
 
-SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
+SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk, Window)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
 TYPES = {
     "number": "number",
@@ -144,6 +145,8 @@ def _values(schema: dict) -> str:
     """What a key may be: a type with its limits, or a list of words."""
     if "anyOf" in schema:
         return ", ".join(_values(choice) for choice in schema["anyOf"])
+    if "oneOf" in schema:
+        return "mapping"
     if "enum" in schema:
         return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
     if "$ref" in schema:

@@ -45,6 +45,7 @@ _FILES_OF_COMMANDS = {
     "probe": "configs",
     "configs": "configs",
     "fit-kmeans": "stats",
+    "vad": "vad",
 }
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}

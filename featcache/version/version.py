@@ -43,6 +43,7 @@ _LIBRARIES = (
     "torch",
     "torchaudio",
     "transformers",
+    "onnxruntime",
     "soundfile",
     "miniaudio",
     "av",

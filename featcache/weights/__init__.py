@@ -2,6 +2,7 @@
 them. Nothing is unpickled, and code in a model's folder runs only if `featcache.trust`
 allows it."""
 
+from featcache.weights.files import file_digest, find_file
 from featcache.weights.hub import locate
 from featcache.weights.models import (
     Located,
@@ -10,6 +11,7 @@ from featcache.weights.models import (
     load,
     read_config,
     read_json,
+    read_pickle,
     read_preprocessing,
     state_dict,
     transformers_class,
@@ -19,11 +21,14 @@ from featcache.weights.models import (
 __all__ = [
     "Located",
     "digest",
+    "file_digest",
+    "find_file",
     "fold_weight_norm",
     "load",
     "locate",
     "read_config",
     "read_json",
+    "read_pickle",
     "read_preprocessing",
     "state_dict",
     "transformers_class",

