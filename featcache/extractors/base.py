@@ -54,6 +54,7 @@ _OWN = {
     "ssl": "ssl:SSL",
     "torchaudio": "torchaudio_ssl:TorchaudioSSL",
     "units": "units:Units",
+    "wavtokenizer": "wavtokenizer:WavTokenizer",
     "xcodec": "xcodec:Xcodec",
 }
 _BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()}

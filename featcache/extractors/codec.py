@@ -49,10 +49,10 @@ class CodecExtractor(ModelExtractor[C]):
     _codebooks: Iterable[Any]
     """The model's codebooks in use, unless a subclass has its own `quantize`."""
 
-    def _load_model(self, class_name: str) -> Any:
+    def _load_model(self, class_name: str, part: weights.Part | None = None) -> Any:
         needed_for = f"the extractor {type(self).__name__.lower()}"
         model_class = weights.transformers_class(class_name, needed_for)
-        model = weights.load(model_class, self._locate(), self.device)
+        model = weights.load(model_class, self._locate(), self.device, part)
         sample_rate = getattr(model.config, "sampling_rate", None) or model.config.sample_rate
         self.require_sample_rate(sample_rate)
         return model

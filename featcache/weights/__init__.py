@@ -5,6 +5,7 @@ allows it."""
 from featcache.weights.hub import locate
 from featcache.weights.models import (
     Located,
+    Part,
     digest,
     fold_weight_norm,
     load,
@@ -18,6 +19,7 @@ from featcache.weights.models import (
 
 __all__ = [
     "Located",
+    "Part",
     "digest",
     "fold_weight_norm",
     "load",

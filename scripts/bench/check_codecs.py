@@ -39,7 +39,10 @@ from small_models import (
     encodec_24khz,
     encodec_48khz,
     mimi,
+    qwen3_tts,
     speechtokenizer,
+    wavtokenizer_40hz,
+    wavtokenizer_75hz,
     xcodec,
 )
 from ties import differences, waveforms_of
@@ -85,6 +88,8 @@ class Codec:
             ).eval()
         import transformers
 
+        if self.make is qwen3_tts:  # whose encoder is that of this Mimi
+            return transformers.MimiModel.from_pretrained(mimi(folder.with_name("mimi"))).eval()
         return getattr(transformers, self.model).from_pretrained(folder).eval()
 
 
@@ -107,6 +112,14 @@ def _eight(model: Any, x: Waveforms) -> torch.Tensor:
     return model.encode(x[:, None], num_quantizers=8).audio_codes.mT
 
 
+def _sixteen(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None]).audio_codes[:, :16].mT
+
+
+def _plain(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None]).audio_codes.mT
+
+
 def _codebooks_first(model: Any, x: Waveforms) -> torch.Tensor:
     return model.encode(x[:, None]).permute(1, 2, 0)
 
@@ -122,6 +135,9 @@ CODECS = {
     "dac24k": Codec(dac_24khz, "dac", 24000, "DacModel", _whole_hops),
     "dac44k": Codec(dac_44khz, "dac", 44100, "DacModel", _whole_hops),
     "mimi": Codec(mimi, "mimi", 24000, "MimiModel", _eight, {"codebooks": 8}),
+    "qwen3-tts-12hz": Codec(qwen3_tts, "mimi", 24000, "MimiModel", _sixteen, {"codebooks": 16}),
+    "wavtokenizer40": Codec(wavtokenizer_40hz, "wavtokenizer", 24000, "WavTokenizerModel", _plain),
+    "wavtokenizer75": Codec(wavtokenizer_75hz, "wavtokenizer", 24000, "WavTokenizerModel", _plain),
     "xcodec": Codec(xcodec, "xcodec", 16000, "XcodecModel", _whole_hops),
     "speechtokenizer": Codec(
         speechtokenizer, "speechtokenizer", 16000, "SpeechTokenizer", _codebooks_first

@@ -112,6 +112,19 @@ class TestMimi(OfModel):
     extractor_name, sample_rate, save = "mimi", 24000, staticmethod(small_models.mimi)
 
 
+class TestQwen3Tts(OfModel):
+    extractor_name, sample_rate, save = "mimi", 24000, staticmethod(small_models.qwen3_tts)
+    params = {"codebooks": 4}  # noqa: RUF012
+
+
+class TestWavTokenizer(OfModel):
+    extractor_name, sample_rate, save = (
+        "wavtokenizer",
+        24000,
+        staticmethod(small_models.wavtokenizer_40hz),
+    )
+
+
 class TestXcodec(OfModel):
     extractor_name, sample_rate, save = "xcodec", 16000, staticmethod(small_models.xcodec)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 
@@ -145,6 +146,49 @@ def save_mimi(config, folder: Path) -> Path:
         nn.init.kaiming_normal_(part.input_proj.weight, nonlinearity="linear")
         _fill(part.input_proj(latents), part.layers, lambda layer: layer.codebook.embed_sum)
     model.save_pretrained(folder)
+    return folder
+
+
+def _wavtokenizer(folder: Path, **options) -> Path:
+    decoder = {"decoder_hidden_size": 32, "decoder_intermediate_size": 32, "decoder_num_layers": 1}
+    encoder = {"num_filters": 4, "hidden_size": 24, "codebook_dim": 24}
+    config = transformers.WavTokenizerConfig(**encoder, **decoder, **options)
+    torch.manual_seed(0)
+    model = transformers.WavTokenizerModel(config).eval()
+    part = model.encoder_model
+    _zero_biases(part.encoder)
+    latents = part.encoder(speech_like(9, config.sampling_rate)[None, None])
+    _fill(latents, [part.quantizer], lambda layer: layer.codebook.embed)
+    model.save_pretrained(folder)
+    transformers.WavTokenizerFeatureExtractor().save_pretrained(folder)
+    return folder
+
+
+wavtokenizer_40hz = torch.no_grad()(_wavtokenizer)
+"""As swiss-ai/wavtokenizer-large-unify-40token: 40 Hz, 4,096 codes."""
+wavtokenizer_75hz = torch.no_grad()(partial(_wavtokenizer, upsampling_ratios=[8, 5, 4, 2]))
+"""As swiss-ai/wavtokenizer-large-speech-75token-v2: 75 Hz."""
+
+
+@torch.no_grad()
+def qwen3_tts(folder: Path) -> Path:
+    """As Qwen/Qwen3-TTS-Tokenizer-12Hz: a Mimi's encoder and another decoder, without
+    Mimi's; 16 codebooks of 32 have a use."""
+    mimi(folder)
+    tensors = {
+        f"encoder.{name}": tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if not name.startswith(("decoder", "upsample"))
+    }
+    tensors["decoder.pre_conv.conv.weight"] = torch.randn(8, 4, 3)
+    save_file(tensors, folder / "model.safetensors")
+    settings = {
+        "model_type": "qwen3_tts_tokenizer_12hz",
+        "encoder_valid_num_quantizers": 16,
+        "encoder_config": json.loads((folder / "config.json").read_text()),
+        "decoder_config": {"codebook_size": 2048},
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
     return folder
 
 
