@@ -46,16 +46,20 @@ _OWN = {
     "dac": "dac:Dac",
     "encodec": "encodec:Encodec",
     "fbank": "kaldi:Fbank",
+    "higgs2": "higgs2:Higgs2",
     "labels": "labels:Labels",
     "log_mel": "log_mel:LogMel",
     "mfcc": "kaldi:Mfcc",
     "mimi": "mimi:Mimi",
+    "neucodec": "xcodec2:NeuCodec",
+    "snac": "snac:Snac",
     "speechtokenizer": "speechtokenizer:SpeechTokenizer",
     "ssl": "ssl:SSL",
     "torchaudio": "torchaudio_ssl:TorchaudioSSL",
     "units": "units:Units",
     "wavtokenizer": "wavtokenizer:WavTokenizer",
     "xcodec": "xcodec:Xcodec",
+    "xcodec2": "xcodec2:Xcodec2",
 }
 _BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()}
 _ENTRY_POINTS = "featcache.extractors"

@@ -51,10 +51,13 @@ class CodecExtractor(ModelExtractor[C]):
 
     def _load_model(self, class_name: str, part: weights.Part | None = None) -> Any:
         needed_for = f"the extractor {type(self).__name__.lower()}"
-        model_class = weights.transformers_class(class_name, needed_for)
+        return self._load_from(weights.transformers_class(class_name, needed_for), part)
+
+    def _load_from(self, model_class: Any, part: weights.Part | None = None) -> Any:
         model = weights.load(model_class, self._locate(), self.device, part)
-        sample_rate = getattr(model.config, "sampling_rate", None) or model.config.sample_rate
-        self.require_sample_rate(sample_rate)
+        names = ("sampling_rate", "sample_rate", "input_sampling_rate")
+        rates = (getattr(model.config, name, None) for name in names)
+        self.require_sample_rate(next(filter(None, rates)))
         return model
 
     def _set_spec(
@@ -69,6 +72,11 @@ class CodecExtractor(ModelExtractor[C]):
             f"{name} code",
             (codebook_size,) * num_codebooks,
         )
+
+    @property
+    def codes_per_frame(self) -> int:
+        """The number of codes that `codes_of` gives for a frame."""
+        return len(self.spec.codebook_sizes)
 
     def num_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.granularity)

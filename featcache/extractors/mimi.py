@@ -20,7 +20,6 @@ from featcache import weights
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
-
 _QWEN = "qwen3_tts_tokenizer_12hz"
 _ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",))
 

@@ -137,7 +137,8 @@ class ModelExtractor(RowExtractor[M]):
         for start, first, end in zip(starts, firsts, ends, strict=True):
             length = min(size, num_samples - start)
             pieces.append(Piece(start, length, first - start // self.granularity, end - first))
-        return pieces
+        # without a last chunk in which no frame begins
+        return [piece for piece in pieces if piece.num_frames]
 
     def _samples(self, seconds: float) -> int:
         hops = round(seconds * self.spec.sample_rate) // self.granularity

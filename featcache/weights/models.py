@@ -10,12 +10,13 @@ import sys
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
@@ -366,6 +367,28 @@ def load(
             if name in info["missing_keys"]:
                 parameter.data.zero_()
         return model.eval().requires_grad_(False).to(device)
+
+
+def load_module(
+    make: Callable[[dict[str, Any]], Any], located: Located, device: torch.device, name: str
+) -> Any:
+    """Build a model that is none of transformers: `make` takes config.json, and `name` says
+    what the model is, for messages. Otherwise as `load`."""
+    config = read_config(located)
+    tensors = state_dict(located)
+    model_type = config.get("model_type")  # as in every config.json of transformers
+    if model_type is not None:
+        what = f"holds a model of type {model_type!r}, not a {name}'s"
+        raise weights_error(located.folder, what)
+    with warnings.catch_warnings(action="ignore"):  # packages use torch's old weight norm
+        try:
+            model = make(config)
+            model.load_state_dict(tensors)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            reason = shorten(str(error), 200, placeholder=" …")
+            raise weights_error(located.path, f"not a {name}'s: {reason}") from error
+    fold_weight_norm(model)
+    return model.eval().requires_grad_(False).to(device)
 
 
 def fold_weight_norm(model: nn.Module) -> None:

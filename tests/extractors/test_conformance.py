@@ -129,6 +129,27 @@ class TestXcodec(OfModel):
     extractor_name, sample_rate, save = "xcodec", 16000, staticmethod(small_models.xcodec)
 
 
+class TestXcodec2(OfModel):
+    extractor_name, sample_rate, save = "xcodec2", 16000, staticmethod(small_models.xcodec2)
+
+
+class TestNeuCodec(OfModel):
+    extractor_name, sample_rate, save = "neucodec", 16000, staticmethod(small_models.neucodec)
+
+
+class TestHiggs2(OfModel):
+    extractor_name, sample_rate, save = "higgs2", 24000, staticmethod(small_models.higgs2)
+
+
+class TestSnac(OfModel):
+    extractor_name, sample_rate = "snac", 24000
+
+    @classmethod
+    def save(cls, folder: Path) -> Path:
+        pytest.importorskip("snac", exc_type=ImportError)
+        return small_models.snac_24khz(folder)
+
+
 class TestSpeechTokenizer(OfModel):
     extractor_name, sample_rate, save = (
         "speechtokenizer",

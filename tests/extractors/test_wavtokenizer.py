@@ -2,7 +2,6 @@
 
 import codes
 import pytest
-import torch
 from codec_checks import CodecChecks, cut
 from transformers import WavTokenizerModel
 
