@@ -31,7 +31,7 @@ FEATCACHE = [sys.executable, "-m", "featcache"]
 
 SHOWN = (
     *("torch", "torchaudio", "transformers", "av", "pyarrow", "obstore", "ray", "zarr", "numpy"),
-    *("speechtokenizer", "speechbrain", "lhotse", "datasets"),
+    *("snac", "speechtokenizer", "speechbrain", "lhotse", "datasets"),
 )
 """The packages whose versions are printed."""
 
@@ -104,6 +104,14 @@ def use_speechtokenizer() -> None:
     assert _model_class().__name__ == "SpeechTokenizer"
 
 
+def use_snac() -> None:
+    import small_models
+
+    small_models.snac_24khz(Path("snac"))
+    write_config("snac", "{weights: snac}", "codes", 24000)
+    extract("-c", "codes.yaml")
+
+
 def read_parquet() -> None:
     import pyarrow.csv
     import pyarrow.parquet
@@ -173,6 +181,7 @@ USES: dict[str, tuple[str, Callable[[], None]]] = {
     "torchaudio": ("extract,torchaudio", use_torchaudio),
     "analysis": ("extract,analysis", use_packages_with_weights),
     "speechtokenizer": ("extract,models,speechtokenizer", use_speechtokenizer),
+    "snac": ("extract,models,snac", use_snac),
     "parquet": ("extract,parquet", read_parquet),
     "formats": ("extract,formats", decode_m4a),
     "cloud": ("extract,cloud", read_from_a_server),

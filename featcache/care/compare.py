@@ -96,10 +96,10 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
     waveforms = device.upload([clip.waveform for clip in clips])
     inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
     if isinstance(extractor, CodecExtractor) and extractor.spec.codebook_sizes:
-        num_codebooks = len(extractor.spec.codebook_sizes)
+        num_codes = extractor.codes_per_frame
         of_clips = extractor.extract_rows(inputs, partial(_run_with_latents, extractor))
         return [
-            ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:])
+            ClipResult(rows.features[:, :num_codes].long(), rows.features[:, num_codes:])
             for rows in of_clips
         ]
     results = []

@@ -302,7 +302,10 @@ def _download_rows(
     for i, clip in enumerate(clips):
         if not isinstance(clip, AudioError):
             # Copies, because views would keep all of the batch in memory.
-            entries = {name: array[i].copy() for name, array in side_arrays.items()}
+            entries = {
+                name: array[i, encoded.entries(name, rows[i].frames)].copy()
+                for name, array in side_arrays.items()
+            }
             clips[i] = ClipFeatures(clip.features.copy(), {**clip.side, **entries})
     return clips
 

@@ -49,10 +49,13 @@ _OWN = {
     "encodec": "encodec:Encodec",
     "fbank": "kaldi:Fbank",
     "ge2e": "ge2e:GE2E",
+    "higgs2": "higgs2:Higgs2",
     "labels": "labels:Labels",
     "log_mel": "log_mel:LogMel",
     "mfcc": "kaldi:Mfcc",
     "mimi": "mimi:Mimi",
+    "neucodec": "xcodec2:NeuCodec",
+    "snac": "snac:Snac",
     "onnx": "onnx:Onnx",
     "pocket_tts": "pocket_tts:PocketTTS",
     "speechtokenizer": "speechtokenizer:SpeechTokenizer",
@@ -61,7 +64,9 @@ _OWN = {
     "torchaudio": "torchaudio_ssl:TorchaudioSSL",
     "units": "units:Units",
     "vibevoice": "vibevoice:VibeVoice",
+    "wavtokenizer": "wavtokenizer:WavTokenizer",
     "xcodec": "xcodec:Xcodec",
+    "xcodec2": "xcodec2:Xcodec2",
 }
 _BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()}
 _ENTRY_POINTS = "featcache.extractors"

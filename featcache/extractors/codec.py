@@ -86,6 +86,11 @@ class CodecExtractor(ModelExtractor[C]):
             (codebook_size,) * num_codebooks,
         )
 
+    @property
+    def codes_per_frame(self) -> int:
+        """The number of codes that `codes_of` gives for a frame."""
+        return len(self.spec.codebook_sizes)
+
     def num_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.granularity)
 

@@ -7,6 +7,7 @@ layer sets these columns to zero again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,20 +57,29 @@ def in_whole_hops(waveforms_RP: Tensor, num_samples: Tensor, hop: int) -> tuple[
     return padded_RP, -(-num_samples // hop) * hop
 
 
-def encode_rows(encoder: Any, waveforms_RP: Tensor, lengths: Tensor) -> Tensor:
-    """Run a `DacEncoder` over rows `[R, P]`, zero after their lengths `[R]`, each as if
-    alone: `[R, D, F]`."""
+def snake(activation: Any, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Compute `x + sin²(alpha x) / alpha`, with an alpha for each channel."""
+    squares = (activation.alpha * x).sin_().square_()
+    return torch.addcmul(x, (activation.alpha + 1e-9).reciprocal(), squares, out=squares)
+
+
+Activate = Callable[[Any, Tensor, Tensor], Tensor]
+"""A function from a module of an activation, rows and their lengths to the rows, activated."""
+
+
+def encode_rows(
+    encoder: Any, waveforms_RP: Tensor, lengths: Tensor, activate: Activate = snake
+) -> Tensor:
+    """Run a `DacEncoder`, or one like it with other activations, over rows `[R, P]`, zero
+    after their lengths `[R]`, each as if alone: `[R, D, F]`."""
     x_RCT = encoder.conv1(waveforms_RP[:, None])
     lengths = ragged.steps_after(lengths, [encoder.conv1])
     for block in encoder.block:
         for unit in (block.res_unit1, block.res_unit2, block.res_unit3):
-            y_RCT, _ = ragged.zero_padded_conv1d(unit.conv1, _snake(unit.snake1, x_RCT), lengths)
-            x_RCT = unit.conv2(_snake(unit.snake2, y_RCT)).add_(x_RCT)
-        y_RCT = _snake(block.snake1, x_RCT)
+            y_RCT = activate(unit.snake1, x_RCT, lengths)
+            y_RCT, _ = ragged.zero_padded_conv1d(unit.conv1, y_RCT, lengths)
+            x_RCT = unit.conv2(activate(unit.snake2, y_RCT, lengths)).add_(x_RCT)
+        y_RCT = activate(block.snake1, x_RCT, lengths)
         x_RCT, lengths = ragged.zero_padded_conv1d(block.conv1, y_RCT, lengths)
-    return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x_RCT), lengths)[0]
-
-
-def _snake(activation: Any, x: Tensor) -> Tensor:
-    squares = (activation.alpha * x).sin_().square_()
-    return torch.addcmul(x, (activation.alpha + 1e-9).reciprocal(), squares, out=squares)
+    x_RCT = activate(encoder.snake1, x_RCT, lengths)
+    return ragged.zero_padded_conv1d(encoder.conv2, x_RCT, lengths)[0]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from featcache.errors import ConfigError
 from featcache.extractors.model import Chunk, ModelExtractor, ModelParams
 from featcache.extractors.ragged import Length, normalized
-from featcache.extractors.rows import Piece, Rows
+from featcache.extractors.rows import Rows
 from featcache.spec import FeatureSpec
 
 _Numbers = tuple[float, ...] | None
@@ -140,10 +140,6 @@ class HiddenStates(ModelExtractor[H]):
 
     def num_frames(self, num_samples: int) -> int:
         return max(0, self._encoder.num_frames(num_samples))
-
-    def pieces(self, num_samples: int) -> list[Piece]:
-        # without a last chunk in which no frame begins
-        return [piece for piece in super().pieces(num_samples) if piece.num_frames]
 
     def padded_length(self, num_samples: int) -> int:
         return self._encoder.most_samples or super().padded_length(num_samples)

@@ -3,17 +3,27 @@ dialogue"), as in transformers.
 
 A causal SEANet, a causal transformer with a sliding window, and a convolution that halves
 the frame rate. Each strided convolution completes a clip's last stride, where each row
-ends (see `ragged`). The transformer does not look ahead, so it needs no mask."""
+ends (see `ragged`). The transformer does not look ahead, so it needs no mask.
+
+The tokenizer of Qwen3-TTS at 12.5 Hz (Qwen team, 2026, "Qwen3-TTS Technical Report") has the
+encoder of a Mimi, of which it uses 16 codebooks, and a decoder of its own. Its package pins
+an old transformers, and is not needed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
+from featcache import weights
+from featcache.errors import ExtractorError
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
+
+_QWEN = "qwen3_tts_tokenizer_12hz"
+_ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",))
 
 
 class CausalEncoder:
@@ -45,13 +55,14 @@ class CausalEncoder:
 
 
 class MimiParams(CodecParams):
-    """The parameters of `mimi`."""
+    """The parameters of `mimi`. Its `weights` are those of a Mimi, or of
+    Qwen3-TTS-Tokenizer-12Hz."""
 
     codebooks: int | None = Field(default=8, ge=1, validate_default=True)
     """Number of codebooks. The first holds the words, the others the sound. Moshi is
     trained on 8 codebooks, and the codec's authors report results for 8: 1.1 kbps. null
-    means all 32, the default of `MimiModel.encode`. With fewer codebooks, the codes are
-    the first columns of those with more."""
+    means all 32, the default of `MimiModel.encode`; for Qwen3-TTS, its 16. With fewer
+    codebooks, the codes are the first columns of those with more."""
 
 
 class Mimi(CodecExtractor[MimiParams]):
@@ -68,10 +79,10 @@ class Mimi(CodecExtractor[MimiParams]):
     causal = True
 
     def _prepare(self) -> None:
-        model = self._load_model()
+        model, most_codebooks = self._load()
         config = model.config
         self._num_codebooks = num_codebooks(
-            self.params, config.num_quantizers, at_least=config.num_semantic_quantizers
+            self.params, most_codebooks, at_least=config.num_semantic_quantizers
         )
         self._encoder = CausalEncoder(model.encoder, config)
         self._quantizer = model.quantizer
@@ -87,8 +98,25 @@ class Mimi(CodecExtractor[MimiParams]):
             config.hidden_size,
         )
 
+    def _load(self) -> tuple[Any, int]:
+        """Load the model; return it and the number of its codebooks that have a use."""
+        settings = weights.read_json(self._locate(), "config.json")
+        self._is_qwen = settings.get("model_type") == _QWEN
+        if not self._is_qwen:
+            model = self._load_model()
+            return model, model.config.num_quantizers
+        model = self._load_model(part=_ENCODER_OF_QWEN)
+        return model, settings.get("encoder_valid_num_quantizers", model.config.num_quantizers)
+
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return self._encoder(waveforms, num_samples)
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        if self._is_qwen:
+            raise ExtractorError(
+                "codes of Qwen3-TTS: only the decoder of its own package hears them"
+            )
+        return super().decode(codes_1QF, tracks)
 
     def quantize(self, latents: Tensor) -> Tensor:
         codes_QRF: Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)

@@ -78,7 +78,7 @@ class ModelExtractor(RowExtractor[M]):
     begins at sample `t * granularity`, its first frame must be the clip's frame `t`."""
 
     _model_name: str
-    """The class of transformers that `_load_model` loads."""
+    """The class of transformers that `_load_model` loads, unless a subclass makes one."""
     causal: bool = False
     """True if a frame depends on no later samples, which decides where chunks overlap."""
 
@@ -94,14 +94,17 @@ class ModelExtractor(RowExtractor[M]):
     def _locate(self) -> weights.Located:
         return weights.locate(self.params.weights, self.params.revision)
 
-    def _load_model(self, sample_rate: int | None = None) -> Any:
-        """Load the model of transformers. Its config says which sample rate it is for, unless
-        `sample_rate` does."""
+    def _model_class(self) -> Any:
         needed_for = f"the extractor {type(self).__name__.lower()}"
-        model_class = weights.transformers_class(self._model_name, needed_for)
-        model = weights.load(model_class, self._locate(), self.device)
-        own_rate = getattr(model.config, "sampling_rate", None)
-        self.require_sample_rate(sample_rate or own_rate or model.config.sample_rate)
+        return weights.transformers_class(self._model_name, needed_for)
+
+    def _load_model(self, sample_rate: int | None = None, part: weights.Part | None = None) -> Any:
+        """Load the model, or the part of it that is used. Its config says which sample rate
+        it is for, unless `sample_rate` does."""
+        model = weights.load(self._model_class(), self._locate(), self.device, part)
+        names = ("sampling_rate", "sample_rate", "input_sampling_rate")
+        rates = (getattr(model.config, name, None) for name in names)
+        self.require_sample_rate(next(filter(None, [sample_rate, *rates])))
         return model
 
     @classmethod
@@ -149,7 +152,8 @@ class ModelExtractor(RowExtractor[M]):
         for start, first, end in zip(starts, firsts, ends, strict=True):
             length = min(size, num_samples - start)
             pieces.append(Piece(start, length, first - start // self.granularity, end - first))
-        return pieces
+        # without a last chunk in which no frame begins
+        return [piece for piece in pieces if piece.num_frames]
 
     def _samples(self, seconds: float) -> int:
         hops = round(seconds * self.spec.sample_rate) // self.granularity

@@ -3,6 +3,8 @@ without a quantiser."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from featcache import weights
@@ -11,6 +13,7 @@ from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.mimi import CausalEncoder
 from featcache.extractors.model import ModelExtractor, ModelParams
 from featcache.extractors.rows import Rows
+from featcache.spec import MAIN
 
 
 class PocketTTSParams(ModelParams):
@@ -52,3 +55,8 @@ class PocketTTS(ModelExtractor[PocketTTSParams]):
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         whole_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)
         return Rows(self._encoder(whole_RP, lengths).float())
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by the model's own decoder, which is loaded for this."""
+        decoded: Tensor = self._load_model().decode(tracks[MAIN][None].float()).audio_values
+        return decoded.flatten()

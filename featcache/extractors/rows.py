@@ -58,7 +58,17 @@ class Rows:
     features: Tensor
     """The features, `[R, F, *item_shape]` of `spec.dtype`."""
     side: Mapping[str, Tensor] = field(default_factory=dict)
-    """The side arrays in `spec.side` by name, `[R, n, *item_shape]`: n entries per piece."""
+    """The side arrays in `spec.side` by name, `[R, n, *item_shape]`: n entries per piece,
+    or those of its frames."""
+    per_frame: Mapping[str, int] = field(default_factory=dict)
+    """The number of entries per frame of side arrays that are along frames."""
+
+    def entries(self, name: str, frames: slice) -> slice:
+        """Return which entries of a side array belong to these frames of a piece."""
+        if name not in self.per_frame:
+            return slice(None)
+        count = self.per_frame[name]
+        return slice(frames.start * count, frames.stop * count)
 
 
 @dataclass
@@ -167,9 +177,12 @@ class RowExtractor(Extractor[P]):
                 encoded = run(*pad_rows([row.samples for row in batch], count, length))
                 for number, row in enumerate(batch):
                     skip = row.piece.skip
-                    features = encoded.features[number, skip : skip + row.piece.num_frames]
-                    side = {name: array[number] for name, array in encoded.side.items()}
-                    row.output = Rows(features, side)
+                    frames = slice(skip, skip + row.piece.num_frames)
+                    side = {
+                        name: array[number, encoded.entries(name, frames)]
+                        for name, array in encoded.side.items()
+                    }
+                    row.output = Rows(encoded.features[number, frames], side)
         return [_joined([row.output for row in rows]) for rows in rows_of_clips]
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:

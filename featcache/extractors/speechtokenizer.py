@@ -12,7 +12,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping
-from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +43,7 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     gpu_factor = 2
 
     def _prepare(self) -> None:
-        model = _load(self._locate()).to(self.device)
+        model = self._load()
         self.require_sample_rate(model.sample_rate)
         count = num_codebooks(self.params, model.n_q)
         self._encoder = ragged.seanet_layers(model.encoder.model)
@@ -54,32 +53,15 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
             "SpeechTokenizer", count, model.quantizer.bins, latent_size=model.quantizer.dimension
         )
 
+    def _load(self) -> Any:
+        return weights.load_module(_model_class(), self._locate(), self.device, "SpeechTokenizer")
+
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT
 
     def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
-        decoded: Tensor = _load(self._locate()).to(self.device).decode(codes_1QF.transpose(0, 1))
+        decoded: Tensor = self._load().decode(codes_1QF.transpose(0, 1))
         return decoded
-
-
-def _load(located: weights.Located) -> Any:
-    model_class = _model_class()
-    config = weights.read_config(located)
-    tensors = weights.state_dict(located)
-    model_type = config.get("model_type")  # as in every config.json of transformers
-    if model_type is not None:
-        what = f"holds a model of type {model_type!r}, not a SpeechTokenizer's"
-        raise weights.weights_error(located.folder, what)
-    with warnings.catch_warnings(action="ignore"):  # the package uses torch's old weight norm
-        try:
-            model = model_class(config)
-            model.load_state_dict(tensors)
-        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-            reason = shorten(str(error), 200, placeholder=" …")
-            what = f"not a SpeechTokenizer's: {reason}"
-            raise weights.weights_error(located.path, what) from error
-    weights.fold_weight_norm(model)
-    return model.eval().requires_grad_(False)
 
 
 def _model_class() -> Any:

@@ -8,6 +8,7 @@ chunk is scaled as its clip is."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from featcache.extractors.codec import latent_spec
 from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.model import ModelExtractor, ModelParams
 from featcache.extractors.rows import Rows
+from featcache.spec import MAIN
 
 _SAMPLE_RATE = 24000
 
@@ -84,3 +86,10 @@ class VibeVoice(ModelExtractor[VibeVoiceParams]):
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         whole_RP, _ = in_whole_hops(waveforms, num_samples, self.granularity)
         return Rows(self._encoder(whole_RP[:, None]).latents.float())
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by the model's own decoder, which is loaded for this. The sound has the level
+        that the model was given."""
+        model = self._load_model(self.sample_rate)
+        decoded: Tensor = model.decode(tracks[MAIN][None].float()).audio
+        return decoded.flatten()

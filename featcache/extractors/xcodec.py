@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors import dac, ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
+from featcache.extractors.ragged import Length
 from featcache.extractors.wav2vec2 import Wav2Vec2
 
 
@@ -30,6 +32,13 @@ class Xcodec(CodecExtractor[BandwidthParams]):
     Params = BandwidthParams
     revision = 1
     _model_name = "XcodecModel"
+    _name = "X-Codec"
+    _semantic_step = 1
+    """Of so many frames of the semantic model, one is taken."""
+
+    def _prepare_semantic(self, model: Any) -> None:
+        """Set what `heard` and `num_heard` need."""
+        self._semantic_pad = int(model.pad)
 
     def _prepare(self) -> None:
         model = self._load_model()
@@ -40,13 +49,12 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         self._semantic_encoder = model.encoder_semantic
         self._fc = model.fc
         self._codebooks = model.quantizer.quantizers[:count]
-        # zeros on either side of the semantic model's input
-        self._semantic_pad = int(model.pad)
+        self._prepare_semantic(model)
         self._hop: int = config.hop_length
         preprocessing = weights.read_preprocessing(self._locate())
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
-        self._set_spec("X-Codec", count, config.codebook_size, latent_size=model.fc.out_features)
+        self._set_spec(self._name, count, config.codebook_size, latent_size=model.fc.out_features)
         self.spec = replace(self.spec, frame_rate=self.sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:
@@ -59,16 +67,24 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         latents_RFD: Tensor = self._fc(torch.cat([acoustic_RDF, semantic_RDF], dim=1).mT)
         return latents_RFD
 
+    def num_heard(self, num_samples: Length) -> Length:
+        """Return how many samples the semantic model hears of so many."""
+        return num_samples + 2 * self._semantic_pad
+
+    def heard(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Make what the semantic model hears of rows, zero after their ends: `[R, P']`."""
+        return F.pad(waveforms_RP, (self._semantic_pad, self._semantic_pad))
+
     def _encode_semantic(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
         """Compute the semantic encoder's output `[R, D, F]` for rows `[R, P]`, zero after
         their ends."""
-        pad = self._semantic_pad
-        waveforms_RP = F.pad(waveforms_RP, (pad, pad))
-        num_samples = num_samples + 2 * pad
+        waveforms_RP = self.heard(waveforms_RP, num_samples)
+        num_samples = self.num_heard(num_samples)
         hidden_states = self._semantic.hidden_states(waveforms_RP, num_samples)
         in_and_out_of_layers = list(islice(hidden_states, len(self._semantic.layers) + 1))
-        x_RDF = torch.stack(in_and_out_of_layers).mean(0).mT
-        lengths = self._semantic.num_frames(num_samples)
+        step = self._semantic_step
+        x_RDF = torch.stack(in_and_out_of_layers).mean(0)[:, ::step].mT.contiguous()
+        lengths = -(-self._semantic.num_frames(num_samples) // step)
         x_RDF, lengths = ragged.zero_padded_conv1d(self._semantic_encoder.conv, x_RDF, lengths)
         for block in self._semantic_encoder.conv_blocks:
             for unit in block.res_units:
@@ -85,7 +101,8 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         `hop` hops suffice: a product of strides other than `hop` is off by one frame by
         then."""
         for hops in range(1, self._hop + 1):
-            semantic = self._semantic.num_frames(hops * self._hop + 2 * self._semantic_pad)
+            samples = self.num_heard(hops * self._hop)
+            semantic = -(-self._semantic.num_frames(samples) // self._semantic_step)
             semantic = ragged.steps_after(semantic, ragged.convolutions(self._semantic_encoder))
             acoustic = ragged.steps_after(hops * self._hop, ragged.convolutions(self._acoustic))
             if not hops == semantic == acoustic or self.granularity % self._hop:

@@ -6,9 +6,11 @@ from featcache.weights.files import file_digest, find_file
 from featcache.weights.hub import locate
 from featcache.weights.models import (
     Located,
+    Part,
     digest,
     fold_weight_norm,
     load,
+    load_module,
     read_config,
     read_json,
     read_pickle,
@@ -20,11 +22,13 @@ from featcache.weights.models import (
 
 __all__ = [
     "Located",
+    "Part",
     "digest",
     "file_digest",
     "find_file",
     "fold_weight_norm",
     "load",
+    "load_module",
     "locate",
     "read_config",
     "read_json",

@@ -10,12 +10,13 @@ import sys
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +78,18 @@ class Located:
     def path(self) -> Path:
         """The file if there is one, else the folder; for messages."""
         return self.file or self.folder
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model that is a part of the one in the folder."""
+
+    config: str
+    """The key of config.json under which the part's own config is."""
+    prefix: str
+    """What the names of the part's tensors begin with."""
+    unused: tuple[str, ...]
+    """The modules of the class of which the part has no weights, since it never uses them."""
 
 
 def weights_error(path: Path | str, what: str) -> ConfigError:
@@ -312,8 +325,15 @@ def _import_without_broken_torchaudio(module: str) -> None:
             del sys.modules["torchaudio"]
 
 
-def load(model_class: Any, located: Located, device: torch.device, **options: Any) -> Any:
-    """Build a transformers model from its weights, complete or not at all.
+def load(
+    model_class: Any,
+    located: Located,
+    device: torch.device,
+    part: Part | None = None,
+    **options: Any,
+) -> Any:
+    """Build a transformers model from its weights, or from a part of them, complete or not
+    at all.
 
     The model is in eval mode, in float32, needs no gradients, and has weight norm folded
     into its weights: on the CPU in one thread, so every device gets the same bits.
@@ -322,8 +342,16 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
     names; `options` are those of `from_pretrained`. Raises ConfigError if config.json or
     weights do not fit or are damaged, or the model brings its own code."""
     with _loading, _quiet_transformers():
-        config, resolved_class = _resolve(model_class, located)
         tensors = state_dict(located)
+        if part is None:
+            config, resolved_class = _resolve(model_class, located)
+        else:
+            config, resolved_class = _config_of_part(model_class, located, part), model_class
+            tensors = {
+                name.removeprefix(part.prefix): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(part.prefix)
+            }
         try:
             model, info = resolved_class.from_pretrained(
                 None,
@@ -337,7 +365,7 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
         except Exception as error:  # on others' weights, a model's code may raise anything
             what = f"not a {resolved_class.__name__}: {first_line(error)}"
             raise weights_error(located.path, what) from error
-        _require_complete(info, located, resolved_class)
+        _require_complete(info, located, resolved_class, part)
         fold_weight_norm(model)
         for parameter in [*model.parameters(), *model.buffers()]:
             # the model's own memory, not a view of the file
@@ -346,6 +374,28 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
             if name in info["missing_keys"]:
                 parameter.data.zero_()
         return model.eval().requires_grad_(False).to(device)
+
+
+def load_module(
+    make: Callable[[dict[str, Any]], Any], located: Located, device: torch.device, name: str
+) -> Any:
+    """Build a model that is none of transformers: `make` takes config.json, and `name` says
+    what the model is, for messages. Otherwise as `load`."""
+    config = read_config(located)
+    tensors = state_dict(located)
+    model_type = config.get("model_type")  # as in every config.json of transformers
+    if model_type is not None:
+        what = f"holds a model of type {model_type!r}, not a {name}'s"
+        raise weights_error(located.folder, what)
+    with warnings.catch_warnings(action="ignore"):  # packages use torch's old weight norm
+        try:
+            model = make(config)
+            model.load_state_dict(tensors)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            reason = shorten(str(error), 200, placeholder=" …")
+            raise weights_error(located.path, f"not a {name}'s: {reason}") from error
+    fold_weight_norm(model)
+    return model.eval().requires_grad_(False).to(device)
 
 
 def fold_weight_norm(model: nn.Module) -> None:
@@ -397,6 +447,16 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         raise weights_error(folder / "config.json", first_line(error)) from error
 
 
+def _config_of_part(model_class: Any, located: Located, part: Part) -> Any:
+    settings = read_config(located).get(part.config)
+    if not isinstance(settings, dict):
+        raise weights_error(located.folder, f"config.json has no mapping {part.config}")
+    try:
+        return model_class.config_class.from_dict(settings)
+    except Exception as error:  # config classes check their values, each in its own way
+        raise weights_error(located.folder / "config.json", first_line(error)) from error
+
+
 def _require_trusted(own_code: dict[str, Any], folder: Path) -> None:
     """Raise ConfigError for a model with its own code, unless it may run and is pinned."""
     if own_code and not remote_code_is_allowed():
@@ -408,12 +468,19 @@ def _require_trusted(own_code: dict[str, Any], folder: Path) -> None:
             raise weights_error(folder, what)
 
 
-def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
+def _require_complete(
+    info: dict[str, Any], located: Located, model_class: Any, part: Part | None
+) -> None:
     """Raise ConfigError if transformers drew weights at random."""
+    unused = part.unused if part else ()
     mismatched = [
         f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]
     ]
-    missing = [name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)]
+    missing = [
+        name
+        for name in info["missing_keys"]
+        if not _TRAINING_ONLY.search(name) and name.partition(".")[0] not in unused
+    ]
     if mismatched:
         fault = f"wrong shapes: {listing(sorted(mismatched), 3)}"
     elif missing:

@@ -38,9 +38,16 @@ from small_models import (
     dac_44khz,
     encodec_24khz,
     encodec_48khz,
+    higgs2,
     mimi,
+    neucodec,
+    qwen3_tts,
+    snac_24khz,
     speechtokenizer,
+    wavtokenizer_40hz,
+    wavtokenizer_75hz,
     xcodec,
+    xcodec2,
 )
 from ties import differences, waveforms_of
 from torch.nn.functional import pad
@@ -83,8 +90,14 @@ class Codec:
             return SpeechTokenizer.load_from_checkpoint(
                 folder / "config.json", folder / "SpeechTokenizer.pt"
             ).eval()
+        if self.model == "SNAC":
+            from snac import SNAC
+
+            return SNAC.from_pretrained(str(folder)).eval()
         import transformers
 
+        if self.make is qwen3_tts:  # whose encoder is that of this Mimi
+            return transformers.MimiModel.from_pretrained(mimi(folder.with_name("mimi"))).eval()
         return getattr(transformers, self.model).from_pretrained(folder).eval()
 
 
@@ -107,6 +120,31 @@ def _eight(model: Any, x: Waveforms) -> torch.Tensor:
     return model.encode(x[:, None], num_quantizers=8).audio_codes.mT
 
 
+def _sixteen(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None]).audio_codes[:, :16].mT
+
+
+def _plain(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None]).audio_codes.mT
+
+
+def _by_frame(model: Any, x: Waveforms) -> torch.Tensor:
+    """SNAC: the codes of all tracks in a frame of the first."""
+    first, *others = model.encode(x[:, None])
+    tracks = [track.unflatten(1, (first.shape[1], -1)) for track in (first, *others)]
+    return torch.cat(tracks, dim=2)
+
+
+def _through_extractor(model: Any, x: Waveforms) -> torch.Tensor:
+    """X-Codec2 and NeuCodec: as their feature extractors prepare a batch."""
+    import transformers
+
+    name = type(model).__name__.replace("Model", "FeatureExtractor")
+    prepare = getattr(transformers, name)()
+    clips = [clip.numpy() for clip in x]
+    return model.encode(**prepare(clips, sampling_rate=16000, return_tensors="pt")).audio_codes.mT
+
+
 def _codebooks_first(model: Any, x: Waveforms) -> torch.Tensor:
     return model.encode(x[:, None]).permute(1, 2, 0)
 
@@ -122,7 +160,14 @@ CODECS = {
     "dac24k": Codec(dac_24khz, "dac", 24000, "DacModel", _whole_hops),
     "dac44k": Codec(dac_44khz, "dac", 44100, "DacModel", _whole_hops),
     "mimi": Codec(mimi, "mimi", 24000, "MimiModel", _eight, {"codebooks": 8}),
+    "higgs2": Codec(higgs2, "higgs2", 24000, "HiggsAudioV2TokenizerModel", _whole_hops),
+    "neucodec": Codec(neucodec, "neucodec", 16000, "NeuCodecModel", _through_extractor),
+    "qwen3-tts-12hz": Codec(qwen3_tts, "mimi", 24000, "MimiModel", _sixteen, {"codebooks": 16}),
+    "snac": Codec(snac_24khz, "snac", 24000, "SNAC", _by_frame),
+    "wavtokenizer40": Codec(wavtokenizer_40hz, "wavtokenizer", 24000, "WavTokenizerModel", _plain),
+    "wavtokenizer75": Codec(wavtokenizer_75hz, "wavtokenizer", 24000, "WavTokenizerModel", _plain),
     "xcodec": Codec(xcodec, "xcodec", 16000, "XcodecModel", _whole_hops),
+    "xcodec2": Codec(xcodec2, "xcodec2", 16000, "Xcodec2Model", _through_extractor),
     "speechtokenizer": Codec(
         speechtokenizer, "speechtokenizer", 16000, "SpeechTokenizer", _codebooks_first
     ),
@@ -147,7 +192,8 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
     counts: Counter[str] = Counter(clips=len(manifest))
     seen: set[int] = set()
     for id_, waveform in waveforms_of(manifest, config):
-        counts["changed bits"] += whole[id_].tobytes() != resumed[id_].tobytes()
+        codes = [_all_tracks(cache, id_) for cache in (whole, resumed)]
+        counts["changed bits"] += codes[0].tobytes() != codes[1].tobytes()
         try:
             with torch.inference_mode():
                 alone = codec.encode(model, waveform[None])[0].numpy()
@@ -157,10 +203,18 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
         counts["codes"] += alone.size
         seen.update(np.unique(alone[:, 0]).tolist())
         for rows_of, cache in (("", whole), (" of 256 rows", many)):
-            found = differences(cache[id_], alone, extractor, waveform)
+            found = differences(_all_tracks(cache, id_), alone, extractor, waveform)
             counts[f"ties{rows_of}"] += found["ties"]
             counts[f"errors{rows_of}"] += found["different"] - found["ties"]
     return {**counts, "distinct": len(seen), "naive": _naive(codec, model, manifest, config)}
+
+
+def _all_tracks(cache: featcache.Cache, id_: str) -> np.ndarray:
+    """The codes of all tracks in each frame of the main one, `[F, Q]`."""
+    main = cache[id_]
+    names = [track.name for track in cache.spec.outputs if track.codebook_sizes]
+    others = [cache.track(name)[id_] for name in names]
+    return np.concatenate([main, *(codes.reshape(len(main), -1) for codes in others)], axis=1)
 
 
 def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: int = 16) -> float:

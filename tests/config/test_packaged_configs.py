@@ -17,12 +17,11 @@ from featcache.version.version import Version
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}
 
-WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"} | {
-    "pocket_tts",
-    "vibevoice",
-}
-"""Extractors without weights, with torchaudio's own, or with yours; and those whose configs
-leave the commit to the user."""
+UNPINNED = {"neucodec", "pocket-tts", "vibevoice", "wavtokenizer"}
+"""Configs for which you choose the commit of the weights."""
+
+WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"}
+"""Extractors without weights, with torchaudio's own, or with yours."""
 
 IN_PACKAGES = {"crepe", "dnsmos", "ge2e", "onnx", "swift_f0"}
 """Extractors of packaged configs whose weights come inside packages of the registry."""
@@ -47,20 +46,26 @@ FINGERPRINTS = {
     "fbank80-speed": "6241deab9d8259c06e9a5a6b8fefb6ef2619714ed3e331748a2243f2124f2730",
     "fbank80-uint8": "fef8c77494ca890a4296bff613349605f43faa6a6697df6a46da6c8fef1ea951",
     "hifigan-mel80": "06dc88440f69f3533995295b25632fbb5fa25c7435891b3bb3fcc08325556e6a",
+    "higgs2": "891af20c74efe79139e8a09dbaa919757e9289b099e91de70dfee8b2ee0f6a9e",
     "hubert-base-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
     "mfcc13": "9bc148a852d9fc807f9d18a6b27f09f5eb26d9591fc8650b02f378639a04e9e9",
     "mimi": "aff911855d16084ca9df4d03e1dc0677eab9a1edc772a3a901b0f182fe1667ae",
     "speaker-ge2e": "97cddddc96714ce0882f4aa0b0c99fe86432ab7422fe65bf3c1f720ca0a97b3b",
+    "neucodec": "8ebfe9892619a4218ff66f7385a651f7783a9e095a306630890b7b4b9da8e6cb",
+    "qwen3-tts-12hz": "71189e6bd4e2fe27f95d2ae5895a7513a7e2a4b061d9402b4d95758dd92bd6f8",
+    "snac": "b17005ac368c58ca42c7dd07dd59d4d6d69552034adff19b372705ac5ef45088",
     "speechtokenizer": "cd8b8a6baa83f95987b506911e0d470be888875b44afa011ec0804390197bb9f",
     "torchaudio-hubert-base": "a8a5ea6d82b7d6f774f7b1bf063179e6d3dc48a4e154e5b138229f525077f525",
     "vad-silero": "ca42a78736dfc6a7e3c39d54d47bcfc2e7208b3aa01278c39f4d5db6a68d2000",
     "w2v-bert2-l17": "2e025374421d0a8d18dfbb57995ab4aa4ec7e4d1cf238ed5bab76a0fd40985c3",
     "wav2vec2-base-l7": "4580179d226580e3cfae5d54169b880c11d35b3e7b0f48bb6b66743c0ec6fb33",
     "wavlm-large-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
+    "wavtokenizer": "3c1a4dff82272e598a117ca2ea8c584919ef9d8c9ffaaf09929ea11daf629af3",
     "whisper-mel80": "ed9b99abd2d46b4b982c86dbfa0f86f14d90c494c97ecb26d922966519b2cf7f",
     "whisper-mel80-30s": "d39734744451eb839b109f2efe67cdfe5b6f4007747028ed1cad83422ff2ff1e",
     "whisper-small": "5e97f6db068c3ba63320f7140343fb41b236ed8f3578c8ab0ab58835e8d2c101",
     "xcodec": "19d9723b72198f12d17e0ef8f0f89ba79c760e52f9e055bdede2aa95bbea2ab7",
+    "xcodec2": "cf732dc6cbf73fb1e3e2c10d197e9a98426cdb7c8e29bd8043597d5367badf2b",
 }
 """Of every packaged config, with `of its weights` for the digest of the weights of those
 that load any."""
@@ -121,12 +126,11 @@ def test_the_fingerprint_with_chunks_is_what_it_was(monkeypatch):
 
 
 def test_there_is_one_for_each_extractor_of_models():
-    assert {DOCUMENTS[name]["extractor"] for name in OF_HUB} == set(
-        _BUILT_IN
-    ) - WITHOUT_HUB - IN_PACKAGES
+    found = {DOCUMENTS[name]["extractor"] for name in OF_HUB | UNPINNED}
+    assert found == set(_BUILT_IN) - WITHOUT_HUB - IN_PACKAGES
 
 
-def line_of(name, folder) -> str:
+def line_of(name, folder, key="weights") -> str:
     """What `featcache extract` says of the config, and nothing more, before it ends with
     2 and without a cache."""
     manifest, cache = folder / "manifest.csv", folder / "features"
@@ -135,7 +139,7 @@ def line_of(name, folder) -> str:
         "extract", manifest, "-c", name, "-o", cache, "--device", "cpu", code=2
     ).splitlines()
     assert not cache.exists()
-    assert line.startswith(f"featcache: config {name}: params.weights: ")
+    assert line.startswith(f"featcache: config {name}: params.{key}: ")
     return line
 
 
@@ -153,13 +157,11 @@ def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(
     assert f"hf download {params.weights} --revision {params.revision}" in line_of(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["pocket-tts", "vibevoice"])
-def test_where_the_commit_is_the_users_extraction_asks_for_it(name, no_hub, tmp_path):
-    manifest = tmp_path / "manifest.csv"
-    manifest.write_text("id,path\na,a.wav\n")
-    (line,) = run_here("extract", manifest, "-c", name, "-o", tmp_path / "cache", code=2).splitlines()
-    assert line.startswith(f"featcache: config {name}: params.revision: ")
-    assert line.endswith("in 40 hex digits")
+@pytest.mark.parametrize("name", sorted(UNPINNED))
+def test_one_that_pins_no_commit_asks_for_it(name, no_hub, tmp_path):
+    weights = load_config(name).params.weights
+    line = line_of(name, tmp_path, "revision")
+    assert line.endswith(f"the commit of {weights}, in 40 hex digits")
 
 
 def test_extraction_without_torchaudios_weights_says_what_to_download(tmp_path, monkeypatch):

@@ -127,8 +127,42 @@ class TestVibeVoice(OfModel):
     extractor_name, sample_rate, save = "vibevoice", 24000, staticmethod(small_models.vibevoice)
 
 
+class TestQwen3Tts(OfModel):
+    extractor_name, sample_rate, save = "mimi", 24000, staticmethod(small_models.qwen3_tts)
+    params = {"codebooks": 4}  # noqa: RUF012
+
+
+class TestWavTokenizer(OfModel):
+    extractor_name, sample_rate, save = (
+        "wavtokenizer",
+        24000,
+        staticmethod(small_models.wavtokenizer_40hz),
+    )
+
+
 class TestXcodec(OfModel):
     extractor_name, sample_rate, save = "xcodec", 16000, staticmethod(small_models.xcodec)
+
+
+class TestXcodec2(OfModel):
+    extractor_name, sample_rate, save = "xcodec2", 16000, staticmethod(small_models.xcodec2)
+
+
+class TestNeuCodec(OfModel):
+    extractor_name, sample_rate, save = "neucodec", 16000, staticmethod(small_models.neucodec)
+
+
+class TestHiggs2(OfModel):
+    extractor_name, sample_rate, save = "higgs2", 24000, staticmethod(small_models.higgs2)
+
+
+class TestSnac(OfModel):
+    extractor_name, sample_rate = "snac", 24000
+
+    @classmethod
+    def save(cls, folder: Path) -> Path:
+        pytest.importorskip("snac", exc_type=ImportError)
+        return small_models.snac_24khz(folder)
 
 
 class TestSpeechTokenizer(OfModel):

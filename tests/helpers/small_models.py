@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 
@@ -148,6 +149,49 @@ def save_mimi(config, folder: Path) -> Path:
     return folder
 
 
+def _wavtokenizer(folder: Path, **options) -> Path:
+    decoder = {"decoder_hidden_size": 32, "decoder_intermediate_size": 32, "decoder_num_layers": 1}
+    encoder = {"num_filters": 4, "hidden_size": 24, "codebook_dim": 24}
+    config = transformers.WavTokenizerConfig(**encoder, **decoder, **options)
+    torch.manual_seed(0)
+    model = transformers.WavTokenizerModel(config).eval()
+    part = model.encoder_model
+    _zero_biases(part.encoder)
+    latents = part.encoder(speech_like(9, config.sampling_rate)[None, None])
+    _fill(latents, [part.quantizer], lambda layer: layer.codebook.embed)
+    model.save_pretrained(folder)
+    transformers.WavTokenizerFeatureExtractor().save_pretrained(folder)
+    return folder
+
+
+wavtokenizer_40hz = torch.no_grad()(_wavtokenizer)
+"""As swiss-ai/wavtokenizer-large-unify-40token: 40 Hz, 4,096 codes."""
+wavtokenizer_75hz = torch.no_grad()(partial(_wavtokenizer, upsampling_ratios=[8, 5, 4, 2]))
+"""As swiss-ai/wavtokenizer-large-speech-75token-v2: 75 Hz."""
+
+
+@torch.no_grad()
+def qwen3_tts(folder: Path) -> Path:
+    """As Qwen/Qwen3-TTS-Tokenizer-12Hz: a Mimi's encoder and another decoder, without
+    Mimi's; 16 codebooks of 32 have a use."""
+    mimi(folder)
+    tensors = {
+        f"encoder.{name}": tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if not name.startswith(("decoder", "upsample"))
+    }
+    tensors["decoder.pre_conv.conv.weight"] = torch.randn(8, 4, 3)
+    save_file(tensors, folder / "model.safetensors")
+    settings = {
+        "model_type": "qwen3_tts_tokenizer_12hz",
+        "encoder_valid_num_quantizers": 16,
+        "encoder_config": json.loads((folder / "config.json").read_text()),
+        "decoder_config": {"codebook_size": 2048},
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
 @torch.no_grad()
 def pocket_tts(folder: Path) -> Path:
     """As eustlb/pocket-tts-audio-tokenizer: Mimi's encoder without a quantiser; 12.5 Hz."""
@@ -258,6 +302,159 @@ def speechtokenizer(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     torch.save(model.state_dict(), folder / "SpeechTokenizer.pt")
     return folder
+
+
+@torch.no_grad()
+def higgs2(folder: Path) -> Path:
+    """As bosonai/higgs-audio-v2-tokenizer: X-Codec's encoders at 24 kHz, 8 codebooks at
+    25 Hz, each with projections."""
+    acoustic = {
+        "encoder_hidden_size": 2,
+        "decoder_hidden_size": 64,
+        "hidden_size": 16,
+        "downsampling_ratios": [8, 5, 4, 2, 3],
+        "upsampling_ratios": [8, 5, 4, 2, 3],
+    }
+    semantic = {
+        "conv_dim": [16] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    config = transformers.HiggsAudioV2TokenizerConfig(
+        acoustic_model_config={"model_type": "dac", **acoustic},
+        semantic_model_config={"model_type": "hubert", **semantic},
+        target_bandwidths=[0.5, 1, 1.5, 2],
+        codebook_dim=16,
+    )
+    torch.manual_seed(0)
+    model = transformers.HiggsAudioV2TokenizerModel(config).eval()
+    for part in (model.acoustic_encoder, model.semantic_model, model.encoder_semantic, model.fc):
+        _spread(part)
+    residual = _latents(model, speech_like(19.2, 24000))
+    for layer in model.quantizer.quantizers:
+        projected = layer.project_in(residual.mT).flatten(0, 1)
+        # inverse as far as it goes, so that each codebook leaves less
+        layer.project_out.weight.copy_(torch.linalg.pinv(layer.project_in.weight))
+        layer.project_out.bias.zero_()
+        layer.codebook.embed.copy_(_like(projected, config.codebook_size))
+        codes = layer.encode(residual)
+        _assert_spread(codes)
+        residual = residual - layer.decode(codes)
+    model.save_pretrained(folder)
+    transformers.DacFeatureExtractor(sampling_rate=24000, hop_length=960).save_pretrained(folder)
+    return folder
+
+
+def _fsq(name: str, folder: Path) -> Path:
+    transformer = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    config = getattr(transformers, f"{name}Config")(
+        encoder_hidden_size=2,
+        **transformer,
+        num_key_value_heads=2,
+        head_dim=16,
+        quantization_dim=64,
+        semantic_model_config={
+            "model_type": "wav2vec2-bert",
+            "output_hidden_size": 32,
+            **transformer,
+        },
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    for part in (model.acoustic_encoder, model.semantic_adapter, model.fc_encoder):
+        _spread(part)
+    for activation in model.acoustic_encoder.modules():
+        if type(activation).__name__ == "Xcodec2SnakeBeta" or hasattr(activation, "beta"):
+            nn.init.uniform_(activation.alpha, -0.5, 1)
+            nn.init.uniform_(activation.beta, -0.5, 1)
+    prepare = getattr(transformers, f"{name}FeatureExtractor")()
+    inputs = prepare(speech_like(9, 16000).numpy(), sampling_rate=16000, return_tensors="pt")
+    semantic = model.semantic_encoder(inputs["input_features"]).last_hidden_state.mT
+    semantic = model.semantic_adapter(semantic)
+    # both must matter
+    model.semantic_adapter.conv4.weight /= semantic.std()
+    acoustic = model.acoustic_encoder(inputs["input_values"])
+    model.acoustic_encoder.conv2.weight /= acoustic.std()
+    project = model.quantizer.project_in
+    found: list[torch.Tensor] = []
+    handle = project.register_forward_hook(lambda _, __, output: found.append(output[0]))
+    model.encode(**inputs)
+    handle.remove()
+    project.weight *= 1.2 / found[0].std(0)[:, None]
+    project.bias.copy_((project.bias - found[0].mean(0)) * 1.2 / found[0].std(0))
+    _assert_spread(model.encode(**inputs).audio_codes)
+    model.save_pretrained(folder)
+    prepare.save_pretrained(folder)
+    return folder
+
+
+xcodec2 = torch.no_grad()(partial(_fsq, "Xcodec2"))
+"""As HKUSTAudio/xcodec2-hf: w2v-BERT beside DAC's encoder with anti-aliased activations; one
+codebook of 65,536 at 50 Hz."""
+neucodec = torch.no_grad()(partial(_fsq, "NeuCodec"))
+"""As neuphonic/neucodec: the same, with other padding."""
+
+
+def _snac(folder: Path, **options) -> Path:
+    from snac import SNAC
+
+    config = {
+        "encoder_dim": 4,
+        "decoder_dim": 32,
+        "codebook_size": 4096,
+        "codebook_dim": 8,
+        **options,
+    }
+    torch.manual_seed(0)
+    model = SNAC(**config).eval()
+    _zero_biases(model.encoder)
+    seconds = 200 * model.hop_length * model.vq_strides[0] / model.sampling_rate
+    waveform = model.preprocess(speech_like(seconds, model.sampling_rate)[None, None])
+    last = model.encoder.block[-1].parametrizations.weight.original0
+    last /= model.encoder(waveform).std()  # or codewords, which are normalised, are all alike
+    _zero_biases(model.quantizer)
+    residual = model.encoder(waveform)
+    for layer in model.quantizer.quantizers:
+        stride = layer.stride
+        projected = layer.in_proj(nn.functional.avg_pool1d(residual, stride, stride))
+        layer.codebook.weight.copy_(_like(projected.mT.flatten(0, 1), 4096))
+        decoded, codes = layer(residual)
+        _assert_spread(codes)
+        residual = residual - decoded
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+SNAC_24KHZ = {
+    "sampling_rate": 24000,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "vq_strides": [4, 2, 1],
+}
+snac_24khz = torch.no_grad()(partial(_snac, **SNAC_24KHZ))
+"""As hubertsiuzdak/snac_24khz: 3 codebooks, at 12, 23 and 47 Hz."""
+SNAC_44KHZ = {
+    "sampling_rate": 44100,
+    "decoder_dim": 64,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": 32,
+    "vq_strides": [8, 4, 2, 1],
+}
+snac_44khz = torch.no_grad()(partial(_snac, **SNAC_44KHZ))
+"""As hubertsiuzdak/snac_44khz: 4 codebooks, and attention within windows of 32 frames."""
 
 
 def _latents(model: nn.Module, waveform: torch.Tensor) -> torch.Tensor:

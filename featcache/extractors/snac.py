@@ -1,0 +1,152 @@
+"""SNAC (Siuzdak et al., 2024, "SNAC: Multi-Scale Neural Audio Codec"), as in its own
+package.
+
+DAC's encoder, with convolutions by channel, and a residual quantizer whose first codebooks
+take the mean of several frames. Models for music also attend within windows of 32 frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from featcache import weights
+from featcache.errors import ConfigError, ExtractorError, MissingDependencyError
+from featcache.extractors import dac, ragged
+from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
+from featcache.extractors.rows import Rows
+from featcache.spec import MAIN, Frames, Track
+
+
+class SnacParams(CodecParams):
+    """The parameters of `snac`."""
+
+    codebooks: int | None = Field(default=None, ge=1)
+    """Number of codebooks, each with its track, from the one with the fewest frames on.
+    Default: all that the model has."""
+
+
+class Snac(CodecExtractor[SnacParams]):
+    """SNAC's codes: those of `SNAC.encode` for the clip alone.
+
+    Each codebook is a track `[T, 1]`: the first is `features`, the others are `codes_2`,
+    `codes_3` … The clip is padded with zeros to whole frames of the first. At 24 kHz that
+    is 2,048 samples, and for each of these frames `codes_2` has 2 and `codes_3` has 4."""
+
+    Params = SnacParams
+    revision = 1
+
+    def _prepare(self) -> None:
+        model = self._load()
+        self.require_sample_rate(model.sampling_rate)
+        count = num_codebooks(self.params, model.n_codebooks)
+        self._encoder = model.encoder.block
+        self._quantizers = model.quantizer.quantizers[:count]
+        strides = [quantizer.stride for quantizer in self._quantizers]
+        self._repeats = [strides[0] // stride for stride in strides]
+        field, self._hop = ragged.receptive_field(ragged.convolutions(self._encoder))
+        window = model.attn_window_size
+        if window and self.params.chunk:
+            raise ConfigError(f"params.chunk: {self.params.weights} attends within its own windows")
+        self._frame_samples = self._hop * strides[0]
+        self.granularity = self._hop * math.lcm(strides[0], window or 1)
+        frame_length = 0 if window else field + self._frame_samples - self._hop
+        self._set_spec("SNAC", 1, model.codebook_size, frame_length)
+        rate = self.sample_rate / self._frame_samples
+        sizes = self.spec.codebook_sizes
+        others = tuple(
+            Track(
+                f"codes_{number}",
+                (1,),
+                self.spec.dtype,
+                self.spec.units,
+                Frames(rate * repeats, frame_length),
+                sizes,
+            )
+            for number, repeats in enumerate(self._repeats[1:], start=2)
+        )
+        self.spec = replace(self.spec, frame_rate=rate, side=others)
+
+    def _load(self) -> Any:
+        return weights.load_module(_make, self._locate(), self.device, "SNAC")
+
+    @property
+    def codes_per_frame(self) -> int:
+        return sum(self._repeats)
+
+    def num_frames(self, num_samples: int) -> int:
+        return super().num_frames(num_samples) * (self.granularity // self._frame_samples)
+
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute the encoder's output, of all its steps in a frame of the first codebook."""
+        padded_RP, lengths = dac.in_whole_hops(waveforms, num_samples, self.granularity)
+        x_RDT = _run(self._encoder, padded_RP[:, None], lengths)[0]
+        steps = self._frame_samples // self._hop
+        return x_RDT.mT.unflatten(1, (-1, steps)).flatten(2)
+
+    def quantize(self, latents: Tensor) -> Tensor:
+        """Look up the codes of each frame: one of the first codebook, then those of the
+        second, and so on. As `ResidualVectorQuantize.forward`, to the same rounding."""
+        steps = self._frame_samples // self._hop
+        residual_RDT = latents.unflatten(2, (steps, -1)).flatten(1, 2).mT
+        codes = []
+        for quantizer, repeats in zip(self._quantizers, self._repeats, strict=True):
+            pooled_RDT = residual_RDT
+            if quantizer.stride > 1:
+                pooled_RDT = F.avg_pool1d(residual_RDT, quantizer.stride, quantizer.stride)
+            projected = quantizer.in_proj(pooled_RDT)
+            quantized, codes_RT = quantizer.decode_latents(projected)
+            decoded_RDT = quantizer.out_proj(projected + (quantized - projected))
+            if quantizer.stride > 1:
+                decoded_RDT = decoded_RDT.repeat_interleave(quantizer.stride, dim=2)
+            residual_RDT = residual_RDT - decoded_RDT
+            codes.append(codes_RT.unflatten(1, (-1, repeats)))
+        return torch.cat(codes, dim=2)
+
+    def take(self, latents_RFD: Tensor) -> Rows:
+        codes_RFQ = self.codes_of(latents_RFD)
+        first, *others = codes_RFQ.split(self._repeats, dim=2)
+        names = [track.name for track in self.spec.side]
+        side = dict(zip(names, (codes.flatten(1)[..., None] for codes in others), strict=True))
+        return Rows(first, side, dict(zip(names, self._repeats[1:], strict=True)))
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by SNAC's own decoder, which adds noise that differs from call to call."""
+        model = self._load()
+        if model.attn_window_size or len(tracks) < model.n_codebooks:
+            raise ExtractorError("only codes of all codebooks, without windows, can be heard")
+        names = [MAIN, *(track.name for track in self.spec.side)]
+        codes = [tracks[name][None, :, 0].long() for name in names]
+        decoded: Tensor = model.decode(codes)
+        return decoded.flatten()
+
+
+def _run(modules: Iterable[Any], x_RCT: Tensor, lengths: Tensor) -> ragged.Ragged:
+    """Run modules of SNAC's encoder, one after another, over rows."""
+    for module in modules:
+        name = type(module).__name__
+        if isinstance(module, nn.Conv1d):
+            x_RCT, lengths = ragged.zero_padded_conv1d(module, x_RCT, lengths)
+        elif name == "ResidualUnit":
+            x_RCT = _run(module.block, x_RCT, lengths)[0].add_(x_RCT)
+        elif name == "EncoderBlock":
+            x_RCT, lengths = _run(module.block, x_RCT, lengths)
+        elif name == "Snake1d":
+            x_RCT = dac.snake(module, x_RCT)
+        else:  # LocalMHA: rows are whole windows
+            x_RCT = module(x_RCT)
+    return x_RCT, lengths
+
+
+def _make(config: dict[str, Any]) -> Any:
+    try:
+        from snac import SNAC
+    except ImportError as error:
+        raise MissingDependencyError("snac", "the extractor snac", extra="snac") from error
+    return SNAC(**config)
