@@ -46,6 +46,7 @@ _OWN = {
     "dac": "dac:Dac",
     "encodec": "encodec:Encodec",
     "fbank": "kaldi:Fbank",
+    "imported": "imported:Imported",
     "labels": "labels:Labels",
     "log_mel": "log_mel:LogMel",
     "mfcc": "kaldi:Mfcc",

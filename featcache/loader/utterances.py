@@ -27,7 +27,7 @@ from featcache.loader.corpus import Corpus
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
 from featcache.manifest.copies import Copies, copies_of
-from featcache.manifest.label_files import needs_columns, template_of, with_label_files
+from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -320,9 +320,8 @@ def _compared(
 ) -> DatasetVersion:
     """Find rows. Refuse those with features of another row or file, or warn of them."""
     stored, index = version.cache.version, version.cache.index
-    template = template_of(version.cache.config)
-    if template is not None and rows.has_path.any():
-        manifest = with_label_files(manifest, template)
+    if template_of(version.cache.config) is not None and rows.has_path.any():
+        manifest = with_own_paths(manifest, version.cache.config)
         rows = RowKeys.of(manifest, rows.ids)
     failures = failures_by_row(stored, index) if rows.has_path.any() else {}
     status = with_other_files(join(rows, index, failures), manifest, stored, index)
