@@ -48,7 +48,9 @@ def test_is_recognised_and_gives_its_rows(top, name):
 
 def test_every_format_is_tried():
     # the first five elsewhere
-    tried = {"tsv", "parquet", "datasets", "features", "webdataset"} | {write.split()[0] for write in WRITERS}
+    tried = {"tsv", "parquet", "datasets", "features", "webdataset"} | {
+        write.split()[0] for write in WRITERS
+    }
     assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
 
 
