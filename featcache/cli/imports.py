@@ -65,9 +65,9 @@ def import_(
     dry_run: bool,
     **described: Any,
 ) -> int:
-    """Import features that another program made. They become a version with checksums. SOURCE is a
-    folder of .npy or .pt files, a feats.scp of Kaldi's, or features or cuts of Lhotse's in
-    lilcom, NumPy or HDF5. Nothing in a file is executed.
+    """Import features that another program made. They become a version with checksums.
+    SOURCE is a folder of .npy or .pt files, a feats.scp of Kaldi's, or features or cuts of
+    Lhotse's in lilcom, NumPy or HDF5. Nothing in a file is executed.
 
     Run it again to import what is missing. Manifests of audio are compared with such a
     version by ids alone. `featcache repair` needs SOURCE as --manifest, with --format

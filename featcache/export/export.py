@@ -151,13 +151,14 @@ def _losses(cache: Cache) -> list[str]:
 def _appearing(output: Path) -> Iterator[Path]:
     """Give a hidden name beside the output, which is renamed at the end of the block. After
     an error, what has that name is removed. Raises StoreError if a file cannot be written."""
-    staged = output.absolute().with_name(f".{output.name}.{secrets.token_hex(4)}")
+    target = output.absolute()
+    staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         make_folder(staged.parent)
         yield staged
         os.sync()  # thousands of files, at once
-        staged.replace(output)
-        flush(output.absolute().parent)
+        staged.replace(target)
+        flush(target.parent)
     except OSError as error:
         raise StoreError(f"{output}: cannot be written: {error.strerror}") from error
     finally:

@@ -179,7 +179,7 @@ def _values(archive: BinaryIO, dtype: str, shape: Sequence[int]) -> _Array:
 
 def _taken(archive: BinaryIO, num_bytes: int) -> bytes:
     left = os.fstat(archive.fileno()).st_size - archive.tell()
-    if left < num_bytes:  # before memory is allocated
+    if not 0 <= num_bytes <= left:  # before memory is allocated
         raise AudioError(Reason.TRUNCATED, f"the file ends {num_bytes - left:,} bytes too early")
     return archive.read(num_bytes)
 
@@ -219,7 +219,10 @@ def _read_hdf5(file: str, inside: str) -> _Array:
     with h5py.File(file, "r") as opened:
         if inside not in opened:
             raise AudioError(Reason.FILE_MISSING, f"the file has no entry {inside!r}")
-        values = opened[inside][()]
+        dataset = opened[inside]
+        if dataset.file.filename != opened.filename or dataset.external:
+            raise _damaged("its entry leads to another file, which is not read")
+        values = dataset[()]
     if isinstance(values, np.void):
         return np.asarray(_lilcom().decompress(values.tobytes()))
     if values.dtype == object or values.dtype.kind == "V":

@@ -161,7 +161,7 @@ def test_numpy_files_are_called_after_ids_and_stay_below_the_folder(tmp_path, fl
     assert (done.utterances, done.files) == (4, 5)
     for number, id_ in enumerate(("../up", "/root", "a//b", "a/../../b", "x" * 300)):
         hostile = made_cache(tmp_path / f"h{number}", {id_: features["z"]})
-        with pytest.raises(ArgumentError, match="ids are names of files here; 1 ids do not fit"):
+        with pytest.raises(ArgumentError, match="ids are names of files here; 1 id does not fit"):
             export(hostile, "numpy", tmp_path / "hostile")
         assert not list(tmp_path.glob("*hostile*"))
 

@@ -231,6 +231,29 @@ def test_damaged_files_are_failures_that_take_no_memory(tmp_path):
     assert "none of the endings" in refused(tmp_path / "a.wav")[1]
 
 
+def test_an_entry_of_hdf5_never_leads_to_another_file(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "secret").write_bytes(bytes(80))
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros((3, 80), np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.ones((3, 80), np.float32)
+        file["linked"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
+        file.create_dataset("raw", (80,), "u1", external=[(str(tmp_path / "secret"), 0, 80)])
+    assert read_array(str(tmp_path / "a.h5"), "x").shape == (3, 80)
+    for name in ("linked", "raw"):
+        assert "leads to another file" in refused(tmp_path / "a.h5", name)[1]
+
+
+@pytest.mark.parametrize(
+    "cut", [{"features": {}}, {"features": [1]}, {"features": {"storage_type": "numpy_files"}}]
+)
+def test_a_cut_that_is_none_of_lhotse_s_is_named_by_its_line(cli, tmp_path, cut):
+    (tmp_path / "cuts.jsonl").write_text(json.dumps({"id": "a", "start": 0, "duration": 1, **cut}))
+    done = import_into(cli, tmp_path / "c", tmp_path / "cuts.jsonl")
+    assert (done.code, "line 1: " in done.err, "Traceback" in done.err) == (2, True, False)
+
+
 def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):
     source = write_files(tmp_path / "theirs")
     data = (source / "c.npy").read_bytes()

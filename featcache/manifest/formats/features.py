@@ -52,6 +52,13 @@ def _files(source: Source) -> Iterator[tuple[str, str]]:
 
 def _of_lhotse(row: dict[str, Any]) -> list[Any]:
     """Read the cells of a cut, or of features without a cut, whose id is the recording's."""
+    try:
+        return _cells_of(row)
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"these are no cut with features of Lhotse's: {error!r}") from None
+
+
+def _cells_of(row: dict[str, Any]) -> list[Any]:
     features = row
     if "storage_type" not in row:
         features = row.get("features") or {}
