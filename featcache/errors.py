@@ -96,6 +96,7 @@ class Reason(StrEnum):
     FILE_UNREADABLE = auto()
     NOT_AUDIO = auto()
     NOT_LABELS = auto()
+    NOT_FEATURES = auto()
     EMPTY = auto()
     TRUNCATED = auto()
     SEGMENT_OUTSIDE = auto()

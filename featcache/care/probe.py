@@ -172,7 +172,7 @@ def probe(
     measured. Raises ConfigError if the extractor cannot be built; ManifestError if none of
     the sampled utterances can be extracted."""
     if template_of(config.resolved()) is not None:
-        raise ConfigError(f"{config.name}: {config.extractor} reads label files: nothing to probe")
+        raise ConfigError(f"{config.name}: {config.extractor} reads no audio: nothing to probe")
     device.configure_torch()
     extractor = config.build(device.torch_device)
     clips, skipped = _sample(config, extractor, manifest, count)

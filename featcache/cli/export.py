@@ -37,9 +37,8 @@ _SHOWN = 5
 def export(
     path: Location, kind: str, output: Path, manifest: str | None, force: bool, **reading: Any
 ) -> int:
-    """Write features for another tool: Lhotse, Kaldi, Hugging Face datasets, WebDataset,
-    NumPy, Qwen3-TTS or Moshi. Each utterance is compared with its checksum. The output
-    appears when it is complete: a folder must be new or empty.
+    """Write features for other tools. Each utterance is compared with its checksum. The
+    output appears when it is complete: a folder must be new or empty.
 
     Prints what the format cannot hold. Exits with 1 if utterances of the manifest are
     missing, and with 3 if some have failed.

@@ -164,7 +164,7 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus -o s3://bucket/features
     """
     printing.quiet = chosen.pop("quiet")
-    shown = _Shown(trial, chosen.pop("progress"))
+    shown = Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if chosen["threads"] is not None:
@@ -174,7 +174,7 @@ def extract(
     exists = isinstance(cache, Path) and cache.exists()
     if not (exists or chosen["dry_run"]):  # a cache that is complete need not be written
         options.refuse_unwritable(cache)
-    _import_torch_when_used()
+    import_torch_when_used()
     from featcache.config import load_configs
     from featcache.engines.main_job import Observer
     from featcache.engines.main_job import extract as extract_features
@@ -217,7 +217,7 @@ def extract(
     return shown.codes[cache]
 
 
-class _Shown:
+class Shown:
     """Shows each run, and keeps its exit code and its result as JSON, by the cache."""
 
     def __init__(self, trial: bool, progress_kind: str) -> None:
@@ -241,6 +241,7 @@ class _Shown:
             yield
 
     def planned(self, plan: ExtractionPlan) -> None:
+        """Begin to show a run, or print what a dry run would do."""
         self._cache = plan.cache
         if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
@@ -251,9 +252,11 @@ class _Shown:
             document["trial"] = _try(plan)
 
     def progress(self, progress: Progress) -> None:
+        """Show the progress of a run."""
         self._display.update(progress)
 
     def done(self, summary: Summary) -> None:
+        """Print the summary of a run, and keep it."""
         document = as_document(summary)
         document |= {"failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
         self.documents[self._cache] = document
@@ -279,7 +282,7 @@ def _try(plan: ExtractionPlan) -> Document:
     return say_trial(trials)
 
 
-def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run: bool) -> int:
+def _conclude(corpus: Location, result: CorpusSummary, shown: Shown, is_dry_run: bool) -> int:
     """Print the results of a corpus's parts. Returns the worst exit code."""
     import msgspec
 
@@ -308,7 +311,7 @@ def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run
     return code
 
 
-def _import_torch_when_used() -> None:
+def import_torch_when_used() -> None:
     """Let `import torch` cost nothing until something of torch is used, first by the main
     thread. It takes two seconds and 640 MB, and a run that finds nothing to do needs none."""
     spec = find_spec("torch")

@@ -25,7 +25,7 @@ from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
 from featcache.loader.utterances import Choices, find_utterances, flat, versions_of
 from featcache.manifest.utterances import Manifest
-from featcache.storage.files import flush
+from featcache.storage.files import flush, make_folder
 from featcache.strings import are_distinct
 from featcache.version.ledger import standing_failures
 
@@ -152,12 +152,14 @@ def _losses(cache: Cache) -> list[str]:
 def _appearing(output: Path) -> Iterator[Path]:
     """Give a hidden name beside the output, which is renamed at the end of the block. After
     an error, what has that name is removed. Raises StoreError if a file cannot be written."""
-    staged = output.absolute().with_name(f".{output.name}.{secrets.token_hex(4)}")
+    target = output.absolute()
+    staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
+        make_folder(staged.parent)
         yield staged
         os.sync()  # thousands of files, at once
-        staged.replace(output)
-        flush(output.absolute().parent)
+        staged.replace(target)
+        flush(target.parent)
     except OSError as error:
         raise StoreError(f"{output}: cannot be written: {error.strerror}") from error
     finally:

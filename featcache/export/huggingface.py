@@ -4,8 +4,7 @@ alone."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, listing
-from featcache.export.rows import FILE_BYTES, Rows
+from featcache.export.rows import Rows
 from featcache.manifest.columns import TypedColumn, carried, to_arrow
 from featcache.manifest.formats.tables import pyarrow
 from featcache.strings import Strings
@@ -27,7 +26,7 @@ _TYPES = {"string": "string", "int64": "int64", "double": "float64", "bool": "bo
 
 
 def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
-    """Write `data-N.parquet`, with the columns `id` and `features`, and the manifest's.
+    """Write `data.parquet`, with the columns `id` and `features`, and the manifest's.
     Features are nested lists, which datasets reads as arrays."""
     rows.require_frames("Hugging Face datasets", 5)
     clashing = [repr(name) for name in _OWN if name in rows.columns]
@@ -38,58 +37,35 @@ def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
     types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
     types |= {name: _value(_TYPES[str(column.type)]) for name, column in columns.items()}
     metadata = {"huggingface": json.dumps({"info": {"features": types}})}
-    with closing(_Tables(folder, columns, metadata, arrow)) as tables:
-        for row in rows:
-            tables.add(row.id, row.features)
+    writer, first = None, 0
+    for ids, features in _groups(rows):
+        part = slice(first, first + len(ids))
+        arrays = {"id": arrow.array(ids, arrow.string()), "features": _nested(features, arrow)}
+        arrays |= {name: column[part] for name, column in columns.items()}
+        table = arrow.table(arrays).replace_schema_metadata(metadata)
+        if writer is None:
+            writer = arrow.parquet.ParquetWriter(folder / "data.parquet", table.schema)
+        writer.write_table(table)
+        first = part.stop
+    if writer is not None:
+        writer.close()
     return []
 
 
-class _Tables:
-    """Writes rows into row groups, and these into files of about `FILE_BYTES`."""
-
-    def __init__(
-        self, folder: Path, columns: Mapping[str, Any], metadata: Mapping[str, str], arrow: Any
-    ) -> None:
-        self._folder, self._columns, self._metadata = folder, columns, metadata
-        self._arrow = arrow
-        self._ids: list[str] = []
-        self._features: list[NDArray[Any]] = []
-        self._num_bytes = self._num_bytes_in_file = self._num_files = self._num_written = 0
-        self._writer: Any = None
-
-    def add(self, id_: str, features: NDArray[Any]) -> None:
-        """Add a row, whose other cells are next in the columns."""
-        self._ids.append(id_)
-        self._features.append(features)
-        self._num_bytes += features.nbytes
-        if self._num_bytes >= _GROUP_BYTES:
-            self._write_group()
-
-    def close(self) -> None:
-        """Write the last rows, and complete the last file."""
-        if self._ids:
-            self._write_group()
-        if self._writer is not None:
-            self._writer.close()
-
-    def _write_group(self) -> None:
-        arrow, first = self._arrow, self._num_written
-        last = first + len(self._ids)
-        arrays = {"id": arrow.array(self._ids, arrow.string())}
-        arrays["features"] = _nested(self._features, arrow)
-        arrays |= {name: column[first:last] for name, column in self._columns.items()}
-        table = arrow.table(arrays).replace_schema_metadata(self._metadata)
-        if self._writer is None:
-            path = self._folder / f"data-{self._num_files:05d}.parquet"
-            self._writer = arrow.parquet.ParquetWriter(path, table.schema)
-            self._num_files += 1
-        self._writer.write_table(table)
-        self._num_bytes_in_file += self._num_bytes
-        self._ids, self._features, self._num_bytes = [], [], 0
-        self._num_written = last
-        if self._num_bytes_in_file >= FILE_BYTES:
-            self._writer.close()
-            self._writer, self._num_bytes_in_file = None, 0
+def _groups(rows: Rows) -> Iterator[tuple[list[str], list[NDArray[Any]]]]:
+    """Give ids and features of about `_GROUP_BYTES` at a time."""
+    ids: list[str] = []
+    features: list[NDArray[Any]] = []
+    num_bytes = 0
+    for row in rows:
+        ids.append(row.id)
+        features.append(row.features)
+        num_bytes += row.features.nbytes
+        if num_bytes >= _GROUP_BYTES:
+            yield ids, features
+            ids, features, num_bytes = [], [], 0
+    if ids:
+        yield ids, features
 
 
 def _value(dtype: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.export.rows import FILE_BYTES, Rows, left_out
+from featcache.export.rows import Rows, left_out
 
 _EXACT = 1 << np.finfo(np.float32).nmant + 1
 """Whole numbers up to here are exact in float32."""
@@ -21,7 +21,7 @@ _FILES = {"text": "text", "utt2spk": "speaker"}
 
 
 def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
-    """Write a data directory whose `feats.scp` leads into `feats.N.ark`, sorted by id."""
+    """Write a data directory whose `feats.scp` leads into `feats.ark`, sorted by id."""
     rows.require_frames("Kaldi")
     rows.refuse_ids(lambda id_: id_.split() != [id_], "an id of Kaldi's has no white space")
     if any(char.isspace() for char in str(target)):
@@ -35,8 +35,8 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
             f"{rows.where}: may have integers above {_EXACT:,}, and Kaldi stores float32"
         )
     used = [column for column in _FILES.values() if column in rows.columns]
-    archive, number = None, 0
     with ExitStack() as stack:
+        archive = stack.enter_context((folder / "feats.ark").open("wb"))
         scp = stack.enter_context((folder / "feats.scp").open("w", encoding="utf-8"))
         tables = {
             column: stack.enter_context((folder / file).open("w", encoding="utf-8"))
@@ -44,14 +44,8 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
             if column in used
         }
         for row in rows.sorted_by_id():
-            if archive is None or archive.tell() >= FILE_BYTES:
-                if archive is not None:
-                    archive.close()
-                number += 1
-                name = f"feats.{number}.ark"
-                archive = stack.enter_context((folder / name).open("wb"))
             archive.write(f"{row.id} ".encode())
-            scp.write(f"{row.id} {target / name}:{archive.tell()}\n")
+            scp.write(f"{row.id} {target / 'feats.ark'}:{archive.tell()}\n")
             archive.write(_encoded(row.features))
             for column, table in tables.items():
                 if column in row.columns:

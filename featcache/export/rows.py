@@ -7,13 +7,13 @@ import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, listing
+from featcache.errors import ArgumentError, counted, listing
 from featcache.loader.cache import Cache
 from featcache.loader.utterances import Columns, take
 from featcache.manifest.columns import records_of
@@ -22,6 +22,9 @@ from featcache.strings import Strings
 
 FILE_BYTES = 256 << 20
 """About so many bytes of features stand in a numbered file."""
+
+_LONGEST_NAME = 250
+"""The most bytes of a name that file systems take, with `.npy`."""
 
 
 class Row(NamedTuple):
@@ -79,7 +82,12 @@ class Rows:
         refused = [id_ for id_ in self.ids if is_refused(id_)]
         if refused:
             ids = listing(map(repr, refused), 3)
-            raise ArgumentError(f"{why}; {len(refused):,} ids do not fit: {ids}")
+            fit = counted(len(refused), "id does not fit", "ids do not fit")
+            raise ArgumentError(f"{why}; {fit}: {ids}")
+
+    def refuse_names(self) -> None:
+        """Raise ArgumentError if some ids are no paths of files below a folder."""
+        self.refuse_ids(lambda id_: not _is_name(id_), "ids are names of files here")
 
     def require_frames(self, format_name: str, most_dimensions: int = 2) -> None:
         """Raise ArgumentError if an utterance has more dimensions than a format can hold."""
@@ -155,6 +163,13 @@ class NumberedTars:
         if self._tar is not None:
             self._tar.close()
         self._tar = None
+
+
+def _is_name(id_: str) -> bool:
+    """Tell whether an id is a path below a folder, in its only spelling."""
+    path = PurePosixPath(id_)
+    is_short = all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
+    return str(path) == id_ and is_short and "\0" not in id_ and not {"..", "/"} & {*path.parts}
 
 
 def _is_missing(cell: Any) -> bool:

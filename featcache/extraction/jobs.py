@@ -20,7 +20,7 @@ from featcache.errors import ArgumentError, Reason, listing
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import OVERFLOW, Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
-from featcache.extraction.from_labels import read_labels
+from featcache.extraction.from_files import read_files
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.padded_rows import BatchingChoice, Part
 from featcache.extraction.tasks import ShardTask
@@ -381,10 +381,10 @@ def batch_extractor(
     fetched: Fetch = copy_of,
     wait: Wait = lambda _: None,
 ) -> BatchExtractor:
-    """Return a function that extracts batches from audio, label files or the source's
-    features. The other arguments are those of `AudioExtractor`."""
-    if configs[0].label_files is not None:  # then all of them read label files
-        return partial(read_labels, root, configs, fetched)
+    """Return a function that extracts batches from audio, from files in its place, or
+    from the source's features. The other arguments are those of `AudioExtractor`."""
+    if configs[0].label_files is not None:  # then all of them read such files
+        return partial(read_files, root, configs, fetched)
     if source is None:
         return AudioExtractor(root, configs, fetched, wait)
     return partial(source.extract, root, configs)

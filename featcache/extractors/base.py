@@ -50,6 +50,7 @@ _OWN = {
     "fbank": "kaldi:Fbank",
     "ge2e": "ge2e:GE2E",
     "higgs2": "higgs2:Higgs2",
+    "imported": "imported:Imported",
     "labels": "labels:Labels",
     "log_mel": "log_mel:LogMel",
     "mfcc": "kaldi:Mfcc",

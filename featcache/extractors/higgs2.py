@@ -63,12 +63,10 @@ class Higgs2(Xcodec):
 
     def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
         model = self._load_model()
-        quantized_1FD = sum(
-            layer.project_out(layer.codebook.decode(codes_1F))
-            for layer, codes_1F in zip(
-                model.quantizer.quantizers, codes_1QF.unbind(1), strict=False
-            )
-        )
+        layers = model.quantizer.quantizers[: codes_1QF.shape[1]]
+        quantized_1FD = torch.zeros((), device=codes_1QF.device)
+        for layer, codes_1F in zip(layers, codes_1QF.unbind(1), strict=True):
+            quantized_1FD = quantized_1FD + layer.project_out(layer.codebook.decode(codes_1F))
         decoded: Tensor = model.acoustic_decoder(model.fc2(quantized_1FD).mT)
         return decoded
 

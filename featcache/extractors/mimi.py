@@ -113,9 +113,7 @@ class Mimi(CodecExtractor[MimiParams]):
 
     def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
         if self._is_qwen:
-            raise ExtractorError(
-                "codes of Qwen3-TTS: only the decoder of its own package hears them"
-            )
+            raise ExtractorError("codes of Qwen3-TTS: only its own package can decode them")
         return super().decode(codes_1QF, tracks)
 
     def quantize(self, latents: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from featcache.loader.joined import Source, names_of_values, open_columns, read_
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
 from featcache.manifest.copies import Copies, copies_of
-from featcache.manifest.label_files import needs_columns, template_of, with_label_files
+from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.manifest.where import JoinedColumn, Where, select_rows
@@ -423,9 +423,9 @@ def _compared(
     manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion
 ) -> DatasetVersion:
     """Find rows. Refuse those with features of another row or file, or warn of them."""
-    template = template_of(version.cache.config)
-    if template is not None and rows.has_path.any():
-        manifest = with_label_files(manifest, template)
+    config = version.cache.config
+    if template_of(config) is not None and rows.has_path.any():
+        manifest = with_own_paths(manifest, config)
         rows = RowKeys.of(manifest, rows.ids)
     status = _status(manifest, rows, version)
     if status.changed.any():

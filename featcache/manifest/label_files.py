@@ -1,8 +1,12 @@
-"""The label files of rows, from which a version of labels is made instead of audio.
+"""The files of rows from which a version is made instead of audio: label files, or imported
+features.
 
-Its config's parameter `label_files` is a template, such as `align/{id}.TextGrid`. For such a
-version, the path of a row is that of its label file. So a label file that has moved,
-changed or gone is treated as an audio file is."""
+The parameter `label_files` of a config of labels is a template, such as
+`align/{id}.TextGrid`. For such a version, the path of a row is that of its label file. So a
+label file that has moved, changed or gone is treated as an audio file is.
+
+The manifest of imported features names their files as paths. Any other manifest is compared
+with them by ids alone."""
 
 from __future__ import annotations
 
@@ -19,6 +23,9 @@ from featcache.strings import Strings
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
+_FEATURES = re.compile(r"\.(?:npy|pt|llc)$|\.(?:lca|h5)/|\.ark:\d+$")
+"""Matches a path of features."""
+
 _OF_PATH: Mapping[str, Callable[[str], str]] = {
     "path": str,
     "folder": lambda path: os.path.dirname(path) or ".",
@@ -29,9 +36,16 @@ _OF_PATH: Mapping[str, Callable[[str], str]] = {
 
 def template_of(config: Mapping[str, Any]) -> str | None:
     """Return the template of a resolved config; None if it takes audio."""
+    if is_imported(config):
+        return "{path}"
     if config.get("extractor") != "labels" or not isinstance(config.get("params"), Mapping):
         return None
     return str(config["params"].get("label_files"))
+
+
+def is_imported(config: Mapping[str, Any]) -> bool:
+    """Tell whether a resolved config is one of imported features."""
+    return config.get("extractor") == "imported"
 
 
 def needs_columns(config: Mapping[str, Any]) -> bool:
@@ -44,7 +58,16 @@ def rows_of(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
     """Return the rows that a version of a resolved config has for a manifest: with the paths
     of its label files, and all copies. Raises ManifestError and ConfigError as `expand` and
     `with_label_files`."""
-    return expand(with_label_files(manifest, template_of(config)), copies_of(config))
+    return expand(with_own_paths(manifest, config), copies_of(config))
+
+
+def with_own_paths(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
+    """Return a manifest with the paths that rows have in a version of a resolved config. A
+    row that names no file of features has no path in a version of imported features."""
+    if not is_imported(config):
+        return with_label_files(manifest, template_of(config))
+    paths = (path if _FEATURES.search(path) else "" for path in manifest.paths)
+    return replace(manifest, paths=Strings.of(paths))
 
 
 def with_label_files(manifest: Manifest, template: str | None) -> Manifest:

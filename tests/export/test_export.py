@@ -122,15 +122,13 @@ def test_parquet_as_datasets_reads_it(tmp_path, shape, dtype, monkeypatch):
     numbers = {id_: number for number, id_ in enumerate(features)}
     rows = table(features, n=numbers, tags={id_: [id_] for id_ in features})
     monkeypatch.setattr("featcache.export.huggingface._GROUP_BYTES", 700)
-    monkeypatch.setattr("featcache.export.huggingface.FILE_BYTES", 1500)
-    done = export(cache, "datasets", tmp_path / "out", rows)
+    export(cache, "datasets", tmp_path / "out", rows)
     read = datasets.load_dataset(
         "parquet", data_files=f"{tmp_path}/out/*.parquet", cache_dir=str(tmp_path / "hf")
     )["train"].with_format("numpy")
     assert_same({row["id"]: np.asarray(row["features"], dtype) for row in read}, features)
     assert read.features["n"].dtype == "int64"
     assert [row["tags"] for row in read] == [json.dumps([id_]) for id_ in features]
-    assert done.files == len(list((tmp_path / "out").iterdir()))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a tar left open
@@ -163,7 +161,7 @@ def test_numpy_files_are_called_after_ids_and_stay_below_the_folder(tmp_path, fl
     assert (done.utterances, done.files) == (4, 5)
     for number, id_ in enumerate(("../up", "/root", "a//b", "a/../../b", "x" * 300)):
         hostile = made_cache(tmp_path / f"h{number}", {id_: features["z"]})
-        with pytest.raises(ArgumentError, match="ids are names of files here; 1 ids do not fit"):
+        with pytest.raises(ArgumentError, match="ids are names of files here; 1 id does not fit"):
             export(hostile, "numpy", tmp_path / "hostile")
         assert not list(tmp_path.glob("*hostile*"))
 

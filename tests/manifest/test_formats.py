@@ -47,8 +47,10 @@ def test_is_recognised_and_gives_its_rows(top, name):
 
 
 def test_every_format_is_tried():
-    # the first four elsewhere
-    tried = {"tsv", "parquet", "datasets", "webdataset"} | {write.split()[0] for write in WRITERS}
+    # the first five elsewhere
+    tried = {"tsv", "parquet", "datasets", "features", "webdataset"} | {
+        write.split()[0] for write in WRITERS
+    }
     assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
 
 
@@ -400,7 +402,7 @@ def test_a_format_that_there_is_not(written):
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets"})
+    "name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets", "features"})
 )
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
     assert "is a folder, and this format is a file's" in refused(tmp_path, format=name)

@@ -7,7 +7,15 @@ from functools import partial
 from typing import NamedTuple
 
 from featcache.errors import ArgumentError, ManifestError, did_you_mean, listing
-from featcache.manifest.formats import folders, kaldi, lhotse, tables, toolkits, webdataset
+from featcache.manifest.formats import (
+    features,
+    folders,
+    kaldi,
+    lhotse,
+    tables,
+    toolkits,
+    webdataset,
+)
 from featcache.manifest.formats.source import Batch, Source
 
 
@@ -40,6 +48,7 @@ FORMATS = {
         name: Format(partial(toolkits.read_bars, name), partial(toolkits.bars_fit, name))
         for name in toolkits.BARS
     },
+    "features": Format(features.read_features),  # never recognised: `import` means it
     "paths": Format(toolkits.read_paths, toolkits.paths_fit),
 }
 """Every format, by name."""

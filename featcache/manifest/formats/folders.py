@@ -51,10 +51,10 @@ def read_folder(source: Source) -> Iterator[Batch]:
     the path without its suffix."""
     audio: list[str] = []
     others: list[str] = []
-    for path in _walk(source.path):
+    for path in files_below(source.path):
         (audio if path.lower().endswith(AUDIO_SUFFIXES) else others).append(path)
     _note_others(source, sorted(others))
-    rows = enumerate(_with_ids(source, sorted(audio)), source.faults.file("", "file") + 1)
+    rows = enumerate(with_ids(source, sorted(audio)), source.faults.file("", "file") + 1)
     return batched(rows, ("id", "path"), tuple, source.faults)
 
 
@@ -69,7 +69,8 @@ def _note_others(source: Source, paths: Sequence[str]) -> None:
         source.note(f"tables and tars among them are read when they are given: {names}")
 
 
-def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+def with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Give each path with its id, the path without its suffix. Two of one id are a fault."""
     path_of: dict[str, str] = {}
     for path in paths:
         try:
@@ -86,8 +87,8 @@ def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]
             source.faults.add(0, what)
 
 
-def _walk(top: os.PathLike[str]) -> Iterator[str]:
-    """List all files, each folder once, even behind links."""
+def files_below(top: os.PathLike[str]) -> Iterator[str]:
+    """List the paths of all files below a folder, each folder once, even behind links."""
     start, seen = len(os.path.join(top, "")), set()
     for folder, folders, files in os.walk(top, onerror=_not_listed, followlinks=True):
         status = os.stat(folder)
