@@ -17,7 +17,7 @@ from featcache.care.diverged import VALUE_COLUMNS, are_alike
 from featcache.care.report import Problem, Report
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted, listing
-from featcache.format.group import WRONG_CHECKSUM
+from featcache.format.group import TABLE_PATHS, WRONG_CHECKSUM
 from featcache.format.shard import Shard
 from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
@@ -61,7 +61,8 @@ def verify(
 
     Args:
         data: True to read every byte of the features, too.
-        values: True to look for NaN and infinity also where a shard says that it has none.
+        values: True to look for NaN and infinity also where a shard says that it has none,
+            and to compute the hashes that shards are named by.
         sources: How to compare the audio files with what they were; None to skip them.
         report: Called after each shard, and again after its audio files.
         stop: Ends the verification once it is set.
@@ -314,9 +315,15 @@ def examine_shard(
 def _problems(
     shard: Shard, data: bool, values: bool, stopped: Callable[[], bool]
 ) -> Iterator[Problem]:
-    files = [path for path in shard.info.files if path != shard.features_path]
+    read_below = {shard.features_path, *TABLE_PATHS}
+    files = [path for path in shard.info.files if path not in read_below]
     faults = [*filter(None, map(shard.file_fault, files))]
-    faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
+    try:
+        shard.table  # noqa: B018 (compares its files with their checksums)
+    except DamagedError as error:
+        faults.append(error.what)
+    if not faults:
+        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults(has_digest=values)]
     for fault in faults:
         kind = "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure"
         yield Problem(kind, fault, shard.name)

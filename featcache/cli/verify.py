@@ -57,7 +57,8 @@ _SOURCES = (
     "--values",
     "all_values",
     is_flag=True,
-    help="Check all values for NaN and infinity, also where the writer recorded that it did.",
+    help="Check all values for NaN and infinity, and the hashes of shards, also where the writer "
+    "recorded that it did.",
 )
 @click.option(
     "--sources",

@@ -9,9 +9,10 @@ import platform
 import re
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, Literal, TypeVar
@@ -133,6 +134,15 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
     return info
 
 
+@cache
+def _installed(library: str) -> str:
+    """Return the version of a library; empty if it is not installed."""
+    try:
+        return version_of(library)
+    except PackageNotFoundError:
+        return ""
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, of libraries that decide values, and of libsndfile.
     Every version and shard records them; the fingerprint does not depend on them."""
@@ -141,9 +151,8 @@ def library_versions() -> dict[str, str]:
         "machine": platform.machine(),
         "featcache": __version__,
     }
-    for library in _LIBRARIES:
-        with suppress(PackageNotFoundError):  # an optional one
-            versions[library] = version_of(library)
+    installed = {library: _installed(library) for library in _LIBRARIES}
+    versions |= {library: version for library, version in installed.items() if version}
     try:
         import soundfile
     except ImportError:
