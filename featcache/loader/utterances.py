@@ -122,7 +122,7 @@ class Utterances:
             is_lacking = version.positions < 0
             missing |= is_lacking
             if is_lacking.any() and (not are_allowed or missing.all()):
-                ids = list(self.ids.take(np.flatnonzero(is_lacking)))
+                ids = [*dict.fromkeys(self.ids.take(np.flatnonzero(is_lacking)))]
                 raise MissingItemError(
                     f"{self.source}: {version.cache.missing_error(ids, len(self.ids))}"
                 )
@@ -413,8 +413,10 @@ def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, l
 def _status(manifest: Manifest, rows: RowKeys, version: DatasetVersion) -> RowStatus:
     """Compare rows with the items of a version; see `RowStatus`."""
     stored, index = version.cache.version, version.cache.index
-    failures = failures_by_row(stored, index) if rows.has_path.any() else {}
-    return with_other_files(join(rows, index, failures), manifest, stored, index)
+    if not rows.has_path.any():
+        return join(rows, index, {})
+    status = join(rows, index, failures_by_row(stored, index))
+    return with_other_files(status, manifest, stored, index)
 
 
 def _compared(
