@@ -33,6 +33,8 @@ FINGERPRINTS = {
     "fbank80-uint8": "fef8c77494ca890a4296bff613349605f43faa6a6697df6a46da6c8fef1ea951",
     "hifigan-mel80": "06dc88440f69f3533995295b25632fbb5fa25c7435891b3bb3fcc08325556e6a",
     "hubert-base-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
+    "mfa-phones": "ec7dc308c1376bb401f9ef10ca227152773ca9ae6eef3f4bda5796bd9ba5cf56",
+    "mfa-words": "d8968fd11d6e3b328aef17f8ed79e92177d415f59dbf18d244e12accaafca89f",
     "mfcc13": "9bc148a852d9fc807f9d18a6b27f09f5eb26d9591fc8650b02f378639a04e9e9",
     "mimi": "aff911855d16084ca9df4d03e1dc0677eab9a1edc772a3a901b0f182fe1667ae",
     "speechtokenizer": "cd8b8a6baa83f95987b506911e0d470be888875b44afa011ec0804390197bb9f",
