@@ -404,8 +404,8 @@ def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, l
     is_missing = np.zeros(len(manifest), bool)
     keys = reading.keys(manifest, manifest.ids)
     for version in reading.joined:
-        found = _compared(manifest, keys, True, version)
-        is_missing |= found.positions_of(np.arange(len(manifest))) < 0
+        joined = _compared(manifest, keys, True, version)
+        is_missing |= joined.positions_of(np.arange(len(manifest))) < 0
     lacking = manifest.ids.take(np.flatnonzero(is_missing))
     return manifest.take(np.flatnonzero(~is_missing)), [*lacking]
 
@@ -448,11 +448,11 @@ def _of_first(versions: Sequence[DatasetVersion], reading: _Reading) -> Utteranc
         )
     ids, columns = _ids_of_copies(caches[: len(versions)], reading.copies)
     source = str(caches[0].version.path)
-    found = [version.find(ids) for version in versions]
+    versions = [version.find(ids) for version in versions]
     copies = copies_of(caches[0].config)
     ids_of_rows = ids if copies.are_plain else copies.plain_ids(flat(ids))
     joined = [version.find(ids_of_rows) for version in reading.joined]
-    utterances = Utterances(source, ids, columns, found, joined)
+    utterances = Utterances(source, ids, columns, versions, joined)
     if not reading.where:
         return utterances
     if not joined:

@@ -185,12 +185,12 @@ def _without_collisions(
     """Give exact ids to the rows that would have one id, though they cut otherwise."""
     id_hashes = ids.hashes()
     rows = repeated_rows(id_hashes)
-    some = segments.segments(rows)
-    pairs = np.unique(np.stack([id_hashes[rows], some.hashes()]), axis=1)
+    repeated = segments.segments(rows)
+    pairs = np.unique(np.stack([id_hashes[rows], repeated.hashes()]), axis=1)
     colliding = np.isin(id_hashes[rows], pairs[0, repeated_rows(pairs[0])])
     if not colliding.any():
         return ids
-    columns = some.segments(np.flatnonzero(colliding))
+    columns = repeated.segments(np.flatnonzero(colliding))
     numbers = [column.tolist() for column in (columns.start, columns.duration, columns.channel)]
     rows = rows[colliding]
     why = "there is no id, and the path, which stands for it, "

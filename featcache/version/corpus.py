@@ -108,10 +108,10 @@ def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
 def read_parts(corpus: Location, names: Sequence[str] | None = None) -> list[Part]:
     """Read the parts of a corpus, sorted by name; or only those of these names."""
     store = open_store(corpus)
-    there = [name.removesuffix(".json") for name in store.names(PARTS) if name.endswith(".json")]
-    if len(there) > _MOST_PARTS:
-        raise DamagedError(f"{corpus / PARTS}: damaged: {len(there):,} parts")
-    wanted = sorted({*there} if names is None else {*there} & {*names})
+    recorded = [name.removesuffix(".json") for name in store.names(PARTS) if name.endswith(".json")]
+    if len(recorded) > _MOST_PARTS:
+        raise DamagedError(f"{corpus / PARTS}: damaged: {len(recorded):,} parts")
+    wanted = sorted({*recorded} if names is None else {*recorded} & {*names})
     return in_parallel(lambda name: _read_part(store, name), wanted)
 
 
@@ -158,17 +158,17 @@ def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     """Find the manifests of parts, by the names of the parts, from paths and shell
     patterns; None for one path, which is no corpus. Raises ArgumentError if nothing fits a
     pattern; see also `by_part_name`."""
-    found, is_several = list[Path](), len(given) > 1
-    for one in map(str, given):
-        if not glob.has_magic(one) or Path(one).exists():
-            found.append(Path(one))
+    manifests, is_several = list[Path](), len(given) > 1
+    for path in map(str, given):
+        if not glob.has_magic(path) or Path(path).exists():
+            manifests.append(Path(path))
             continue
-        files = glob.glob(one, recursive=True)
+        files = glob.glob(path, recursive=True)
         if not files:
-            raise ArgumentError(f"{one}: there is no such file, and as a pattern, it fits none")
-        found += sorted(map(Path, files))
+            raise ArgumentError(f"{path}: there is no such file, and as a pattern, it fits none")
+        manifests += sorted(map(Path, files))
         is_several = True
-    return by_part_name(found) if is_several else None
+    return by_part_name(manifests) if is_several else None
 
 
 def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
