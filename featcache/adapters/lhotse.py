@@ -146,7 +146,7 @@ class _Cuts:
         cache, spec = self._cache, self._cache.spec
         duration = num_frames * self._hop / spec.sample_rate
         for name, value in [*columns.items()]:
-            if value is None or value != value:  # NaN
+            if value is None or (isinstance(value, float) and value != value):  # NaN
                 del columns[name]
         start = columns.pop("start", 0.0) / speed
         channel = max(0, columns.pop("channel", 0))

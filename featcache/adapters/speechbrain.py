@@ -77,6 +77,9 @@ def to_dynamic_item_dataset(
         columns[name] = np.where(np.isnan(columns[name]), defaults[name], columns[name])
     columns["num_frames"] = dataset.lengths
     data = dict(zip(dataset.ids, records_of(columns, len(dataset)), strict=True))
+    if len(data) < len(dataset):
+        what = f"{len(dataset) - len(data):,} rows have the id of another"
+        raise ArgumentError(f"{what}, and SpeechBrain knows rows by id: select some with where=")
     return DynamicItemDataset(data, [features], ["id", *features.provides, *columns])
 
 

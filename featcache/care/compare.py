@@ -142,9 +142,9 @@ class Difference:
     """The number of frames from a clip's first disturbed frame to its end."""
 
     def __add__(self, other: Difference) -> Difference:
-        mine, others = astuple(self), astuple(other)
-        counts = map(operator.add, mine[:5], others[:5])
-        return Difference(*counts, *map(max, mine[5:], others[5:]))
+        values, others = astuple(self), astuple(other)
+        counts = map(operator.add, values[:5], others[:5])
+        return Difference(*counts, *map(max, values[5:], others[5:]))
 
 
 def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:

@@ -251,7 +251,8 @@ def _sample(
     clips: list[SampledClip] = []
     faults: list[str] = []
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
-    for utterance in utterances_by_length(expand(manifest, waveform_maker.copies), count):
+    rows = expand(manifest.clips(), waveform_maker.copies)
+    for utterance in utterances_by_length(rows, count):
         longest_cut = longest * waveform_maker.speed(utterance.id)
         if longest_cut < _seconds(manifest, utterance) < math.inf:
             utterance = replace(utterance, duration=longest_cut)

@@ -29,7 +29,7 @@ from featcache.version.join import RowKeys, columns_of, join
 from featcache.version.ledger import RowFailures, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
-from featcache.version.version import Version
+from featcache.version.version import Version, renamed_note
 from featcache.version.wanted import find_lacking, wanted_failures
 
 _MOST_MAPPED = 8192
@@ -227,12 +227,8 @@ def _compare_repeated(
 
 def _notes(version: Version) -> Iterator[str]:
     """List changes of the folder's name and of the config's fingerprint."""
-    name = version.original_name
-    if name is not None:
-        yield (
-            f"its folder is a copy of {name}, or was renamed: extract adds to a version "
-            "only under that name"
-        )
+    if version.original_name is not None:
+        yield renamed_note(version.original_name)
     try:
         from featcache.config import recorded_config
     except ImportError:

@@ -407,6 +407,11 @@ def diff(first: Location, second: Location, values: int) -> None:
             say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
     if result.values is not None:
         say(f"values: {_describe_values(result.values)}")
+        for name, track in result.values.tracks.items():
+            described = "in one version only, or of another form"
+            if track is not None:
+                described = _describe_values(track)
+            say(f"track {name}: {described}")
 
 
 def _describe_values(values: ValuesDiff) -> str:

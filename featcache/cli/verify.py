@@ -99,6 +99,7 @@ def verify(
     from featcache.care.report import Problem, Report
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
+    from featcache.manifest.label_files import template_of, with_label_files
     from featcache.version.selection import need_columns, split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
@@ -108,15 +109,12 @@ def verify(
     files = SourceCheck(sources == "content", root)
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=need_columns(path))
-        files = replace(files, urls=wanted.urls)
         again = shlex.quote(manifest)
         if root is not None:
             again += f" --root {shlex.quote(str(root))}"
     checking: dict[str, Any] = {"data": data, "values": all_values, "manifest": wanted}
     checking["threads"] = threads
-    passes = 1
-    if sources:
-        checking["sources"], passes = files, 2
+    passes = 2 if sources else 1
     reports: list[Report] = []
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
@@ -127,6 +125,11 @@ def verify(
             problems = [Problem("metadata", error.what)]
             reports.append(Report(str(folder), 0, 0, 0, 0, data, problems))
             continue
+        if wanted is not None:
+            rows = with_label_files(wanted, template_of(version.info.config))
+            files = replace(files, urls=rows.urls)
+        if sources:
+            checking["sources"] = files
         with (
             stoppable(ending=ending) as stop,
             Steps(passes * len(version.shard_names()), "shards") as bar,

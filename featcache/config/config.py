@@ -513,12 +513,16 @@ def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
     return "there is no such key, nor any other"
 
 
-def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """List the dotted paths of all keys of a model, and of the models in it."""
+def keys_of(
+    model: type[BaseModel], above: str = "", outer: tuple[type[BaseModel], ...] = ()
+) -> Iterator[str]:
+    """List the dotted paths of all keys of a model, and of the models in it. A model that
+    contains itself, or one of the `outer` models, is listed once."""
     for name, info in model.model_fields.items():
         yield f"{above}{name}"
         for inner in _models(info.annotation):
-            yield from keys_of(inner, f"{above}{name}.")
+            if inner not in (model, *outer):
+                yield from keys_of(inner, f"{above}{name}.", (model, *outer))
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

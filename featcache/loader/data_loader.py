@@ -328,10 +328,10 @@ def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[
     only where it fits. Raises ArgumentError if it fits no version, or one of several dtypes
     does not fit its version."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
-    given = [version for version in dataset.versions if version.name in dtypes]
-    fault_of = {version.name: _fault(dtypes[version.name], version) for version in given}
+    named = [version for version in dataset.versions if version.name in dtypes]
+    fault_of = {version.name: _fault(dtypes[version.name], version) for version in named}
     faults = [fault for fault in fault_of.values() if fault]
-    if faults and (isinstance(dtype, Mapping) or len(faults) == len(given)):
+    if faults and (isinstance(dtype, Mapping) or len(faults) == len(named)):
         raise ArgumentError(faults[0])
     return {name: wanted for name, wanted in dtypes.items() if not fault_of[name]}
 

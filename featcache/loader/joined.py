@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,10 +62,10 @@ def read_column(cache: Cache, positions: Ints) -> NDArray[Any]:
 
 
 def names_of_values(cache: Cache) -> list[str]:
-    """List the names of the values of a version's vectors, if its units give them all:
-    `level (dB), peak (dB)`; else nothing."""
+    """List the names of the values of a version's vectors, if its units give them all, as
+    `level (dB), peak (dB)` or `ovrl, sig (1 to 5)`; else nothing."""
     shape = cache.spec.item_shape
-    names = [unit.partition("(")[0].strip() for unit in cache.spec.units.split(", ")]
+    names = [*map(str.strip, re.sub(r"\([^()]*\)", "", cache.spec.units).split(","))]
     if len(shape) != 1 or len(names) != shape[0] or not all(map(str.isidentifier, names)):
         return []
     return names

@@ -123,7 +123,7 @@ class Utterances:
             is_lacking = version.positions < 0
             missing |= is_lacking
             if is_lacking.any() and (not are_allowed or missing.all()):
-                ids = list(self.ids.take(np.flatnonzero(is_lacking)))
+                ids = [*dict.fromkeys(self.ids.take(np.flatnonzero(is_lacking)))]
                 raise MissingItemError(
                     f"{self.source}: {version.cache.missing_error(ids, len(self.ids))}"
                 )
@@ -406,8 +406,8 @@ def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, l
     is_missing = np.zeros(len(manifest), bool)
     keys = reading.keys(manifest, manifest.ids)
     for version in reading.joined:
-        found = _compared(manifest, keys, True, version)
-        is_missing |= found.positions_of(np.arange(len(manifest))) < 0
+        joined = _compared(manifest, keys, True, version)
+        is_missing |= joined.positions_of(np.arange(len(manifest))) < 0
     lacking = manifest.ids.take(np.flatnonzero(is_missing))
     return manifest.take(np.flatnonzero(~is_missing)), [*lacking]
 
@@ -415,8 +415,10 @@ def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, l
 def _status(manifest: Manifest, rows: RowKeys, version: DatasetVersion) -> RowStatus:
     """Compare rows with the items of a version; see `RowStatus`."""
     stored, index = version.cache.version, version.cache.index
-    failures = failures_by_row(stored, index) if rows.has_path.any() else {}
-    return with_other_files(join(rows, index, failures), manifest, stored, index)
+    if not rows.has_path.any():
+        return join(rows, index, {})
+    status = join(rows, index, failures_by_row(stored, index))
+    return with_other_files(status, manifest, stored, index)
 
 
 def _compared(
@@ -448,11 +450,11 @@ def _of_first(versions: Sequence[DatasetVersion], reading: _Reading) -> Utteranc
         )
     ids, columns = _ids_of_copies(caches[: len(versions)], reading.copies)
     source = str(caches[0].version.path)
-    found = [version.find(ids) for version in versions]
+    versions = [version.find(ids) for version in versions]
     copies = copies_of(caches[0].config)
     ids_of_rows = ids if copies.are_plain else copies.plain_ids(flat(ids))
     joined = [version.find(ids_of_rows) for version in reading.joined]
-    utterances = Utterances(source, ids, columns, found, joined)
+    utterances = Utterances(source, ids, columns, versions, joined)
     if not reading.where:
         return utterances
     if not joined:

@@ -55,10 +55,11 @@ def needs_columns(config: Mapping[str, Any]) -> bool:
 
 
 def rows_of(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
-    """Return the rows that a version of a resolved config has for a manifest: with the paths
-    of its label files, and all copies. Raises ManifestError and ConfigError as `expand` and
-    `with_label_files`."""
-    return expand(with_own_paths(manifest, config), copies_of(config))
+    """Return the rows that a version of a resolved config has for a manifest: one for each
+    clip, with the path of its label file, and all copies. Raises ManifestError and
+    ConfigError as `expand` and `with_label_files`."""
+    rows = with_own_paths(manifest, config).clips()
+    return expand(rows, copies_of(config))
 
 
 def with_own_paths(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
@@ -72,7 +73,8 @@ def with_own_paths(manifest: Manifest, config: Mapping[str, Any]) -> Manifest:
 
 def with_label_files(manifest: Manifest, template: str | None) -> Manifest:
     """Return a manifest with the paths of label files, unless the template is None. Raises
-    ManifestError if it names no column, ConfigError if it has a fault."""
+    ManifestError if it names no column, or two files for a clip; ConfigError if it has a
+    fault."""
     if template is None:
         return manifest
     names = _PLACEHOLDER.findall(template)
@@ -83,10 +85,20 @@ def with_label_files(manifest: Manifest, template: str | None) -> Manifest:
             "{a column}, and without ':' and '|'"
         )
     form = _PLACEHOLDER.sub("%s", template.replace("%", "%%"))
-    rows = zip(manifest.paths, *(_values(name, manifest) for name in names), strict=True)
+    cells = zip(manifest.paths, *(_values(name, manifest) for name in names), strict=True)
     # a row without a path is compared by its id alone, here too
-    paths = (form % tuple(values) if path and all(values) else "" for path, *values in rows)
-    return replace(manifest, paths=Strings.of(paths))
+    paths = (form % tuple(values) if path and all(values) else "" for path, *values in cells)
+    rows = replace(manifest, paths=Strings.of(paths))
+    clips = rows.clips()
+    if len(clips) < len(rows):
+        path_of = dict(zip(clips.ids, clips.paths, strict=True))
+        for id_, path in zip(rows.ids, rows.paths, strict=True):
+            if path_of[id_] != path:
+                raise ManifestError(
+                    f"{manifest.source}: rows of the clip {id_} have the label files "
+                    f"{path_of[id_]} and {path}: give each row an id of its own"
+                )
+    return rows
 
 
 def _values(name: str, manifest: Manifest) -> Iterable[str]:

@@ -27,7 +27,7 @@ from featcache.manifest.audio_locations import (
     url_of,
 )
 from featcache.manifest.columns import TypedColumn, Types, Values, booleans, numbers
-from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.segments import SegmentColumns, Utterance, repeated_rows
 from featcache.manifest.times import times_of
 from featcache.strings import GrowingStrings, Strings
 
@@ -47,7 +47,8 @@ class Manifest(SegmentColumns):
     root: AudioLocation
     """The root of relative paths: an absolute folder, or the beginning of URLs."""
     ids: Strings
-    """The ids `[rows]`, all different."""
+    """The ids `[rows]`. Rows with the same id have the same segment: they are rows of one
+    clip, such as its texts in two languages."""
     values: dict[str, Values]
     """The values of other columns `[rows]`, by name."""
     format: str = "csv"
@@ -56,6 +57,8 @@ class Manifest(SegmentColumns):
     """Notes for the user about what was read."""
     placeholders: frozenset[str] = frozenset()
     """The names of the placeholders in its columns, with a value or without."""
+    has_repeats: bool = False
+    """True if several rows may have the same id."""
 
     @classmethod
     def of_ids(cls, ids: Strings, source: str) -> Manifest:
@@ -84,6 +87,16 @@ class Manifest(SegmentColumns):
             channel=self.channel[rows],
             values={name: values.take(rows) for name, values in self.values.items()},
         )
+
+    def clips(self) -> Manifest:
+        """Return the manifest of the first row of each clip."""
+        if not self.has_repeats:
+            return self
+        first_rows: dict[str, int] = {}
+        rows = repeated_rows(self.ids.hashes()).tolist()
+        others = [row for row in rows if first_rows.setdefault(self.ids[row], row) != row]
+        kept_rows = np.delete(np.arange(len(self)), others)
+        return replace(self.take(kept_rows), has_repeats=False)
 
     @property
     def columns(self) -> dict[str, Strings]:
@@ -345,4 +358,12 @@ def default_id(path: str, start: float, duration: float, channel: int) -> str:
         name += f"-{round(start * 100):06d}"
         if not math.isnan(duration):
             name += f"-{round(duration * 100):06d}"
+    return _id(name if channel < 0 else f"{name}-c{channel}")
+
+
+def exact_id(path: str, start: float, duration: float, channel: int) -> str:
+    """Make such an id with exact seconds: no other segment has it. Raises ValueError if it
+    is no id."""
+    times = ["" if math.isnan(seconds) else repr(seconds) for seconds in (start, duration)]
+    name = "-".join([path, *times])
     return _id(name if channel < 0 else f"{name}-c{channel}")

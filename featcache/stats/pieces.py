@@ -130,8 +130,10 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
         manifest = read_manifest(manifest, audio=False, carry=by is not None)
     utterances, _ = find_utterances(versions_of(cache, None, 0), manifest, Choices(columns=()))
     positions = utterances.versions[0].positions
+    assert positions is not None  # there is a manifest
+    _, firsts = np.unique(positions, return_index=True)  # a clip may have several rows
     if by is None:
-        return Selection([cache], positions)
+        return Selection([cache], positions[firsts])
     column = manifest.columns.get(by)
     if column is None and by == "path" and len(manifest.paths.blob):
         column = manifest.paths
@@ -142,7 +144,11 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
     names = sorted(set(column))
     numbers = {name: number for number, name in enumerate(names)}
     groups = np.fromiter(map(numbers.__getitem__, column), np.int64, len(column))
-    return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
+    groups = np.repeat(groups, len(copies_of(cache.config)))
+    pairs = np.unique(np.stack([positions, groups]), axis=1)
+    if pairs.shape[1] > len(firsts):
+        raise ManifestError(f"{manifest.source}: rows of one clip have several values of {by!r}")
+    return Selection([cache], positions[firsts], groups[firsts], names)
 
 
 def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[ShardPieces]:

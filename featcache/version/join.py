@@ -290,18 +290,21 @@ def describe_changed(
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
     """Describe how an item differs from its row, as in `path a.wav → c.wav`, and whether
     the row has failed."""
-    found = differences(item, utterance)
+    change = differences(item, utterance)
     if failure is None:
-        return found
+        return change
     failed = f"failed: {failure.reason}: {failure.message}"
-    if not found:
+    if not change:
         return f"its file has changed since, and extracting the new one {failed}"
-    return f"{found}, and extracting that {failed}"
+    return f"{change}, and extracting that {failed}"
 
 
 def differences(old: Segment, new: Segment) -> str:
     """Describe how a segment differs from an older one; empty if they are equal."""
-    pairs = [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in fields(Segment)]
+    pairs = [
+        (column.name, getattr(old, column.name), getattr(new, column.name))
+        for column in fields(Segment)
+    ]
     return ", ".join(
         f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
     )
@@ -410,5 +413,5 @@ def _superseded(version: Version, index: Index, item: Item) -> list[str]:
         return int(table["generation"][table["id_hash"] == id_hash].max(initial=0))
 
     generations = dict(zip(index.shards, in_parallel(generation, index.shards), strict=True))
-    older = [name for name, own in generations.items() if 0 < own < item.generation]
+    older = [name for name, number in generations.items() if 0 < number < item.generation]
     return sorted(older, key=lambda name: -generations[name])

@@ -82,17 +82,17 @@ def version_names(path: Location) -> list[str]:
 def refuse_version(cache: Location) -> None:
     """Raise ArgumentError for a cache in a version, or at a path that opens a version. (A
     folder of tars may be called `shards`, too.)"""
-    found = [
+    versions = [
         folder
         for folder in (cache, cache.parent)
         if _is_version(folder) and any(map(open_store(folder).exists, _MARKS))
     ]
-    if not found and not open_store(cache).exists(""):
+    if not versions and not open_store(cache).exists(""):
         with suppress(StoreError):
-            found = _named(cache.parent, cache.name)
-    if found:
-        remedy = f"give a cache, as {found[0].parent}"
-        raise ArgumentError(f"{cache}: is the version {found[0]}, or in it: {remedy}")
+            versions = _named(cache.parent, cache.name)
+    if versions:
+        remedy = f"give a cache, as {versions[0].parent}"
+        raise ArgumentError(f"{cache}: is the version {versions[0]}, or in it: {remedy}")
 
 
 def _is_version(path: Location) -> bool:
@@ -102,13 +102,13 @@ def _is_version(path: Location) -> bool:
 def _named(cache: Location, name: str) -> list[Location]:
     """List the folders of the versions in the cache whose config is called `name`. Raises
     StoreError if there is none."""
-    there, faults = list[str](), dict[str, StoreError]()
+    folders, faults = list[str](), dict[str, StoreError]()
     for folder in open_store(cache).names(""):
         try:
-            there += [folder] if _is_version(cache / folder) else []
+            folders += [folder] if _is_version(cache / folder) else []
         except StoreError as error:
             faults[folder] = error
-    named = [cache / folder for folder in there if _name_of(cache / folder) == name]
+    named = [cache / folder for folder in folders if _name_of(cache / folder) == name]
     if named:
         return named
     for part in (cache, cache / name):
@@ -120,9 +120,9 @@ def _named(cache: Location, name: str) -> list[Location]:
         if folder.startswith(name):  # others have nothing to do with it
             raise fault
     hint = _meant(cache, name)
-    if there:
-        names = [_name_of(cache / folder) for folder in there]
-        hint = f"{did_you_mean(name, [*names, *there])}; {cache} holds {listing(there)}"
+    if folders:
+        names = [_name_of(cache / folder) for folder in folders]
+        hint = f"{did_you_mean(name, [*names, *folders])}; {cache} holds {listing(folders)}"
     if split_tag(cache / name)[1] is not None:
         hint = ": this takes a version, and no tag"
     raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
@@ -217,10 +217,10 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
     if len(versions) == 1:
         return versions[0]
     if not versions:
-        there = [folder.name for folder in version_folders(split_tag(cache)[0])]
+        folders = [folder.name for folder in version_folders(split_tag(cache)[0])]
         raise StoreError(
-            f"{cache}: holds no version called {name!r}{did_you_mean(str(name), there)}; it holds "
-            f"{listing(there)}"
+            f"{cache}: holds no version called {name!r}{did_you_mean(str(name), folders)}; it "
+            f"holds {listing(folders)}"
         )
     tag = split_tag(cache)[1] if tag is None else tag
     raise _several([version.path for version in versions], tag)
@@ -239,8 +239,8 @@ def select_configured(
     if fitting:  # if there are several, only their names differ
         return next((version for version in fitting if version in namesakes), fitting[0])
     if not namesakes and len(versions) != 1:
-        there = listing(version.path.name for version in select_versions(path))
-        what = f"holds no version of this config, which would be {wanted}; it holds {there}"
+        held = listing(version.path.name for version in select_versions(path))
+        what = f"holds no version of this config, which would be {wanted}; it holds {held}"
         raise StoreError(f"{path}: {what}")
     other = (namesakes or versions)[0]
     keys = _differences(other.info.config, resolved)

@@ -160,6 +160,12 @@ def library_versions() -> dict[str, str]:
     return {**versions, "libsndfile": soundfile.__libsndfile_version__}
 
 
+def renamed_note(original_name: str) -> str:
+    """Describe a version whose folder was made with another name."""
+    what = f"its folder is a copy of {original_name}, or was renamed"
+    return f"{what}: extract adds to a version only under that name"
+
+
 class ShardGoneError(StoreError):
     """A shard that is gone: another one has its current items."""
 

@@ -48,6 +48,8 @@ FINGERPRINTS = {
     "hifigan-mel80": "06dc88440f69f3533995295b25632fbb5fa25c7435891b3bb3fcc08325556e6a",
     "higgs2": "891af20c74efe79139e8a09dbaa919757e9289b099e91de70dfee8b2ee0f6a9e",
     "hubert-base-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
+    "mfa-phones": "ec7dc308c1376bb401f9ef10ca227152773ca9ae6eef3f4bda5796bd9ba5cf56",
+    "mfa-words": "d8968fd11d6e3b328aef17f8ed79e92177d415f59dbf18d244e12accaafca89f",
     "mfcc13": "9bc148a852d9fc807f9d18a6b27f09f5eb26d9591fc8650b02f378639a04e9e9",
     "mimi": "aff911855d16084ca9df4d03e1dc0677eab9a1edc772a3a901b0f182fe1667ae",
     "speaker-ge2e": "97cddddc96714ce0882f4aa0b0c99fe86432ab7422fe65bf3c1f720ca0a97b3b",

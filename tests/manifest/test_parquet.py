@@ -101,7 +101,7 @@ def test_faults_are_named_by_row(tmp_path):
         "row 1: duration is zero: leave it empty to read to the end of the file",
         "row 2: path is a command, which runs only with --allow-commands: 'y'",
         "row 3: duration is not finite: inf",
-        "row 3: id 'a' is already on row 1",
+        "row 3: id 'a' is already on row 1, for another path, start, duration or channel",
         "row 4: id is missing",
     ]
     (fault,) = faults_of(parquet(tmp_path, {"id": ["a"], "sound": ["x.wav"]}))

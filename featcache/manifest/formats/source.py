@@ -23,7 +23,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from featcache.errors import ManifestError, counted
-from featcache.manifest.segments import repeated_rows
+from featcache.manifest.segments import SegmentColumns, repeated_rows
 from featcache.manifest.times import Time
 from featcache.strings import Strings
 
@@ -140,15 +140,24 @@ class Faults:
                 values.append(default)
         return values
 
-    def add_repeated(self, ids: Strings, places: Sequence[int], remedy: str = "") -> None:
-        """Add each id that repeats an earlier one."""
-        first_rows: dict[str, int] = {}
-        for row in repeated_rows(ids.hashes()).tolist():
+    def add_repeated(
+        self, ids: Strings, places: Sequence[int], segments: SegmentColumns | None = None
+    ) -> int:
+        """Add each id that repeats an earlier one; with segments, of another segment. Returns
+        the number of rows with the id and segment of an earlier one."""
+        rows, repeats = repeated_rows(ids.hashes()), 0
+        hashes = rows if segments is None else segments.segments(rows).hashes()
+        remedy = "" if segments is None else ", for another path, start, duration or channel"
+        first_rows: dict[str, tuple[int, int]] = {}
+        for row, segment in zip(rows.tolist(), hashes.tolist(), strict=True):
             name = ids[row]
-            first = first_rows.setdefault(name, row)
-            if name and first != row:
+            first, first_segment = first_rows.setdefault(name, (row, segment))
+            if name and first != row and segment == first_segment:
+                repeats += 1
+            elif name and first != row:
                 first_place = self.where(places[first])
                 self.add(places[row], f"id {name!r} is already on {first_place}{remedy}")
+        return repeats
 
     def where(self, place: int) -> str:
         """Name a place: `line 3`, or `segments, line 3`; empty for the whole manifest."""
