@@ -147,7 +147,9 @@ def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(
 def test_where_the_commit_is_the_users_extraction_asks_for_it(name, no_hub, tmp_path):
     manifest = tmp_path / "manifest.csv"
     manifest.write_text("id,path\na,a.wav\n")
-    (line,) = run_here("extract", manifest, "-c", name, "-o", tmp_path / "cache", code=2).splitlines()
+    (line,) = run_here(
+        "extract", manifest, "-c", name, "-o", tmp_path / "cache", code=2
+    ).splitlines()
     assert line.startswith(f"featcache: config {name}: params.revision: ")
     assert line.endswith("in 40 hex digits")
 
