@@ -209,7 +209,7 @@ class ExtractorSuite:
         floats."""
         spec, sizes = extractor.spec, extractor.spec.codebook_sizes
         if not sizes:
-            assert np.dtype(spec.dtype).kind == "f", (
+            assert spec.values_dtype.kind == "f", (
                 f"spec.dtype: {spec.dtype}, but there are no codebook_sizes, which codes have"
             )
             return

@@ -21,7 +21,7 @@ from featcache.format.group import TABLE_PATHS, WRONG_CHECKSUM
 from featcache.format.shard import Shard
 from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
-from featcache.spec import all_finite
+from featcache.spec import all_finite, as_values
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, index_name, load_index
 from featcache.version.indexing import index_of
@@ -366,7 +366,9 @@ def _feature_problems(
             if rest:  # blocks of a stream have any size
                 values = memoryview(rest + values)
             end = len(values) // dtype.itemsize * dtype.itemsize
-            is_finite = is_finite and all_finite(np.frombuffer(values[:end], dtype))
+            is_finite = is_finite and all_finite(
+                as_values(np.frombuffer(values[:end], dtype), shard.spec.dtype)
+            )
             rest = bytes(values[end:])
     except DamagedError as error:
         fault = error.what

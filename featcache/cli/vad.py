@@ -9,7 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import note, note_unfinished, say, say_json
-from featcache.cli.process import progress_bar
+from featcache.cli.progress import Steps
 from featcache.errors import FeatcacheError, counted, hours, percent
 from featcache.storage.location import Location
 
@@ -87,7 +87,7 @@ def vad(
     cache = Cache(version)
 
     def compute() -> list[SpeechSegment]:
-        with progress_bar(len(cache), "utterances") as bar:
+        with Steps(len(cache), "utterances") as bar:
             return [*find_speech(cache, rule, bar.update)]
 
     segments = version.reading(compute)

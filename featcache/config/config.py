@@ -50,11 +50,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class StorePolicy(Section):
     """The `store` section: how features are stored."""
 
-    dtype: Literal["float64", "float32", "float16", "uint8", "uint16", "uint32", "int64"] | None = (
-        None
-    )
+    dtype: (
+        Literal["float64", "float32", "float16", "bfloat16", "uint8", "uint16", "uint32", "int64"]
+        | None
+    ) = None
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
-    they are."""
+    they are. `bfloat16` has the range of float32 and two or three digits: tensors have
+    this dtype, and numpy arrays are float32."""
     pool: Literal["mean", "mean+std"] | None = None
     """Store one vector for each utterance instead of its frames: their mean over time, or
     mean and standard deviation side by side. Frames are rounded to `dtype` before; the

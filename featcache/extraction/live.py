@@ -138,7 +138,7 @@ class LiveExtractor:
                 error.add_note(extracted.traceback)
             raise error
         (clip,) = extracted.features
-        item: NDArray[Any] = self.spec.axis.shape_item(clip.values())
+        item: NDArray[Any] = self.spec.axis.shape_item(clip.values(self.spec.dtype))
         return item
 
 

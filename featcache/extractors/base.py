@@ -215,6 +215,11 @@ class Extractor(ABC, Generic[P]):
         like this."""
         return None
 
+    def silence(self) -> Tensor | None:
+        """Compute the frame `[*item_shape]` that long silence settles on, which versions
+        keep as a value for padding; None for features that need no such value."""
+        return None
+
     def from_features(self, features: Tensor) -> Tensor:
         """Make a feature from each frame `[N, D]` of the version `source_fingerprint`, on
         the device. If that is set, override this or `from_items`."""

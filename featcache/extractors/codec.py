@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
+from featcache.extractors.base import Clip, main_track
 from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
 from featcache.spec import MAIN, FeatureSpec
@@ -49,14 +50,34 @@ class BandwidthParams(CodecParams):
 
 
 C = TypeVar("C", bound=CodecParams)
+M = TypeVar("M", bound=ModelParams)
+
+_SILENCE_SECONDS = 30.0
+"""The silence after whose first part, some 80 frames, latents no longer change."""
 
 
-class CodecExtractor(ModelExtractor[C]):
+class LatentExtractor(ModelExtractor[M]):
+    """The base of extractors whose model computes latents: one frame for every
+    `granularity` samples that have begun."""
+
+    def num_frames(self, num_samples: int) -> int:
+        return -(-num_samples // self.granularity)
+
+    def silence(self) -> Tensor | None:
+        if self.spec.codebook_sizes:
+            return None
+        zeros = torch.zeros(round(_SILENCE_SECONDS * self.sample_rate), device=self.device)
+        (extracted,) = self.extract([Clip("silence", zeros)])
+        latents = main_track(extracted)
+        # far from the beginning, and from an end that the model may see
+        return latents[len(latents) * 3 // 4]
+
+
+class CodecExtractor(LatentExtractor[C]):
     """The base of extractors whose model computes latents, and codes from the latents.
 
     If codes differ although latents differ by rounding only, two codewords were tied.
-    Codes are always looked up in float32. There is one frame for every `granularity`
-    samples that have begun."""
+    Codes are always looked up in float32."""
 
     _codebooks: Iterable[Any]
     """The model's codebooks in use, unless a subclass has its own `quantize`."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from featcache import weights
-from featcache.extractors.codec import latent_spec
+from featcache.extractors.codec import LatentExtractor, latent_spec
 from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.mimi import CausalEncoder
-from featcache.extractors.model import ModelExtractor, ModelParams
+from featcache.extractors.model import ModelParams
 from featcache.extractors.rows import Rows
 from featcache.spec import MAIN
 
@@ -20,7 +20,7 @@ class PocketTTSParams(ModelParams):
     """The parameters of `pocket_tts`."""
 
 
-class PocketTTS(ModelExtractor[PocketTTSParams]):
+class PocketTTS(LatentExtractor[PocketTTSParams]):
     """Pocket TTS's latents: those of `PocketTTSAudioTokenizerModel.encode` for the clip
     alone, padded with zeros to whole frames, as the model's documentation wants.
 
@@ -48,9 +48,6 @@ class PocketTTS(ModelExtractor[PocketTTSParams]):
             self._encoder.frame_length,
             self.sample_rate,
         )
-
-    def num_frames(self, num_samples: int) -> int:
-        return -(-num_samples // self.granularity)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         whole_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)

@@ -16,9 +16,9 @@ from torch import Tensor
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors import ragged
-from featcache.extractors.codec import latent_spec
+from featcache.extractors.codec import LatentExtractor, latent_spec
 from featcache.extractors.dac import in_whole_hops
-from featcache.extractors.model import ModelExtractor, ModelParams
+from featcache.extractors.model import ModelParams
 from featcache.extractors.rows import Rows
 from featcache.spec import MAIN
 
@@ -34,7 +34,7 @@ class VibeVoiceParams(ModelParams):
     RMS of -25 dBFS, or less if its peak would pass 1."""
 
 
-class VibeVoice(ModelExtractor[VibeVoiceParams]):
+class VibeVoice(LatentExtractor[VibeVoiceParams]):
     """VibeVoice's acoustic latents: the means of `VibeVoiceAcousticTokenizerModel.encode`
     for the clip alone, as `VibeVoiceAcousticTokenizerFeatureExtractor` prepares it.
 
@@ -68,9 +68,6 @@ class VibeVoice(ModelExtractor[VibeVoiceParams]):
         self.spec = latent_spec(
             "VibeVoice", model.config.hidden_size, frame_rate, field, self.sample_rate
         )
-
-    def num_frames(self, num_samples: int) -> int:
-        return -(-num_samples // self.granularity)
 
     def prepare(self, waveform: Tensor) -> Tensor:
         if not self._is_normalized:

@@ -26,7 +26,7 @@ from featcache.format.group import (
     rise,
 )
 from featcache.manifest.segments import SegmentColumns, Utterance
-from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
+from featcache.spec import QUANTIZATION, FeatureSpec, all_finite, as_values
 from featcache.storage.base import MARK, Opened, Store
 from featcache.strings import are_distinct
 
@@ -314,7 +314,7 @@ class Shard(Group):
             for number, features in zip(some, stretches, strict=True):
                 if features is None or crc32c(features) != checksums[number]:
                     continue
-                if all_finite(features):
+                if all_finite(as_values(features, self.spec.dtype)):
                     yield number, features
 
 

@@ -17,7 +17,7 @@ from featcache.format.documents import UNSEALED, seal
 from featcache.format.group import NAME_DIGITS, Table, checksum_of, digest_of
 from featcache.format.shard import ITEM_COLUMNS, Item, columns_of
 from featcache.manifest.segments import SegmentColumns
-from featcache.spec import FeatureSpec, all_finite
+from featcache.spec import FeatureSpec, all_finite, as_values
 from featcache.storage.base import MARK, Buffer
 from featcache.strings import Strings
 
@@ -163,7 +163,7 @@ class ShardBuilder:
             "row": row,
             "manifest": manifest,
             "made_by": made_by,
-            "finite": all_finite(arrays["features"]),
+            "finite": all_finite(as_values(arrays["features"], self._spec.dtype)),
         }
         digest, files = group_files(document, table, arrays, _no_code(self._spec), where)
         return digest[:NAME_DIGITS], files

@@ -343,7 +343,7 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
     spec, padding = version.cache.spec, version.padding_value
     if spec.axis.has_times:
         return f"dtype is {dtype}, and the times of {version.name} stay {spec.dtype}"
-    stored = np.dtype(spec.dtype)
+    stored = spec.values_dtype
     if stored.kind == "f":
         if dtype.is_floating_point:
             return None

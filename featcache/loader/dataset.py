@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -31,6 +31,7 @@ from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
 from featcache.loader.shared import InSharedMemory, is_spawning
 from featcache.loader.utterances import (
+    ByName,
     Choices,
     Classes,
     DatasetVersion,
@@ -140,8 +141,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             a list of dictionaries. By default, the (first) cache's utterances. For a
             corpus, the paths of the manifests of its parts, as a pattern or a folder, or
             that of one part.
-        padding_value: The value of frames beyond an utterance's end; one for all
-            versions, or a dictionary.
+        padding_value: The value of frames beyond an utterance's end: a number, or "silence"
+            for the frame that long silence settles on, which versions of continuous latents
+            keep; one for all versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several
             versions, a dictionary.
@@ -193,7 +195,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: Cache | Mapping[str, Cache],
         manifest: str | Path | Manifest | Table | None = None,
         *,
-        padding_value: float | Mapping[str, float] = 0,
+        padding_value: ByName[float | Literal["silence"]] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
         where: Where | None = None,
@@ -390,7 +392,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
                 features.append(torch.stack(frames))
                 lengths.append(None)
                 continue
-            features.append(pad_sequence(frames, True, version.padding_value))
+            features.append(_padded(frames, version.padding_value))
             lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
         return {
             "ids": [item["id"] for item in items],
@@ -468,6 +470,16 @@ def cells_of(column: TypedColumn, rows: Ints) -> NDArray[Any] | list[Any]:
     if isinstance(column, np.ndarray):
         return column[rows]
     return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
+
+
+def _padded(frames: Sequence[torch.Tensor], padding_value: Any) -> torch.Tensor:
+    """Stack tensors `[frames, ...]`, padded at their ends by a number, or by an array
+    `[...]`."""
+    padded = pad_sequence([*frames], batch_first=True)
+    value = torch.as_tensor(padding_value).to(padded)
+    for row, of_row in zip(padded, frames, strict=True):
+        row[len(of_row) :] = value
+    return padded
 
 
 def _in_batch(column: TypedColumn, rows: Ints, move: Move) -> Any:

@@ -23,7 +23,7 @@ from featcache.errors import (
     did_you_mean,
     listing,
 )
-from featcache.loader.cache import Cache, check_codebooks, check_padding
+from featcache.loader.cache import Cache, check_codebooks, padding_of
 from featcache.loader.corpus import Corpus
 from featcache.loader.joined import Source, names_of_values, open_columns, read_column
 from featcache.loader.windows import Windows
@@ -69,8 +69,9 @@ class DatasetVersion:
     cache: Cache
     codebooks: int | None = None
     """The number of codebooks to read; None for all."""
-    padding_value: float = 0
-    """The value of a batch's frames beyond an utterance's end."""
+    padding_value: Any = 0
+    """The value of a batch's frames beyond an utterance's end: a number, or an array
+    `[*item_shape]`."""
     positions: NDArray[np.int64] | None = None
     """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1
     if the cache lacks one; None if the dataset has the cache's utterances."""
@@ -79,7 +80,6 @@ class DatasetVersion:
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
-        check_padding(self.cache.spec, self.padding_value)
 
     def find(self, ids: Strings) -> DatasetVersion:
         """Return the version with the positions of these utterances."""
@@ -201,7 +201,7 @@ class Utterances:
 
 
 def versions_of(
-    cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float]
+    cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float | Literal["silence"]]
 ) -> list[DatasetVersion]:
     """List the versions of a dataset, with all their utterances; a single one is called
     `features`. Raises ArgumentError if the arguments do not fit."""
@@ -215,9 +215,11 @@ def versions_of(
     if not caches:
         raise ArgumentError("cache is empty: give an opened cache, or several by name")
     codebooks_of = by_version(cache, "codebooks", codebooks)
-    padding_of = by_version(cache, "padding_value", padding)
+    value_of: dict[str, float | Literal["silence"]] = by_version(cache, "padding_value", padding)
     return [
-        DatasetVersion(name, opened, codebooks_of.get(name), padding_of.get(name, 0))
+        DatasetVersion(
+            name, opened, codebooks_of.get(name), padding_of(opened, value_of.get(name, 0))
+        )
         for name, opened in caches.items()
     ]
 

@@ -178,8 +178,9 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
     """Describe a version, and summarise a sample of its features."""
     spec = cache.spec
     reasons = Counter(failure["reason"] for failure in document["failures"])
+    stored_dtype = spec.stored_dtype if spec.is_quantized else spec.dtype
     described = {name: document[name] for name in _COPIED.split()} | {
-        "features": f"{spec.stored_dtype} {spec.main.shape_text()}, {spec.axis}",
+        "features": f"{stored_dtype} {spec.main.shape_text()}, {spec.axis}",
         "units": spec.units,
         "failed_by_reason": dict(reasons.most_common()),
         "failures": document["failures"],
@@ -189,7 +190,7 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
         "std": [],
         "fault": None,
     }
-    is_float = np.dtype(spec.dtype).kind == "f" and statistics_of(cache.version) is None
+    is_float = spec.values_dtype.kind == "f" and statistics_of(cache.version) is None
     try:
         if len(cache) and spec.codebook_sizes:
             codes = usage(cache, _sample(cache), threads=threads)

@@ -4,6 +4,7 @@ docs/format.md."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -25,7 +26,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import STORED_KINDS, FeatureSpec
+from featcache.spec import DTYPES, STORED_KINDS, FeatureSpec
 from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -93,6 +94,8 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
     spec: FeatureSpec
     made_by: dict[str, str]
     """See `library_versions`."""
+    silence: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The values of a frame of long silence, if the extractor has such a value for padding."""
 
     @property
     def folder_name(self) -> str:
@@ -103,6 +106,10 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         """Raise ValueError if the spec contradicts itself, or the config is odd."""
         msgspec.convert(self.config, _Config)
         self.spec.require_sound()
+        if self.silence is not msgspec.UNSET and len(self.silence) != math.prod(
+            self.spec.item_shape
+        ):
+            raise ValueError(f"silence of {len(self.silence):,} values: frames have others")
 
 
 class _Peek(msgspec.Struct):
@@ -124,6 +131,9 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
         what = f"has format {peek.format}; this featcache reads format {FORMAT}"
     elif kind not in STORED_KINDS:
         what = f"holds features of the kind {kind!r}, which this featcache cannot read"
+    elif peek.spec.get("dtype", DTYPES[0]) not in DTYPES:
+        what = f"holds features of the dtype {peek.spec['dtype']!r}, which this featcache "
+        what += "cannot read"
     if what:
         raise StoreError(f"{path}: {what}: upgrade it")
     info: VersionInfo = read_attributes(data, VersionInfo, path / "zarr.json", path)

@@ -76,7 +76,7 @@ def test_every_fault_is_told_at_once_by_its_dotted_path():
         extractor: fbank
         params: {num_mel_bins: 2, low_freq: .nan, bins: 80, window_type: triangle}
         audio: {sample_rate: fast, channel: left, rate: 8000, max_seconds: 0}
-        store: {dtype: bfloat16, shards: 3}
+        store: {dtype: bf16, shards: 3}
         steps: 5
         """
     )

@@ -83,7 +83,7 @@ def test_a_shard_keeps_what_its_items_are_and_their_side_arrays(items, data):
             ).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", sorted({*DTYPES} - {"bfloat16"}))
 def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
     spec = replace(SPEC, dtype=dtype, side=(Track("all", (2, 3), dtype, ""),))
     version = create(scratch, structs.replace(INFO, spec=spec))
@@ -475,6 +475,10 @@ def test_what_is_not_known_yet_is_ignored(sided):
         (
             {"spec": {"kind": "vector"}},
             "holds features of the kind 'vector', which this featcache cannot read",
+        ),
+        (
+            {"spec": {"dtype": "float8"}},
+            "holds features of the dtype 'float8', which this featcache cannot read: upgrade it",
         ),
     ],
 )
