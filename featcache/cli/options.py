@@ -135,6 +135,9 @@ TEXT = _LocalPath()
 """A manifest's path, as text (`-` is standard input)."""
 CONFIG = _Config()
 LOCATION = _Location(path_type=Path)
+OUTPUTS = ("output", "plot", "wav")
+"""Parameters that are files to write."""
+
 _FILE = _LocalPath(dir_okay=False, path_type=Path)
 _CACHE = _Location(file_okay=False, path_type=Path)
 _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
@@ -206,28 +209,9 @@ output_file = functools.partial(
 )
 
 
-OUTPUTS = ("output", "plot", "wav")
-"""Parameters that are files to write."""
-
-
-class _Written(_LocalPath):
-    """A file to write, whose suffix says what is written."""
-
-    def __init__(self, suffixes: Sequence[str]) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
-        self._suffixes = suffixes
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if path.suffix not in self._suffixes:
-            ends = " or ".join(self._suffixes)
-            raise ArgumentError(f"{_name(param)}: {path} does not end in {ends}")
-        return path
-
-
-def written(name: str, meaning: str, suffixes: Sequence[str]) -> Decorator:
-    """Make an option that names a file to write, which ends in one of the suffixes."""
-    return click.option(name, type=_Written(suffixes), metavar="FILE", help=meaning)
+def written(name: str, meaning: str) -> Decorator:
+    """Make an option that names a file to write."""
+    return click.option(name, type=_FILE, metavar="FILE", help=meaning)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
