@@ -55,8 +55,8 @@ Described = TypeVar("Described")
 @options.force
 @options.as_json
 def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, force: bool) -> None:
-    """Show one utterance: its place, its source, its values, and a picture of them. In a
-    terminal without colours, and in a pipe, the picture is made of characters.
+    """Show one utterance: its place, its source, its values. A picture of the values follows:
+    in a terminal in colours, in a pipe of characters.
 
     \b
     Examples:

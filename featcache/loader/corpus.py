@@ -258,9 +258,8 @@ class _JoinedIds(Sequence[str]):
 
     def beginning_with(self, text: str, most: int) -> list[str]:
         """List at most so many ids of each part that begin with a text."""
-        return [
-            id_ for part in self.joined.parts for id_ in part.index.ids.beginning_with(text, most)
-        ]
+        parts = (part.index.ids for part in self.joined.parts)
+        return [id_ for ids in parts for id_ in ids.beginning_with(text, most)]
 
     def take(self, positions: NDArray[Any]) -> Strings:
         """Return the ids at some positions, in flat arrays."""
