@@ -233,7 +233,13 @@ def _summary(array: NDArray[Any]) -> Document:
 @options.config(
     "config", help="A YAML file, or a packaged config.", default="fbank80", show_default=True
 )
-@click.option("--id", "utterance", metavar="ID", help="Print where this utterance came from.")
+@click.option(
+    "--id",
+    "utterance",
+    metavar="ID",
+    help="Print where this utterance came from.",
+    shell_complete=options.complete_ids,
+)
 @options.root()
 @options.manifest_and_config_keys
 @options.flag("--retry-failed", "As for extract.")
