@@ -31,7 +31,7 @@ FEATCACHE = [sys.executable, "-m", "featcache"]
 
 SHOWN = (
     *("torch", "torchaudio", "transformers", "av", "pyarrow", "obstore", "ray", "zarr", "numpy"),
-    *("snac", "speechtokenizer", "speechbrain", "lhotse", "datasets"),
+    *("snac", "speechtokenizer", "speechbrain", "lhotse", "datasets", "pillow"),
 )
 """The packages whose versions are printed."""
 
@@ -150,6 +150,15 @@ def use_ray() -> None:
     extract("--engine", "ray")
 
 
+def draw_png() -> None:
+    import featcache
+
+    read()
+    id_ = featcache.open("cache").ids[0]
+    run("show", "cache", id_, "--plot", "a.png")
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
 def build_site() -> None:
     config = ROOT / "docs" / "mkdocs.yml"
     command = [sys.executable, "-m", "mkdocs", "build", "-q", "-f", config, "-d", Path.cwd() / "s"]
@@ -186,6 +195,7 @@ USES: dict[str, tuple[str, Callable[[], None]]] = {
     "formats": ("extract,formats", decode_m4a),
     "cloud": ("extract,cloud", read_from_a_server),
     "ray": ("extract,ray", use_ray),
+    "plot": ("plot", draw_png),
     "docs": ("docs", build_site),
     "test": ("extract,test", collect_tests),
     "bench": ("extract,bench", import_peers),

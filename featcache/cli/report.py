@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import Document, as_document, printing, say, say_json
+from featcache.cli.common import Document, as_document, complain, printing, say, say_json
 from featcache.cli.info import describe_versions
 from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, StoreError, counted, hours, megabytes
@@ -55,8 +55,8 @@ def report(
     nothing, and has at most 2 MB. Statistics of recordings need a version of the config
     audio-stats in the same cache.
 
-    Exits with 1 if a version is damaged and left out. With --json, the numbers are printed
-    and no page is written.
+    Exits with 1 if a version is damaged, or a part is gone, and left out. With --json, the
+    numbers are printed and no page is written.
 
     \b
     Examples:
@@ -124,12 +124,18 @@ def _open(path: Location) -> tuple[list[Document], list[Cache], bool]:
         of_folders: dict[str, list[Document]] = defaultdict(list)
         is_damaged = False
         for part in read_parts(corpus):
-            described, has_damage = describe_versions(corpus / part.name)
+            try:
+                described, has_damage = describe_versions(corpus / part.name)
+            except StoreError as error:  # it is gone, or holds nothing yet
+                complain(error)
+                described, has_damage = [], True
             is_damaged |= has_damage
             for document in described:
                 folder = as_location("CACHE", document["path"]).name
                 if name in ("", folder, document["name"]):
                     of_folders[folder].append(document)
+        if not of_folders:
+            open_parts(corpus, name or None, None, False)  # raises what is the matter
         documents = []
         for folder, of_parts in of_folders.items():
             documents.append(_joined(of_parts) | {"path": str(corpus / folder)})

@@ -133,6 +133,17 @@ def blocks_of(page: str | Path, language: str | None = None) -> list[Block]:
     return [block for block in found[::-1] if language in (None, block.language)]
 
 
+def cells_of(notebook: Path) -> list[str]:
+    """The code of a notebook's cells, without magics. A `%cd` belongs to the cell before."""
+    code = [
+        cell["source"]
+        for cell in json.loads(text_of(notebook))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    joined = "\0".join(code).replace("\0%cd ", " && cd ").replace("cp -r ../", "cp -r ")
+    return [re.sub(r"^%%bash.*\n", "", cell) for cell in joined.split("\0")]
+
+
 def pages_in_order() -> list[str]:
     """All pages, as README leads to them; those that take long come last."""
     every = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} | {
@@ -188,9 +199,13 @@ class Reader:
         return self.names[page]
 
     def read_alone(self, page: str) -> None:
-        """Run a page by itself, and compare what its blocks print with what it shows."""
+        """Run a page by itself, by the cells of its notebook, and compare what they print with
+        what it shows."""
         self.names[page] = {"__name__": "__page__"}
+        cells = iter(cells_of(Path(page).with_suffix(".ipynb")))
         for block in blocks_of(page):
+            if block.language not in OUTPUT:
+                assert next(cells) == block.text.strip(), f"{block} is another cell"
             output = self._run_block(block)
             if block.printed is not None:
                 assert without_what_varies(output) == without_what_varies(block.printed), (
