@@ -213,14 +213,16 @@ class _Batch:
     def _events(self, number: int) -> EventBatch:
         """Return the events of all documents; in parts of utterances, those of the part."""
         read = [self._events_of(part, number) for part in self._parts]
-        rows = np.concatenate([np.arange(0), *(part.numbers[events.rows] for part, events in read)])
+        rows = np.concatenate(
+            [np.arange(0), *(part.numbers[events.rows.numpy()] for part, events in read)]
+        )
         order = np.argsort(rows, kind="stable")
-        times = np.concatenate([np.empty((0, 2)), *(events.times for _, events in read)])
+        times = np.concatenate([np.empty((0, 2)), *(events.times.numpy() for _, events in read)])
         labels: Any = [events.labels for _, events in read]
         if not labels or labels[0] is None:
             labels = None
         elif isinstance(labels[0], torch.Tensor):
-            labels = self._tensor(np.concatenate(labels)[order])
+            labels = self._tensor(torch.cat(labels).numpy()[order])
         else:
             every = [*chain(*labels)]
             labels = [every[event] for event in order.tolist()]

@@ -174,13 +174,10 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         and as reached."""
         return self._packed.shares(self._consumed)
 
-    def count_batches(self) -> int:
-        """Count the batches of the epoch, by packing all of it: 4 s for 10⁷ utterances.
-        Raises ArgumentError for a mixture without an end."""
-        if self.mixture.is_endless:
-            raise ArgumentError("a weighted mixture has no end: it has no number of batches")
-        packed = self._packed
-        return -(-packed.count_rows() // (packed.rows * packed.world_size))
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch, for which all of it is packed: 4 s for 10⁷
+        utterances. Raises TypeError for a mixture without an end."""
+        return len(self._packed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training after the batches that it has received: plain numbers and

@@ -56,6 +56,8 @@ class Position:
     """Their amounts: tokens, or utterances."""
     row: int = 0
     """The rows of the window that were given."""
+    batches: int = 0
+    """The batches that each rank got in this epoch, whatever their size was."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,14 @@ class PackedRows:
             if not source.tokens:
                 raise ArgumentError(f"no utterance of {name!r} fits into {budget.most:,} tokens")
         self._kept = 1
+        self._counted: tuple[Position, int] | None = None
         self._pass = _Pass(self, self._begin(0))
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin where the epoch does, or at the place of a loaded state. Until its first batch
         is read, a pass follows `set_epoch` and `load_state_dict`."""
         last = self._pass
-        position = self._begin(self.epoch) if last.has_begun else last.position
+        position = self._begin(self.epoch) if last.has_begun else last.start
         self._pass = _Pass(self, position)
         return self._pass
 
@@ -282,14 +285,24 @@ class PackedRows:
         triples = zip(self.mixture.sources, asked, units.tolist(), strict=True)
         return {name: Share(share, unit / float(total), unit) for name, share, unit in triples}
 
-    def count_rows(self) -> int:
-        """Count the rows of the epoch, by packing all of them."""
-        position: Position | None = self._begin(self.epoch)
-        num_rows = 0
-        while position is not None:
-            window = self.made(position)
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch, also if some were seen before a resume.
+        Raises TypeError for a mixture without an end."""
+        if self.mixture.is_endless:
+            raise TypeError("a weighted mixture has no end, and so no number of batches")
+        if self._counted is None or self._counted[0] != self._pass.start:
+            num_batches = -(-self._rows_from(self._pass.start) // (self.rows * self.world_size))
+            self._counted = self._pass.start, self._pass.start.batches + num_batches
+        return self._counted[1]
+
+    def _rows_from(self, position: Position) -> int:
+        """Count the rows that follow in the epoch, by packing all of them."""
+        num_rows = -position.row
+        upcoming: Position | None = position
+        while upcoming is not None:
+            window = self.made(upcoming)
             num_rows += len(window.rows)
-            position = window.end
+            upcoming = window.end
         return num_rows
 
     def _begin(self, epoch: int) -> Position:
@@ -385,14 +398,16 @@ class PackedRows:
 
 
 def _position_of(place: Mapping[str, Any], num_sources: int) -> Position:
-    epoch, window, row = (require_int(name, place[name], 0) for name in ("epoch", "window", "row"))
+    epoch, window, row, batches = (
+        require_int(name, place[name], 0) for name in ("epoch", "window", "row", "batches")
+    )
     drawn, amounts = (
         tuple(require_int(name, number, 0) for number in place[name])
         for name in ("drawn", "amounts")
     )
     if not len(drawn) == len(amounts) == num_sources:
         raise ArgumentError(_NO_STATE)
-    return Position(epoch, window, drawn, amounts, row)
+    return Position(epoch, window, drawn, amounts, row, batches)
 
 
 class _Pass(Iterator[Batch]):
@@ -407,7 +422,7 @@ class _Pass(Iterator[Batch]):
 
     def restart(self, position: Position) -> None:
         """Begin at a position."""
-        self.position = position
+        self.start = self.position = position
         self.epoch = position.epoch
         self.has_begun = False
         self.given = 0
@@ -433,6 +448,7 @@ class _Pass(Iterator[Batch]):
         if not steps[number]:
             raise StopIteration
         self.given += 1
+        self.position = replace(self.position, batches=self.position.batches + 1)
         self._places.append(self.position)
         return Batch.of(self._packed.dealt(steps[number]), steps[number][0][0])
 
