@@ -357,7 +357,7 @@ def test_a_span_of_seconds_is_the_same_at_three_rates(three_rates):
 
 
 @pytest.mark.parametrize("overflow", ["error", "split"])
-@pytest.mark.filterwarnings("ignore:4 of 4 utterances:featcache.FeatcacheWarning")
+@pytest.mark.filterwarnings("ignore:4 utterances:featcache.FeatcacheWarning")
 def test_packed_rows_have_the_events_of_their_documents_and_parts_those_of_their_time(
     both, overflow
 ):
