@@ -49,7 +49,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
       vectors are `[documents, *item_shape]`, and events an `EventBatch` by document;
     * `document_ids`: int32 `[rows, tokens]`, the number of each token's document in the
       batch; -1 in padding;
-    * `positions`: int64 `[rows, tokens]`, from 0 in each document; 0 in padding;
+    * `positions`: int32 `[rows, tokens]`, from 0 in each document; 0 in padding;
     * `cu_seqlens`: int32 `[sequences + 1]`, where each document, and the padding of each row,
       begins and ends in the flattened rows;
     * `max_seqlen`: an int, the longest of these;
