@@ -325,8 +325,12 @@ class Cache:
         checked, which may also be memory; by default the cache's own buffers."""
         is_dequantized = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
+        read = spans
+        if is_checked:  # a checksum covers a whole utterance
+            whole = self.index.num_frames[spans.positions]
+            read = Spans(spans.positions, np.zeros_like(spans.firsts), whole)
         # This finds the frames in files of their size, before memory is taken for them.
-        arrays = self._find(spans, is_checked)
+        arrays = self._shards.frames(read)
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
         dtype = self.spec.values_dtype if is_dequantized else self.stored_dtype
@@ -336,7 +340,11 @@ class Cache:
         padded = tensor_in(self._buffers.take if out is None else out, shape, dtype)
         rows = padded.numpy()
         with self._shards.read_ahead(arrays):
-            parts = self._parts(rows, spans, arrays, codebooks, is_checked)
+            parts: Iterable[NDArray[Any]] = arrays
+            if is_checked:
+                parts = self._checked(rows, spans, arrays)
+            if codebooks is not None:
+                parts = (frames[:, :codebooks] for frames in parts)
             if is_checked or is_dequantized:
                 self._fill(rows, spans.positions, parts, padding_value, is_dequantized)
             else:
@@ -347,79 +355,39 @@ class Cache:
             return padded
         return padded.view(len(padded), *padded.shape[2:])
 
-    def scatter(
-        self,
-        spans: Spans,
-        rows: Sequence[NDArray[Any]],
-        *,
-        codebooks: int | None = None,
-        padding_value: ArrayLike = 0,
-    ) -> None:
-        """Copy existing frames into arrays `[frames or more, *item_shape]`, one for each span,
-        and pad them to their ends. Those of bfloat16 are copied as their bits."""
-        arrays = self._find(spans, self.check)
-        with self._shards.read_ahead(arrays):
-            parts = self._parts(rows, spans, arrays, codebooks, self.check)
-            self._fill(rows, spans.positions, parts, padding_value, self.spec.is_quantized)
+    def frames(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
+        """Return existing frames of some utterances, each `[frames, *item_shape]`, those of
+        bfloat16 as their bits: mapped; or new arrays, if they are checked or quantised."""
+        if self.check or self.spec.is_quantized:
+            is_raw = self.spec.dtype == BFLOAT16
+            items = (self.item(position, raw=is_raw) for position in spans.positions.tolist())
+            ranges = zip(items, spans.firsts.tolist(), spans.counts.tolist(), strict=True)
+            as_entries = self.spec.axis.as_entries
+            arrays = [as_entries(item)[first : first + count] for item, first, count in ranges]
+        else:
+            arrays = self._shards.frames(spans)
+        return arrays if codebooks is None else [frames[:, :codebooks] for frames in arrays]
 
-    @property
-    def are_views(self) -> bool:
-        """True if `views` are what `gather` copies: nothing is checked or computed."""
-        return not (self.check or self.spec.is_quantized)
-
-    def views(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
-        """Map existing frames as they are stored, read-only and unchecked."""
-        arrays = self._shards.frames(spans)
-        if codebooks is None:
-            return arrays
-        return [frames[:, :codebooks] for frames in arrays]
-
-    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """Return the context to read views in: from a disk, all are requested before the
+    def read_ahead(self, arrays: Sequence[NDArray[Any]]) -> AbstractContextManager[None]:
+        """Return the context to read arrays in: from a disk, all are requested before the
         first is read."""
         return self._shards.read_ahead(arrays)
 
-    def _find(self, spans: Spans, is_checked: bool) -> list[NDArray[Any]]:
-        """Map the frames to read: a checksum covers a whole utterance."""
-        if not is_checked:
-            return self._shards.frames(spans)
-        whole = self.index.num_frames[spans.positions]
-        return self._shards.frames(Spans(spans.positions, np.zeros_like(spans.firsts), whole))
-
-    def _parts(
-        self,
-        rows: Sequence[NDArray[Any]] | NDArray[Any],
-        spans: Spans,
-        arrays: Sequence[NDArray[Any]],
-        codebooks: int | None,
-        is_checked: bool,
-    ) -> Iterable[NDArray[Any]]:
-        """Return the frames to copy into rows, of the arrays that `_find` has found."""
-        parts: Iterable[NDArray[Any]] = arrays
-        if is_checked:
-            parts = self._checked(rows, spans, arrays)
-        if codebooks is not None:
-            parts = (frames[:, :codebooks] for frames in parts)
-        return parts
-
     def _checked(
-        self,
-        rows: Sequence[NDArray[Any]] | NDArray[Any],
-        spans: Spans,
-        whole: Sequence[NDArray[Any]],
+        self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
     ) -> Iterator[NDArray[Any]]:
         """Read and check the frames of a batch, one utterance after the other: into its row,
         if that takes all of it as stored. Each array is valid until the next."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
+        are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
         for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
-            is_alike = (row.dtype, row.shape[1:]) == (room.dtype, room.shape[1:])
-            out = row if is_alike and count == len(frames) else room
+            out = row if are_alike and count == len(frames) else room
             yield self._shards.load_checked(position, frames, out)[first : first + count]
 
     def _fill(
         self,
-        rows: Sequence[NDArray[Any]] | NDArray[Any],
+        rows: NDArray[Any],
         positions: Ints,
         parts: Iterable[NDArray[Any]],
         padding_value: ArrayLike,
@@ -432,8 +400,7 @@ class Cache:
                 dequantize_array(frames, scale, offset, out=row[: len(frames)])
             elif not np.may_share_memory(frames, row):
                 row[: len(frames)] = frames
-            if len(frames) < len(row):
-                row[len(frames) :] = padding_value
+            row[len(frames) :] = padding_value
 
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Return scale and offset of each utterance and dimension, float32 `[keys, 2,

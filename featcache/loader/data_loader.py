@@ -46,7 +46,7 @@ _MOST_WINDOWS = 4
 
 
 class Gathered(Protocol):
-    """Frames of a version that go into one tensor."""
+    """Frames of a version that become one tensor, see `FrameRanges`."""
 
     @property
     def version(self) -> DatasetVersion:
@@ -57,7 +57,7 @@ class Gathered(Protocol):
         """The ranges, if `gather` can return levels."""
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
-        """Return the frames; with `raw`, as levels."""
+        """Return the tensor."""
 
 
 class DataLoader:

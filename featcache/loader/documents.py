@@ -1,14 +1,12 @@
-"""The documents of a packed batch: utterances, or parts of them, as they are drawn from each
-source of a mixture."""
+"""The documents of packed rows: utterances, or parts of them, as each source gives them."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,38 +22,63 @@ Overflow = Literal["error", "split", "drop"]
 
 _CHUNK = 1 << 16
 
-_LINES = 5
-"""The lines of documents before those of their versions."""
+
+class Documents(NamedTuple):
+    """Utterances, or parts of utterances, in some order."""
+
+    sources: Ints
+    """The number of the source of each, `[documents]`."""
+    rows: Ints
+    """The row of each in its source's dataset, `[documents]`."""
+    parts: Ints
+    """The number of the part; 0 for the first part, and for whole utterances, `[documents]`."""
+    are_last: NDArray[np.bool_]
+    """True for the last part, and for whole utterances, `[documents]`."""
+    sizes: Ints
+    """The tokens that each takes in a row, `[documents]`."""
+    firsts: Ints
+    """The first frame of each in each version of frames, `[versions, documents]`."""
+    counts: Ints
+    """The frames of each in each version of frames, `[versions, documents]`."""
+
+    def take(self, numbers: Ints) -> Documents:
+        """Return some documents, in their order."""
+        return Documents._make(column[..., numbers] for column in self)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Documents:
+        """Join several, one after the other."""
+        return cls._make(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
 
 
-@dataclass(frozen=True)
 class Budget:
-    """The room of a row."""
+    """The room of a row in each version of frames. Raises ArgumentError if there is none.
 
-    tokens: int
-    """The tokens of a row: frames of the first version of frames."""
-    spare: int
-    """The tokens that stay free after each document."""
-    overflow: Overflow
-    rate: Fraction
-    """The tokens of a second; of the first source."""
-    ratios: tuple[Fraction, ...]
-    """The frame rate of each version of frames, relative to the first one's."""
+    Attributes:
+        tokens: The tokens of a row: frames of the first version of frames.
+        spare: The tokens that stay free after each document.
+        rate: The tokens of a second.
+        ratios: The frame rate of each version, relative to the first one's.
+        most: The most tokens of a document.
+    """
 
-    @property
-    def most(self) -> int:
-        """The most tokens of a document."""
-        return self.tokens - self.spare
+    def __init__(
+        self, dataset: FeatureDataset, tokens: int, spare: int, overflow: Overflow
+    ) -> None:
+        axes = {version.name: version.cache.spec.axis for version in dataset.versions}
+        for name, axis in axes.items():
+            if axis.is_ragged and not axis.exact_rate and not axis.has_times:
+                raise ArgumentError(f"the entries of {name!r} have no rate: they fit into no row")
+        rates = [axis.exact_rate for axis in axes.values() if axis.exact_rate]
+        if not rates:
+            raise ArgumentError("no version has frames, which rows are filled with")
+        self.tokens, self.spare, self.overflow = tokens, spare, overflow
+        self.rate, self.ratios = rates[0], [rate / rates[0] for rate in rates]
+        self.most = tokens - spare
 
-    @property
-    def row_lengths(self) -> list[int]:
-        """The frames of a row in each version."""
-        return [math.ceil(self.tokens * ratio) for ratio in self.ratios]
-
-    @property
-    def spare_frames(self) -> list[int]:
-        """The frames that stay free after each document in each version."""
-        return [math.floor(self.spare * ratio) for ratio in self.ratios]
+    def room(self, ratio: Fraction) -> tuple[int, int]:
+        """Return the frames of a row in a version, and those that stay free after a document."""
+        return math.ceil(self.tokens * ratio), math.floor(self.spare * ratio)
 
     def sizes(self, counts: Ints) -> Ints:
         """Return the tokens of documents with these frames, int64 `[versions, documents]`: as
@@ -66,179 +89,76 @@ class Budget:
         return sizes
 
 
-@dataclass(frozen=True)
-class Documents:
-    """Utterances, or parts of utterances, in some order."""
-
-    table: Ints
-    """All that is known of them, a line for each property, int64 `[properties, documents]`."""
-
-    @classmethod
-    def of(cls, *lines: Ints) -> Self:
-        """Return documents by `sources`, `rows`, `parts`, `are_last` and `sizes`, the first
-        `_LINES` lines, and then `firsts` and `counts`."""
-        return cls(np.concatenate([np.atleast_2d(line) for line in lines]).astype(np.int64))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Join several, one after the other."""
-        return cls(np.concatenate([part.table for part in parts], axis=1))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, numbers: Ints) -> Documents:
-        """Return some documents, in their order."""
-        return Documents(self.table[:, numbers])
-
-    @property
-    def sources(self) -> Ints:
-        """The number of the source of each, `[documents]`."""
-        return self._line(0)
-
-    @property
-    def rows(self) -> Ints:
-        """The row of each in its source's dataset, `[documents]`."""
-        return self._line(1)
-
-    @property
-    def parts(self) -> Ints:
-        """The number of the part; 0 for the first part, and for whole utterances, `[documents]`."""
-        return self._line(2)
-
-    @property
-    def are_last(self) -> NDArray[np.bool_]:
-        """True for the last part, and for whole utterances, `[documents]`."""
-        return self._line(3).astype(bool)
-
-    @property
-    def sizes(self) -> Ints:
-        """The tokens that each takes in a row, with those that stay free, `[documents]`."""
-        return self._line(4)
-
-    @property
-    def firsts(self) -> Ints:
-        """The first frame of each in each version of frames, `[versions, documents]`."""
-        firsts: Ints = self.table[_LINES : (_LINES + len(self.table)) // 2]
-        return firsts
-
-    @property
-    def counts(self) -> Ints:
-        """The frames of each in each version of frames, `[versions, documents]`."""
-        counts: Ints = self.table[(_LINES + len(self.table)) // 2 :]
-        return counts
-
-    def _line(self, number: int) -> Ints:
-        line: Ints = self.table[number]
-        return line
-
-
 class Source:
     """A dataset of a mixture, whose utterances become documents.
 
     Attributes:
-        num_long, long_tokens: The utterances that are longer than a row, and their tokens.
+        long: The number of utterances that are longer than a row, and their tokens.
         longest: The tokens of the longest utterance.
-        kept: The utterances that are read, without those that are dropped.
-        tokens, sizes: Their tokens; the tokens that they take in rows.
-        rate: The tokens per second.
+        kept: The number of utterances that are not dropped.
+        tokens: Their tokens.
+        sizes: The tokens that they take in rows.
         digest: A hash of the lengths of all utterances.
     """
 
     def __init__(self, number: int, dataset: FeatureDataset, budget: Budget) -> None:
-        self.number, self.dataset, self.budget = number, dataset, budget
-        self.rate = self._versions[0].cache.spec.axis.exact_rate
-        self.num_long = self.long_tokens = self.longest = 0
-        self.kept = self.tokens = self.sizes = 0
+        self.number, self.dataset, self._budget = number, dataset, budget
+        self.kept = self.tokens = self.sizes = self.longest = 0
+        long = np.zeros(2, np.int64)
         digest = hashlib.sha256()
         for first in range(0, len(dataset), _CHUNK):
             rows = np.arange(first, min(first + _CHUNK, len(dataset)))
             counts = self._counts(rows)
             digest.update(np.ascontiguousarray(counts, "<i8").data)
-            self._count(counts)
+            sizes = budget.sizes(counts)
+            long_tokens = counts[0][sizes > budget.most]
+            long += len(long_tokens), long_tokens.sum()
+            documents, _ = self._documents(rows, counts)
+            self.longest = max(self.longest, int(sizes.max()))
+            self.kept += int((documents.parts == 0).sum())
+            self.tokens += int(documents.counts[0].sum())
+            self.sizes += int(documents.sizes.sum())
+        self.long = tuple(long.tolist())
         self.digest = digest.hexdigest()
 
-    def _count(self, counts: Ints) -> None:
-        sizes = self.budget.sizes(counts)
-        is_long = sizes > self.budget.most
-        is_kept = ~is_long if self.budget.overflow == "drop" else np.ones(len(sizes), bool)
-        num_parts = np.maximum(1, -(-sizes // self.budget.most))
-        self.longest = max(self.longest, int(sizes.max()))
-        self.num_long += int(is_long.sum())
-        self.long_tokens += int(counts[0][is_long].sum())
-        self.kept += int(is_kept.sum())
-        self.tokens += int(counts[0][is_kept].sum())
-        self.sizes += int((sizes + num_parts * self.budget.spare)[is_kept].sum())
+    def draw(self, first: int, most: int, seeds: tuple[int, ...]) -> tuple[Documents, Ints]:
+        """Draw up to `most` utterances from a place on: a shuffled pass of all utterances,
+        then another. Returns the documents, and the number of the utterance of each."""
+        number, place = divmod(first, len(self.dataset))
+        places = np.arange(place, min(place + most, len(self.dataset)))
+        rows = shuffled(places, len(self.dataset), (*seeds, self.number, number))
+        return self._documents(rows, self._counts(rows))
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    @property
-    def _versions(self) -> list[DatasetVersion]:
-        """The versions of frames."""
-        return [version for version in self.dataset.versions if version.cache.spec.axis.exact_rate]
-
-    def drawn(self, first: int, most: int, seeds: tuple[int, ...]) -> tuple[Ints, Ints]:
-        """Draw up to `most` utterances of this source's shuffled passes, from a place on.
-        Returns their rows, and their frames `[versions, utterances]`. A pass has each
-        utterance once."""
-        number, place = divmod(first, len(self))
-        places = np.arange(place, min(place + most, len(self)))
-        rows = shuffled(places, len(self), (*seeds, self.number, number))
-        return rows, self._counts(rows)
-
-    def kept_of(self, counts: Ints) -> NDArray[np.bool_]:
-        """Tell which utterances with these frames are read."""
-        if self.budget.overflow != "drop":
-            return np.ones(counts.shape[1], bool)
-        return self.budget.sizes(counts) <= self.budget.most
-
-    def documents(self, rows: Ints, counts: Ints) -> tuple[Documents, Ints]:
-        """Return the documents of some rows with these frames, and the number of the row of
-        each."""
-        most = self.budget.most
-        sizes = self.budget.sizes(counts)
+    def _documents(self, rows: Ints, counts: Ints) -> tuple[Documents, Ints]:
+        most, spare = self._budget.most, self._budget.spare
+        sizes = self._budget.sizes(counts)
         num_parts = np.maximum(1, -(-sizes // most))
-        if self.budget.overflow == "drop":
+        if self._budget.overflow == "drop":
             num_parts[sizes > most] = 0
         numbers = np.repeat(np.arange(len(rows)), num_parts)
-        begins = np.cumsum(num_parts) - num_parts
-        parts = np.arange(len(numbers)) - np.repeat(begins, num_parts)
-        is_last = parts + 1 == num_parts[numbers]
-        of_versions = [*self._cut(parts, is_last, counts[:, numbers])]
-        firsts, lengths = (np.array(column) for column in zip(*of_versions, strict=True))
+        parts = np.arange(len(numbers)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+        are_last = parts + 1 == num_parts[numbers]
+        firsts, ends = np.empty((2, len(counts), len(numbers)), np.int64)
+        for version, ratio in enumerate(self._budget.ratios):
+            whole, step = counts[version][numbers], most * ratio.numerator
+            firsts[version] = np.minimum(parts * step // ratio.denominator, whole)
+            ends[version] = np.minimum((parts + 1) * step // ratio.denominator, whole)
+            ends[version][are_last] = whole[are_last]
         # A part may have a frame more than its time; a full one has a row of its own.
-        sizes = np.minimum(self.budget.sizes(lengths), most) + self.budget.spare
+        sizes = np.minimum(self._budget.sizes(ends - firsts), most) + spare
         sources = np.full(len(numbers), self.number)
-        documents = Documents.of(sources, rows[numbers], parts, is_last, sizes, firsts, lengths)
-        return documents, numbers
-
-    def _cut(
-        self, parts: Ints, is_last: NDArray[np.bool_], counts: Ints
-    ) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the first frames of parts in each version, and their numbers of frames."""
-        for whole, ratio in zip(counts, self.budget.ratios, strict=True):
-            most = self.budget.most * ratio.numerator
-            firsts = np.minimum(parts * most // ratio.denominator, whole)
-            ends = np.minimum((parts + 1) * most // ratio.denominator, whole)
-            yield firsts, np.where(is_last, whole, ends) - firsts
+        columns = sources, rows[numbers], parts, are_last, sizes, firsts, ends - firsts
+        return Documents(*columns), numbers
 
     def _counts(self, rows: Ints) -> Ints:
         """Return the frames of some rows in each version of frames, `[versions, rows]`."""
-        return np.array(
-            [version.cache.lengths[version.positions_of(rows)] for version in self._versions],
-            np.int64,
-        )
+        counts = [
+            version.cache.lengths[version.positions_of(rows)]
+            for version in frame_versions(self.dataset)
+        ]
+        return np.array(counts, np.int64)
 
 
-def budget_of(dataset: FeatureDataset, tokens: int, spare: int, overflow: Overflow) -> Budget:
-    """Return the budget of rows for a dataset's versions. Raises ArgumentError if none has
-    frames."""
-    axes = {version.name: version.cache.spec.axis for version in dataset.versions}
-    for name, axis in axes.items():
-        if axis.is_ragged and not axis.exact_rate and not axis.has_times:
-            raise ArgumentError(f"the entries of {name!r} have no rate: they fit into no row")
-    rates = [axis.exact_rate for axis in axes.values() if axis.exact_rate]
-    if not rates:
-        raise ArgumentError("no version has frames, which rows are filled with")
-    return Budget(tokens, spare, overflow, rates[0], tuple(rate / rates[0] for rate in rates))
+def frame_versions(dataset: FeatureDataset) -> list[DatasetVersion]:
+    """List the versions of frames."""
+    return [version for version in dataset.versions if version.cache.spec.axis.exact_rate]

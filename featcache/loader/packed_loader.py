@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
@@ -12,21 +13,25 @@ from torch.utils.data import IterableDataset
 from featcache.errors import ArgumentError, FeatcacheWarning, counted, listing, require_int
 from featcache.loader.data_loader import DataLoader
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.documents import Overflow, budget_of
+from featcache.loader.documents import Budget, Overflow
 from featcache.loader.mixture import Mixture
-from featcache.loader.packed_batch import OWN_KEYS, read_packed
-from featcache.loader.packed_rows import PackedRows, Share
+from featcache.loader.packed_batch import OWN_KEYS, PackedBatch
+from featcache.loader.packed_rows import Batch, PackedRows
 from featcache.loader.utterances import DatasetVersion
 
 _ONLY = "data"
 """The name of a single dataset."""
 
 
-class Long(NamedTuple):
-    """The utterances of a source that are longer than a row."""
+class Share(NamedTuple):
+    """The share of a source."""
 
-    utterances: int
-    tokens: int
+    asked: float
+    """The share that the weights give."""
+    reached: float
+    """The share in the rows so far, of all ranks; NaN before the first row."""
+    amount: float
+    """The tokens, seconds or utterances in these rows."""
 
 
 class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
@@ -44,7 +49,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
       vectors are `[documents, *item_shape]`, and events an `EventBatch` by document;
     * `document_ids`: int32 `[rows, tokens]`, the number of each token's document in the
       batch; -1 in padding;
-    * `positions`: int64 `[rows, tokens]`, from 0 in each document; 0 in padding;
+    * `positions`: int32 `[rows, tokens]`, from 0 in each document; 0 in padding;
     * `cu_seqlens`: int32 `[sequences + 1]`, where each document, and the padding of each row,
       begins and ends in the flattened rows;
     * `max_seqlen`: an int, the longest of these;
@@ -79,7 +84,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
 
     Attributes:
         mixture: The mixture.
-        long: The utterances that are longer than a row, and their tokens, by source.
+        long: By source, how many utterances are longer than a row, and their tokens.
 
     Raises:
         ArgumentError: The arguments do not fit the mixture or each other, or utterances are
@@ -122,7 +127,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         tokens = require_int("tokens", tokens, 1, 1 << 31)
         spare = require_int("spare", spare, 0, tokens - 1)
         self.mixture = mixture
-        self._budget = budget_of(mixture.first, tokens, spare, overflow)
+        self._budget = Budget(mixture.first, tokens, spare, overflow)
         self._packed = PackedRows(
             mixture,
             self._budget,
@@ -141,18 +146,16 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
             dtype=dtype,
             transform=transform,
         )
-        self._packed.keep(self.prefetch + 2)
+        self._packed.remember(self.prefetch + 2)
         self._makes_batches = True
         pairs = zip(mixture.sources, self._packed.sources, strict=True)
-        self.long = {name: Long(source.num_long, source.long_tokens) for name, source in pairs}
-        num_long = sum(long.utterances for long in self.long.values())
+        self.long = {name: source.long for name, source in pairs}
+        num_long, num_tokens = map(sum, zip(*self.long.values(), strict=True))
         if num_long:
-            total = sum(len(source) for source in self._packed.sources)
-            num_tokens = sum(long.tokens for long in self.long.values())
-            treated = {"split": "split", "drop": "left out"}[overflow]
+            treated = "split" if overflow == "split" else "left out"
             warnings.warn(
-                f"{num_long:,} of {counted(total, 'utterance')}, with {num_tokens:,} tokens, have "
-                f"more than {self._budget.most:,} tokens, and are {treated}",
+                f"{counted(num_long, 'utterance')}, with {num_tokens:,} tokens, have more than "
+                f"{self._budget.most:,} tokens, and are {treated}",
                 FeatcacheWarning,
                 stacklevel=2,
             )
@@ -165,22 +168,22 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         """Begin the epoch, or go on at the place of a loaded state. A weighted mixture goes on
         behind the last batch that was received."""
         if self.mixture.is_endless:
-            self._packed.go_on(self._consumed)
+            self._packed.go_to(self._packed.position(self._consumed))
         return super().__iter__()
 
     @property
     def shares(self) -> dict[str, Share]:
         """The share of each source in the rows of all ranks so far, in this epoch: as asked,
         and as reached."""
-        return self._packed.shares(self._consumed)
+        reached = self._packed.reached(self._packed.position(self._consumed))
+        total = sum(reached) or math.nan
+        triples = zip(self.mixture.sources, self._packed.shares, reached, strict=True)
+        return {name: Share(asked, amount / total, amount) for name, asked, amount in triples}
 
-    def count_batches(self) -> int:
-        """Count the batches of the epoch, by packing all of it: 4 s for 10⁷ utterances.
-        Raises ArgumentError for a mixture without an end."""
-        if self.mixture.is_endless:
-            raise ArgumentError("a weighted mixture has no end: it has no number of batches")
-        packed = self._packed
-        return -(-packed.count_rows() // (packed.rows * packed.world_size))
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch, for which all of it is packed: 4 s for 10⁷
+        utterances. Raises TypeError for a mixture without an end."""
+        return len(self._packed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training after the batches that it has received: plain numbers and
@@ -203,13 +206,6 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         return self.mixture.versions
 
     def _read(self, rows: list[Any], epoch: int) -> dict[str, Any]:
-        documents, row_of = rows
-        return read_packed(
-            self.mixture,
-            self._budget,
-            self._packed.rows,
-            documents,
-            row_of,
-            self._gather,
-            self._transfer.move,
-        )
+        batch, num_rows = Batch(*rows), self._packed.rows
+        move = self._transfer.move
+        return PackedBatch(self.mixture, self._budget, num_rows, batch, self._gather, move).read()

@@ -1,26 +1,25 @@
-"""The rows of an epoch, or of a mixture without an end: drawn and packed one window after
-the other, dealt to ranks, resumed anywhere.
+"""The rows of a mixture: drawn and packed one window after the other, dealt to ranks, resumed
+anywhere.
 
-A window is made of the documents that the sources owe until its end, and of nothing else: no
-document is held back for the next one. So a place in the sequence of rows is the begin of a
-window, which is two numbers for each source, and the number of a row in it."""
+A window is made of the documents that the sources owe until its end. No document is held
+back for the next window. So a place in the sequence of rows is the begin of a window, two
+numbers for each source, and the number of a row in it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from featcache.errors import MOST_COUNTED, ArgumentError, counted, listing, require_int
-from featcache.loader.documents import Budget, Documents, Source
+from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
+from featcache.loader.documents import Budget, Documents, Source, frame_versions
 from featcache.loader.mixture import Mixture
 from featcache.loader.packing import best_fit, in_balance
 from featcache.loader.sampler import other_rows
@@ -32,34 +31,23 @@ _AT_ONCE = 64
 """The fewest utterances to draw from a source at once."""
 
 
-class Share(NamedTuple):
-    """The share of a source."""
-
-    asked: float
-    """The share that the weights give."""
-    reached: float
-    """The share in the rows so far, of all ranks; NaN before the first row."""
-    amount: float
-    """The amount in these rows, in the mixture's unit."""
-
-
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A place in the sequence of rows."""
 
     epoch: int
     window: int
     """The number of windows before."""
-    drawn: tuple[int, ...]
+    drawn: Sequence[int]
     """The utterances of each source that were drawn for the windows before."""
-    amounts: tuple[int, ...]
+    amounts: Sequence[int]
     """Their amounts: tokens, or utterances."""
     row: int = 0
     """The rows of the window that were given."""
+    batches: int = 0
+    """The batches that each rank got in this epoch."""
 
 
-@dataclass(frozen=True)
-class _Window:
+class Window(NamedTuple):
     """The rows of a window."""
 
     documents: Documents
@@ -68,36 +56,24 @@ class _Window:
     amounts: Ints
     """What each row has of each source, `[rows, sources]`."""
     end: Position | None
-    """The begin of the next window; None if there is none."""
+    """The begin of the next window; None at the end of an epoch."""
 
 
 class Batch(NamedTuple):
-    """The documents of a batch of a rank."""
+    """The documents of a rank's batch."""
 
     documents: Documents
     row_of: Ints
     """The row of each, rising."""
 
-    @classmethod
-    def of(cls, rows: list[tuple[_Window, Ints]], window: _Window) -> Self:
-        """Return the batch of some rows of windows; `window` is any window."""
-        row_of = np.repeat(np.arange(len(rows)), [len(row) for _, row in rows])
-        parts = [window.documents.take(np.arange(0))]
-        for _, group in groupby(rows, lambda pair: id(pair[0])):
-            pairs = [*group]
-            numbers = np.concatenate([row for _, row in pairs])
-            parts.append(pairs[0][0].documents.take(numbers))
-        return cls(Documents.joined(parts), row_of)
-
 
 class PackedRows:
-    """The batches of a `PackedLoader`."""
+    """The batches of a `PackedLoader`, whose arguments these are."""
 
     def __init__(
         self,
         mixture: Mixture,
         budget: Budget,
-        *,
         rows: int,
         window: int,
         seed: int,
@@ -106,36 +82,41 @@ class PackedRows:
     ) -> None:
         self.mixture, self.budget = mixture, budget
         self.rows = require_int("rows", rows, 1, 1 << 20)
-        self.window = require_int("window", window, 1, 1 << 20)
-        self.seed = require_int("seed", seed, 0)
-        self.world_size = require_int("world_size", world_size, 1, 1 << 20)
-        self.rank = require_int("rank", rank, 0, self.world_size - 1)
-        self.sources = [
-            Source(number, dataset, budget)
-            for number, dataset in enumerate(mixture.sources.values())
-        ]
+        self._window = require_int("window", window, 1, 1 << 20)
+        self._seed = require_int("seed", seed, 0)
+        self._world_size = require_int("world_size", world_size, 1, 1 << 20)
+        self._rank = require_int("rank", rank, 0, self._world_size - 1)
+        datasets = enumerate(mixture.sources.values())
+        self.sources = [Source(number, dataset, budget) for number, dataset in datasets]
         for name, source in zip(mixture.sources, self.sources, strict=True):
-            if budget.overflow == "error" and source.num_long:
+            if budget.overflow == "error" and source.long[0]:
                 raise ArgumentError(
-                    f"{counted(source.num_long, 'utterance')} of {name!r} are longer than a row's "
-                    f"{budget.most:,} tokens; the longest has {source.longest:,}: raise tokens=, "
-                    'or choose overflow="split" or "drop"'
+                    f"{source.long[0]:,} utterances of {name!r} are longer than {budget.most:,} "
+                    f"tokens, the longest has {source.longest:,}: raise tokens=, or choose "
+                    'overflow="split" or "drop"'
                 )
             if not source.tokens:
                 raise ArgumentError(f"no utterance of {name!r} fits into {budget.most:,} tokens")
-        self._kept = 1
+        self.remembered = 1
+        """The number of latest batches for which `position` is known."""
         self._pass = _Pass(self, self._begin(0))
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin where the epoch does, or at the place of a loaded state. Until its first batch
         is read, a pass follows `set_epoch` and `load_state_dict`."""
         last = self._pass
-        position = self._begin(self.epoch) if last.has_begun else last.position
-        self._pass = _Pass(self, position)
+        self._pass = _Pass(self, self._begin(self.epoch) if last.has_begun else last.start)
         return self._pass
 
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch, also if some were seen before a resume.
+        Raises TypeError for a mixture without an end."""
+        if self.mixture.is_endless:
+            raise TypeError("a weighted mixture has no end, and so no number of batches")
+        return self._pass.start.batches + self._pass.num_batches
+
     def __repr__(self) -> str:
-        return f"PackedRows({self._rules}, rank={self.rank}, world_size={self.world_size})"
+        return f"PackedRows({self._rules}, rank={self._rank}, world_size={self._world_size})"
 
     @property
     def epoch(self) -> int:
@@ -150,83 +131,97 @@ class PackedRows:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; setting the current one keeps the place."""
         if require_int("epoch", epoch, 0, MOST_COUNTED) != self.epoch:
-            self._turn_to(self._begin(epoch))
+            self.go_to(self._begin(epoch))
 
-    def keep(self, count: int) -> None:
-        """Remember the places behind so many of the latest batches, for `position`."""
-        self._kept = count
-        self._pass.restart(self._pass.position)
-
-    def _turn_to(self, position: Position) -> None:
+    def go_to(self, position: Position) -> None:
         """Let the next pass begin at a place."""
         if self._pass.has_begun:  # otherwise, Lightning may have the pass already
             self._pass = _Pass(self, position)
         self._pass.restart(position)
 
-    def go_on(self, consumed: int) -> None:
-        """Let the next pass begin behind the batches that training has consumed."""
-        self._turn_to(self._pass.after(consumed))
+    def remember(self, count: int) -> None:
+        """Know the places behind so many of the latest batches."""
+        self.remembered = count
+        self.go_to(self._pass.start)
 
-    def position(self, consumed: int) -> Position:
-        """Return the place behind the batches of this pass that training has consumed."""
-        return self._pass.after(consumed)
+    def position(self, consumed: int | None = None) -> Position:
+        """Return the place behind the batches of this pass that training has consumed, by
+        default all. Raises ArgumentError if there were fewer, or if it is not remembered."""
+        places = self._pass.places
+        behind = 0 if consumed is None else self.given - consumed
+        if not 0 <= behind < len(places):
+            raise ArgumentError(
+                f"consumed is {consumed}; this pass has given {self.given} batches to this rank"
+            )
+        return places[-1 - behind]
 
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
         """Return the state, of plain numbers and text, for all ranks at the same step."""
-        position = self.position(self.given if consumed is None else consumed)
-        place = {
-            name: [*value] if isinstance(value, tuple) else value
-            for name, value in asdict(position).items()
-        }
-        return {"rows": self.digest, "rules": self._rules, "position": place}
+        place = self.position(consumed)._asdict()
+        return {"rows": self._digest, "rules": self._rules, "position": place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass begin where the state was taken. Raises ArgumentError if `state`
-        is not a state, or one of other rows or rules."""
+        is not a state, or one of other utterances or rules."""
         try:
-            digest, rules, place = state["rows"], dict(state["rules"]), dict(state["position"])
-            position = _position_of(place, len(self.sources))
-        except (KeyError, TypeError, ValueError, ArgumentError) as error:
+            digest, rules = state["rows"], state["rules"]
+            position = Position(**state["position"])
+            for number in (position.epoch, position.window, position.row, position.batches):
+                require_int("state", number, 0)
+            for numbers in (position.drawn, position.amounts):
+                [require_int("state", number, 0) for number in numbers]
+            changed = [
+                f"{name} was {rules.get(name)!r} and is {value!r}"
+                for name, value in self._rules.items()
+                if rules.get(name) != value
+            ]
+        except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
-        if digest != self.digest:
-            raise ArgumentError(other_rows(sum(map(len, self.sources))))
-        changed = [
-            f"{name} was {rules.get(name)!r} and is {value!r}"
-            for name, value in self._rules.items()
-            if rules.get(name) != value
-        ]
+        if digest != self._digest or len(position.drawn) != len(self.sources):
+            raise ArgumentError(other_rows(sum(len(source.dataset) for source in self.sources)))
         if changed:
             raise ArgumentError(f"the state is of other rows: {listing(changed)}")
-        self._turn_to(position)
+        self.go_to(position)
 
     @cached_property
-    def digest(self) -> str:
-        """A hash of all rows of the mixture, and of their lengths."""
-        lengths = " ".join(source.digest for source in self.sources)
-        return hashlib.sha256(f"{self.mixture.digest} {lengths}".encode()).hexdigest()
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for name, source in zip(self.mixture.sources, self.sources, strict=True):
+            digest.update(f"{name!r} {source.dataset.digest} {source.digest} ".encode())
+        return digest.hexdigest()
 
     @cached_property
     def _rules(self) -> dict[str, Any]:
         """What the sequence of rows depends on, besides the utterances."""
-        mixture, budget = self.mixture, self.budget
-        rules: dict[str, Any] = {
-            "tokens": budget.tokens,
-            "spare": budget.spare,
-            "overflow": budget.overflow,
-            "window": self.window,
-            "seed": self.seed,
-            "one_source": mixture.one_source,
-        }
+        mixture = self.mixture
+        rules: dict[str, Any] = {name: vars(self.budget)[name] for name in ("tokens", "spare")}
+        rules |= {"overflow": self.budget.overflow, "window": self._window, "seed": self._seed}
         if mixture.one_source:
             rules["rows"] = self.rows  # which are packed together
         if mixture.is_endless:
-            rules |= {"by": mixture.by, "shares": self.shares_asked}
+            rules |= {"by": mixture.by, "shares": self.shares}
         return rules
 
     @cached_property
-    def shares_asked(self) -> list[float]:
-        """The share of each source, in the mixture's unit."""
-        weights = self._sizes
+    def _sizes(self) -> list[int]:
+        """The amount of each source."""
+        if self.mixture.by == "utterances":
+            return [source.kept for source in self.sources]
+        return [source.tokens for source in self.sources]
+
+    @cached_property
+    def _units(self) -> list[float]:
+        """The seconds of a token of each source, if shares count seconds; otherwise 1."""
+        if self.mixture.by != "seconds":
+            return [1.0] * len(self.sources)
+        axes = [frame_versions(source.dataset)[0].cache.spec.axis for source in self.sources]
+        return [1 / float(axis.exact_rate) for axis in axes]
+
+    @cached_property
+    def shares(self) -> list[float]:
+        """The share that each source shall have."""
+        pairs = zip(self._sizes, self._units, strict=True)
+        weights = [size * unit for size, unit in pairs]
         if self.mixture.weights is not None:
             weights = [float(self.mixture.weights[name]) for name in self.mixture.sources]
         largest = max(weights)
@@ -234,169 +229,131 @@ class PackedRows:
         # The last digits of a power may differ between machines.
         return [float(f"{power / math.fsum(powers):.9g}") for power in powers]
 
-    @property
-    def _sizes(self) -> list[float]:
-        """The size of each source, in the mixture's unit."""
-        if self.mixture.by == "utterances":
-            return [float(source.kept) for source in self.sources]
-        pairs = zip(self.sources, self._seconds, strict=True)
-        return [source.tokens * seconds for source, seconds in pairs]
-
-    @property
-    def _seconds(self) -> list[float]:
-        """The amount of a token of each source, in the mixture's unit."""
-        if self.mixture.by != "seconds":
-            return [1.0] * len(self.sources)
-        return [1 / float(source.rate) for source in self.sources]
-
-    @cached_property
-    def _pace(self) -> tuple[list[float], float, float]:
-        """The amount of each source per unit of time; the time of a window; and the end."""
-        tokens_of_window = self.window * self.budget.tokens
-        if not self.mixture.is_endless:
-            num_windows = sum(source.sizes for source in self.sources) / tokens_of_window
-            return self._raw_sizes, 1 / max(1, round(num_windows)), 1.0
-        pairs = zip(self.shares_asked, self._seconds, strict=True)
-        speeds = [share / seconds for share, seconds in pairs]
-        tokens = math.fsum(
-            speed * source.sizes / size
-            for speed, source, size in zip(speeds, self.sources, self._raw_sizes, strict=True)
-        )
-        return speeds, tokens_of_window / tokens, math.inf
-
-    @property
-    def _raw_sizes(self) -> list[float]:
-        if self.mixture.by == "utterances":
-            return [float(source.kept) for source in self.sources]
-        return [float(source.tokens) for source in self.sources]
-
-    def shares(self, consumed: int) -> dict[str, Share]:
-        """Return the share of each source in the rows so far, of all ranks."""
-        position = self.position(consumed)
+    def reached(self, position: Position) -> list[float]:
+        """Return what the rows before a place have of each source, in the mixture's unit."""
         amounts = np.array(position.amounts)
         if position.row:
-            amounts = amounts + self.made(position).amounts[: position.row].sum(0)
-        units = amounts * self._seconds
-        asked = self.shares_asked
-        total = units.sum() or math.nan
-        triples = zip(self.mixture.sources, asked, units.tolist(), strict=True)
-        return {name: Share(share, unit / float(total), unit) for name, share, unit in triples}
-
-    def count_rows(self) -> int:
-        """Count the rows of the epoch, by packing all of them."""
-        position: Position | None = self._begin(self.epoch)
-        num_rows = 0
-        while position is not None:
-            window = self.made(position)
-            num_rows += len(window.rows)
-            position = window.end
-        return num_rows
+            amounts += self.make(position).amounts[: position.row].sum(0)
+        reached: list[float] = (amounts * self._units).tolist()
+        return reached
 
     def _begin(self, epoch: int) -> Position:
-        nothing = (0,) * len(self.sources)
+        nothing = [0] * len(self.sources)
         return Position(epoch, 0, nothing, nothing)
 
-    def made(self, position: Position) -> _Window:
-        """Draw and pack the window of a position."""
-        speeds, duration, end = self._pace
+    @cached_property
+    def _pace(self) -> tuple[list[float], float]:
+        """The amount of each source per unit of time, and the duration of a window. An epoch
+        takes 1."""
+        speeds = [float(size) for size in self._sizes]
+        if self.mixture.is_endless:
+            pairs = zip(self.shares, self._units, strict=True)
+            speeds = [share / unit for share, unit in pairs]
+        triples = zip(speeds, self.sources, self._sizes, strict=True)
+        tokens = math.fsum(speed * source.sizes / size for speed, source, size in triples)
+        windows = tokens / (self._window * self.budget.tokens)
+        return speeds, 1 / windows if self.mixture.is_endless else 1 / max(1, round(windows))
+
+    def make(self, position: Position) -> Window:
+        """Draw and pack the window of a place."""
+        duration = self._pace[1]
         limit = (position.window + 1) * duration
-        is_last = limit > end - duration / 2
-        documents, times, after = self._draw(position, speeds, math.inf if is_last else limit)
-        documents = documents.take(np.argsort(times, kind="stable"))
-        keys = (self.seed, position.epoch, position.window)
-        rows = self._packed(documents, np.random.PCG64(np.random.SeedSequence(keys)))
-        amounts = self._amounts(documents, rows)
-        order = np.arange(len(rows))
-        if len(self.sources) > 1:
-            together = self.rows if self.mixture.one_source else 1
-            groups = amounts.reshape(-1, together, len(self.sources)).sum(1)
-            order = (in_balance(groups)[:, None] * together + np.arange(together)).ravel()
-        rows = [rows[number] for number in order.tolist()]
-        return _Window(documents, rows, amounts[order], None if is_last else after)
+        is_last = not self.mixture.is_endless and limit > 1 - duration / 2
+        if is_last:
+            limit = math.inf
+        numbers = range(len(self.sources))
+        parts, times, drawn, amounts = zip(
+            *(self._draw(position, number, limit) for number in numbers), strict=True
+        )
+        order = np.argsort(np.concatenate(times), kind="stable")
+        documents = Documents.joined(parts).take(order)
+        rows = self._packed(documents, (self._seed, position.epoch, position.window))
+        of_rows = np.zeros((len(rows), len(self.sources)), np.int64)
+        row_of = np.repeat(np.arange(len(rows)), [*map(len, rows)])
+        inside = np.concatenate([documents.rows[:0], *rows])
+        units = self._amounts(documents)[inside]
+        np.add.at(of_rows, (row_of, documents.sources[inside]), units)
+        together = self.rows if self.mixture.one_source else 1
+        groups = in_balance(of_rows.reshape(-1, together, len(self.sources)).sum(1))
+        order = (groups[:, None] * together + np.arange(together)).ravel()
+        end = Position(position.epoch, position.window + 1, [*drawn], [*amounts])
+        return Window(
+            documents,
+            [rows[number] for number in order.tolist()],
+            of_rows[order],
+            None if is_last else end,
+        )
 
     def _draw(
-        self, position: Position, speeds: list[float], limit: float
-    ) -> tuple[Documents, Any, Position]:
-        """Draw the documents that the sources owe until a time, with the time of each; and
-        return the position after them."""
-        drawn, amounts = [*position.drawn], [*position.amounts]
-        documents, times = [], []
-        for number, (source, speed) in enumerate(zip(self.sources, speeds, strict=True)):
-            seeds = (self.seed, position.epoch)
-            while True:
-                owed = (limit - amounts[number] / speed) * speed
-                mean = self._raw_sizes[number] / len(source)
-                most = int(min(_AT_ONCE + owed / mean, len(source)))
-                if not self.mixture.is_endless:
-                    most = min(most, len(source) - drawn[number])
-                rows, counts = source.drawn(drawn[number], most, seeds)
-                units = source.kept_of(counts).astype(np.int64)
-                if self.mixture.by != "utterances":
-                    units *= counts[0]
-                ends = amounts[number] + np.cumsum(units)
-                begins = (ends - units) / speed
-                taken = int(np.searchsorted(begins, limit))
-                part, utterances = source.documents(rows[:taken], counts[:, :taken])
-                documents.append(part)
-                times.append(begins[utterances])
-                drawn[number] += taken
-                amounts[number] += int(units[:taken].sum())
-                if taken < len(rows) or not len(rows):
-                    break
-        after = replace(
-            position, window=position.window + 1, drawn=tuple(drawn), amounts=tuple(amounts), row=0
-        )
-        return Documents.joined(documents), np.concatenate(times), after
+        self, position: Position, number: int, limit: float
+    ) -> tuple[Documents, Any, int, int]:
+        """Draw the documents that a source owes until a time. Returns also the time of each,
+        the number of utterances drawn so far, and their amount."""
+        source, speed = self.sources[number], self._pace[0][number]
+        drawn, amount = position.drawn[number], position.amounts[number]
+        count = len(source.dataset)
+        parts, times = [], []
+        while True:
+            owed = (limit - amount / speed) * speed * count / self._sizes[number]
+            most = int(min(_AT_ONCE + owed, count - drawn % count))
+            if not self.mixture.is_endless:
+                most = min(most, count - drawn)
+            documents, utterances = source.draw(drawn, most, (self._seed, position.epoch))
+            ends = amount + np.cumsum(self._amounts(documents))
+            begins = (ends - self._amounts(documents)) / speed
+            firsts = np.flatnonzero(documents.parts == 0)
+            taken = int(np.searchsorted(begins[firsts], limit))
+            is_enough = taken < len(firsts)
+            if is_enough:
+                first = firsts[taken]
+                documents = documents.take(np.arange(first))
+                most = int(utterances[first])
+            parts.append(documents)
+            times.append(begins[: len(documents.rows)])
+            drawn += most
+            amount += int(self._amounts(documents).sum())
+            if is_enough or (drawn == count and not self.mixture.is_endless):
+                return Documents.joined(parts), np.concatenate(times), drawn, amount
 
-    def _packed(self, documents: Documents, random: np.random.PCG64) -> list[Ints]:
-        """Pack documents into rows, in a random order."""
-        groups = [np.arange(len(documents))]
+    def _amounts(self, documents: Documents) -> Ints:
+        amounts: Ints = documents.counts[0]
+        if self.mixture.by == "utterances":
+            amounts = (documents.parts == 0).astype(np.int64)
+        return amounts
+
+    def _packed(self, documents: Documents, seeds: tuple[int, ...]) -> list[Ints]:
+        """Pack documents into rows, in a random order; those of each source into full batches
+        of rows, if a batch has one source."""
+        random = np.random.PCG64(np.random.SeedSequence(seeds))
+        groups = [np.arange(len(documents.rows))]
         if self.mixture.one_source:
             numbers = range(len(self.sources))
             groups = [np.flatnonzero(documents.sources == number) for number in numbers]
         rows: list[Ints] = []
         for group in groups:
             row_of = best_fit(documents.sizes[group], self.budget.tokens)
-            order = np.argsort(row_of, kind="stable")
             ends = np.cumsum(np.bincount(row_of))
-            packed = np.split(group[order], ends[:-1]) if len(group) else []
-            keys = random.random_raw(len(packed))
-            rows += [packed[number] for number in np.argsort(keys, kind="stable").tolist()]
+            packed = np.split(group[np.argsort(row_of, kind="stable")], ends)[:-1]
+            order = np.argsort(random.random_raw(len(packed)), kind="stable")
+            rows += [packed[number] for number in order.tolist()]
             if self.mixture.one_source:
                 rows += [group[:0]] * (-len(packed) % self.rows)
         return rows
 
-    def _amounts(self, documents: Documents, rows: list[Ints]) -> Ints:
-        """Return what each row has of each source, int64 `[rows, sources]`."""
-        units = documents.counts[0]
-        if self.mixture.by == "utterances":
-            units = (documents.parts == 0).astype(np.int64)
-        amounts = np.zeros((len(rows), len(self.sources)), np.int64)
-        numbers = np.repeat(np.arange(len(rows)), [*map(len, rows)])
-        of_rows = np.concatenate([documents.rows[:0], *rows])
-        np.add.at(amounts, (numbers, documents.sources[of_rows]), units[of_rows])
-        return amounts
+    @property
+    def rows_of_step(self) -> int:
+        """The rows of all ranks in a step."""
+        return self.rows * self._world_size
 
     def dealt(self, rows: list[Any]) -> list[Any]:
         """Return this rank's part of the rows of a step."""
         if self.mixture.one_source:
-            return rows[self.rank * self.rows : (self.rank + 1) * self.rows]
-        return rows[self.rank :: self.world_size]
-
-
-def _position_of(place: Mapping[str, Any], num_sources: int) -> Position:
-    epoch, window, row = (require_int(name, place[name], 0) for name in ("epoch", "window", "row"))
-    drawn, amounts = (
-        tuple(require_int(name, number, 0) for number in place[name])
-        for name in ("drawn", "amounts")
-    )
-    if not len(drawn) == len(amounts) == num_sources:
-        raise ArgumentError(_NO_STATE)
-    return Position(epoch, window, drawn, amounts, row)
+            return rows[self._rank * self.rows :][: self.rows]
+        return rows[self._rank :: self._world_size]
 
 
 class _Pass(Iterator[Batch]):
-    """A pass through the rows from a position on.
+    """A pass through the rows from a place on.
 
     In a worker of torch's DataLoader, it gives every so many batches: the workers take turns.
     A state of a worker is the place behind a whole turn of all workers."""
@@ -406,24 +363,26 @@ class _Pass(Iterator[Batch]):
         self.restart(position)
 
     def restart(self, position: Position) -> None:
-        """Begin at a position."""
-        self.position = position
+        """Begin at a place."""
+        self.start = self._position = position
         self.epoch = position.epoch
         self.has_begun = False
         self.given = 0
-        self._window: _Window | None = None
-        self._places = deque([position], maxlen=self._packed._kept)
+        self.places = deque([position], maxlen=self._packed.remembered)
         """The places behind the latest batches."""
+        self._window: Window | None = None
+        vars(self).pop("num_batches", None)
 
-    def after(self, consumed: int) -> Position:
-        """Return the place behind the first batches of the pass. Raises ArgumentError if there
-        were fewer, or if it was forgotten."""
-        behind = self.given - consumed
-        if not 0 <= behind < len(self._places):
-            raise ArgumentError(
-                f"consumed is {consumed}; this pass has given {self.given} batches to this rank"
-            )
-        return self._places[-1 - behind]
+    @cached_property
+    def num_batches(self) -> int:
+        """The number of batches of the pass, for which all of its rows are packed."""
+        num_rows = -self.start.row
+        position: Position | None = self.start
+        while position is not None:
+            window = self._packed.make(position)
+            num_rows += len(window.rows)
+            position = window.end
+        return -(-num_rows // self._packed.rows_of_step)
 
     def __next__(self) -> Batch:
         self.has_begun = True
@@ -433,23 +392,30 @@ class _Pass(Iterator[Batch]):
         if not steps[number]:
             raise StopIteration
         self.given += 1
-        self._places.append(self.position)
-        return Batch.of(self._packed.dealt(steps[number]), steps[number][0][0])
+        self.places.append(self._position)
+        rows = self._packed.dealt(steps[number])
+        documents = [steps[number][0][0].documents.take(np.arange(0))]
+        for _, group in groupby(rows, lambda pair: id(pair[0])):
+            windows, numbers = zip(*group, strict=True)
+            documents.append(windows[0].documents.take(np.concatenate(numbers)))
+        row_of = np.repeat(np.arange(len(rows)), [len(row) for _, row in rows])
+        return Batch(Documents.joined(documents), row_of)
 
-    def _step(self) -> list[tuple[_Window, Ints]]:
+    def _step(self) -> list[tuple[Window, Ints]]:
         """Take the next rows of all ranks; fewer at the end of the epoch, and then none."""
-        most = self._packed.rows * self._packed.world_size
-        rows: list[tuple[_Window, Ints]] = []
-        while len(rows) < most:
+        rows: list[tuple[Window, Ints]] = []
+        position = self._position
+        while len(rows) < self._packed.rows_of_step:
             if self._window is None:
-                self._window = self._packed.made(self.position)
-            window, first = self._window, self.position.row
-            taken = window.rows[first : first + most - len(rows)]
+                self._window = self._packed.make(position)
+            window = self._window
+            taken = window.rows[position.row :][: self._packed.rows_of_step - len(rows)]
             rows += [(window, row) for row in taken]
-            self.position = replace(self.position, row=first + len(taken))
-            if self.position.row < len(window.rows):
-                continue
-            if window.end is None:
-                break
-            self.position, self._window = window.end, None
+            position = position._replace(row=position.row + len(taken))
+            if position.row == len(window.rows):
+                if window.end is None:
+                    break
+                position = window.end._replace(batches=position.batches)
+                self._window = None
+        self._position = position._replace(batches=position.batches + bool(rows))
         return rows

@@ -44,25 +44,23 @@ def best_fit(sizes: Ints, tokens: int) -> Ints:
 
 def in_balance(amounts: Ints) -> Ints:
     """Order rows so that the sum of the first rows, however many, is close to their share of
-    the sum of all. Equally good rows stay in their order.
-
-    `amounts` are what each row holds of each source, int64 `[rows, sources]`."""
-    count, total = len(amounts), amounts.sum(0)
-    surplus = amounts * count - total
-    left = np.arange(count)
-    owed = np.zeros_like(total)
-    order = np.empty(count, np.int64)
-    for place in range(count):
-        best = int(np.abs(surplus[left] + owed).max(1).argmin())
+    the sum of all. Equally good rows stay in their order. `amounts` are what each row holds
+    of each source, int64 `[rows, sources]`."""
+    surplus = amounts * len(amounts) - amounts.sum(0)
+    left = np.arange(len(amounts))
+    reached = np.zeros(amounts.shape[1], np.int64)
+    order = np.empty(len(amounts), np.int64)
+    for place in range(len(amounts)):
+        best = int(np.abs(surplus[left] + reached).max(1).argmin())
         order[place] = left[best]
-        owed += surplus[left[best]]
+        reached += surplus[left[best]]
         left = np.delete(left, best)
     return order
 
 
 def shuffled(numbers: Ints, count: int, seeds: tuple[int, ...]) -> Ints:
     """Return where a shuffle of `count` rows puts the rows of these numbers, int64
-    `[numbers]`. No list of all rows is made: the memory is that of `numbers`.
+    `[numbers]`, without a list of all rows.
 
     Source: a Feistel network over 4^h ≥ `count` numbers, applied again to what falls
     outside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains")."""
@@ -80,15 +78,13 @@ def shuffled(numbers: Ints, count: int, seeds: tuple[int, ...]) -> Ints:
     return places.astype(np.int64)
 
 
-def starts_in_rows(row_of: Ints, lengths: Ints) -> Ints:
-    """Return where each document begins in its row, int64 `[documents]`. The documents of a
-    row stand next to each other, and rows rise."""
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    is_first = np.ones(len(row_of), bool)
-    is_first[1:] = row_of[1:] != row_of[:-1]
-    of_rows = begins[is_first]
-    starts: Ints = begins - of_rows[np.cumsum(is_first) - 1]
+def starts_in_rows(row_of: Ints, lengths: Ints, row_length: int) -> Ints:
+    """Return where each document begins in the flattened rows, int64 `[documents]`. The
+    documents of a row stand next to each other, and rows rise."""
+    begins = np.cumsum(lengths) - lengths
+    is_first = np.diff(row_of, prepend=-1) > 0
+    of_rows = begins[is_first][np.cumsum(is_first) - 1]
+    starts: Ints = row_of * row_length + begins - of_rows
     return starts
 
 
@@ -103,20 +99,18 @@ def document_ids(
     begins = np.zeros(len(owners), np.int32)
     begins[1::2], begins[2::2] = starts, ends
     lengths = np.diff(begins, append=np.int32(num_tokens))
-    ids = np.repeat(owners, lengths)
     positions = np.arange(num_tokens, dtype=np.int32)
     positions -= np.repeat(begins, lengths)
     gaps = 2 * np.flatnonzero(lengths[::2])
     for begin, length in zip(begins[gaps].tolist(), lengths[gaps].tolist(), strict=True):
         positions[begin : begin + length] = 0
-    return ids, positions
+    return np.repeat(owners, lengths), positions
 
 
 def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:
     """Return where sequences begin and end in flattened rows, rising, int32: each document, and
     the padding of each row. A document without frames has none."""
-    num_tokens = num_rows * row_length
-    is_bound = np.zeros(num_tokens + 1, bool)
+    is_bound = np.zeros(num_rows * row_length + 1, bool)
     is_bound[::row_length] = True
     is_bound[starts] = True
     is_bound[ends] = True

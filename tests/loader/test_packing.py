@@ -114,7 +114,7 @@ def test_tokens_know_their_documents(data):
         bounds.add(len(ids))
     row_of = np.repeat(np.arange(num_rows), [*map(len, rows)])
     sizes = np.array([size for row in rows for size in row], np.int64)
-    starts = row_of * length + starts_in_rows(row_of, sizes)
+    starts = starts_in_rows(row_of, sizes, length)
     told = document_ids(starts, starts + sizes, num_rows * length)
     assert [column.tolist() for column in told] == [ids, positions]
     assert [column.dtype for column in told] == [np.int32, np.int32]
