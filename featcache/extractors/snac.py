@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ from featcache.spec import MAIN, Frames, Track
 class SnacParams(CodecParams):
     """The parameters of `snac`."""
 
+    output: Literal["codes"] = "codes"
+    """SNAC has codes only: its codebooks quantise latents of several rates."""
     codebooks: int | None = Field(default=None, ge=1)
     """Number of codebooks, each with its track, from the one with the fewest frames on.
     Default: all that the model has."""

@@ -47,11 +47,13 @@ class _Fsq(CodecExtractor[CodecParams]):
         self._project = model.quantizer.project_in
         self._fsq = model.quantizer.quantizer
         self.granularity = math.prod(config.downsampling_ratios)
-        self._set_spec(type(self).__name__, 1, math.prod(config.quantization_levels))
+        levels = config.quantization_levels
+        name = type(self).__name__
+        self._set_spec(name, 1, math.prod(levels), latent_size=len(levels))
 
     @classmethod
     def stored_dtype(cls, params: CodecParams) -> str:
-        return "uint16"
+        return "float32" if params.output == "latents" else "uint16"
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         hop = self.granularity
