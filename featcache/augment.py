@@ -24,7 +24,15 @@ from featcache.errors import ArgumentError, is_number, require_int, require_numb
 from featcache.masks import check_floats, expand, frame_mask
 from featcache.strings import hash_of
 
-__all__ = ["Augmentation", "GaussianNoise", "MixEnergies", "Mixed", "Mixup", "SpecAugment"]
+__all__ = [
+    "Augmentation",
+    "GaussianNoise",
+    "MixEnergies",
+    "Mixed",
+    "Mixup",
+    "SpecAugment",
+    "VaeNoise",
+]
 
 _LARGE = 1 << 62
 
@@ -151,6 +159,32 @@ class GaussianNoise(Augmentation):
         if is_frame is not None:
             sizes = sizes * expand(is_frame, features)
         return torch.addcmul(features, noise, sizes).to(features.dtype)
+
+
+@dataclass(eq=False, repr=False)
+class VaeNoise(Augmentation):
+    """Draws the latents of a variational autoencoder around their stored means.
+
+    Adds Gaussian noise whose strength is drawn for each row from N(0, std²), as
+    `VibeVoiceAcousticTokenizerModel.encode` does unless told not to."""
+
+    std: float = 0.625
+    """The standard deviation of the strengths: `vae_std` in VibeVoice's config."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.std = require_number("std", self.std, 0)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
+        """Add noise to floats `[batch, frames, ...]`."""
+        if not self.training:
+            return features
+        is_frame = frame_mask(features, lengths)
+        draws = self.draws(step, features.device)
+        strengths = self.std * draws.normal(features.new_empty(len(features)))
+        chosen = strengths * self.chosen(draws, len(features))
+        sizes = expand(chosen, features) * expand(is_frame, features)
+        return torch.addcmul(features, draws.normal(features), sizes).to(features.dtype)
 
 
 def _power(values: Tensor, is_frame: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, StoreError, did_you_mean, listing
 from featcache.masks import check_floats, described, expand, frame_mask, is_whole
 from featcache.stats import Stats
 
@@ -161,9 +161,10 @@ class Cmvn(nn.Module):
         unknown = {name for name in names if name not in self._number_of}
         if unknown and self.unknown == "error":
             known = listing(map(repr, self.groups)) or "no groups"
+            meant = did_you_mean(min(unknown), self.groups)
             raise ArgumentError(
-                f"no statistics for {listing(map(repr, sorted(unknown)))}: there are some for "
-                f"{known}; unknown='global' uses those of all frames instead"
+                f"no statistics for {listing(map(repr, sorted(unknown)))}{meant}: there are some "
+                f"for {known}; unknown='global' uses those of all frames instead"
             )
         numbers = [self._number_of.get(name, -1) for name in names]
         return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -96,6 +96,7 @@ class Reason(StrEnum):
     FILE_UNREADABLE = auto()
     NOT_AUDIO = auto()
     NOT_LABELS = auto()
+    NOT_FEATURES = auto()
     EMPTY = auto()
     TRUNCATED = auto()
     SEGMENT_OUTSIDE = auto()
@@ -183,6 +184,22 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
     if len(names) > at_most:
         shown += f" … and {len(names) - at_most:,} more"
     return shown
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like an unknown one; empty if none is like it."""
+    from difflib import get_close_matches
+
+    by_form = {each.lower(): each for each in known}
+    forms = get_close_matches(name.lower(), by_form, 1, _LIKENESS)
+    return by_form[forms[0]] if forms else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Suggest the nearest known name, for a message about an unknown one: ` (did you mean
+    fbank80?)`; empty if none is like it."""
+    meant = nearest(name, known)
+    return f" (did you mean {meant}?)" if meant else ""
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
@@ -304,6 +321,9 @@ def _shown(whole: str, allow_query: bool) -> str:
         shown = word[: url.start("authority")]
     return f"{shown}…{whole[len(word) :]}"
 
+
+_LIKENESS = 0.65
+"""The likeness, 0 to 1, from which on a name may have been meant."""
 
 MOST_THREADS = 4096
 """The largest budget of threads that makes sense."""

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from featcache.errors import ArgumentError, ExtractorError
-from featcache.spec import QUANTIZATION, FeatureSpec, Track
+from featcache.spec import QUANTIZATION, FeatureSpec, Track, numpy_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +29,7 @@ LEVELS = 256
 
 def is_quantized(made: str, stored: str) -> bool:
     """Tell whether features of the dtype `made` are quantised when stored as `stored`."""
-    return stored == "uint8" and np.dtype(made).kind == "f"
+    return stored == "uint8" and numpy_dtype(made).kind == "f"
 
 
 def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:

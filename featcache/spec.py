@@ -7,6 +7,7 @@ samples give, which of them a span of seconds has, how long they last."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -16,13 +17,27 @@ import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, listing
+from featcache.errors import ArgumentError, did_you_mean, listing
 
 QUANTIZATION = "quantization"
 """The track that every version of quantised features has, and no other version: see
 `featcache.quantize`."""
 
-DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
+BFLOAT16 = "bfloat16"
+"""A dtype that numpy lacks: stored as its bits, uint16, and read by numpy as float32."""
+
+DTYPES = (
+    "float16",
+    "float32",
+    "float64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int32",
+    "int64",
+    BFLOAT16,
+)
 """What stored arrays may be of."""
 
 Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 22)], ...], Meta(max_length=8)]
@@ -54,6 +69,9 @@ MAIN = "features"
 
 LABELS = "labels"
 """The name of the track that has the labels of the main track's events."""
+
+_MOST_UNITS = 1000
+"""The characters of units that are searched for names."""
 
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
@@ -317,7 +335,7 @@ class Track:
     @property
     def entry_bytes(self) -> int:
         """The number of bytes of one entry."""
-        return math.prod(self.item_shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.item_shape) * np.dtype(stored_name(self.dtype)).itemsize
 
     def num_bytes(self, seconds: float, num_items: int) -> float:
         """Return the bytes that so much audio in so many items gives, about."""
@@ -405,9 +423,12 @@ class FeatureSpec:
         ]
         if scales not in ([], [("float32", (2, *self.item_shape))]):
             raise ValueError("scales and offsets of another form than the features")
+        if any(track.dtype == BFLOAT16 for track in self.side):
+            raise ValueError(f"only features may be {BFLOAT16}, and no side array")
         for track in (self.main, *self.side):
             num_codes = sum(track.codebook_sizes)
-            if num_codes > _MOST_CODES or (num_codes and track.dtype.startswith("float")):
+            is_float = numpy_dtype(track.dtype).kind == "f"
+            if num_codes > _MOST_CODES or (num_codes and is_float):
                 raise ValueError(f"codes of {num_codes:,} values, of dtype {track.dtype}")
             is_pair = (track.dtype, track.item_shape) == (Events.dtype, (2,))
             if track.axis.has_times and not is_pair:
@@ -440,6 +461,15 @@ class FeatureSpec:
         return Track(MAIN, self.item_shape, self.dtype, self.units, self.axis, self.codebook_sizes)
 
     @property
+    def named_units(self) -> dict[str, str]:
+        """The name and the unit of each value, of a vector whose units are written as `level
+        (dB), peak (dB)`; empty for others."""
+        # bounded: a stranger's text may be long
+        named = dict(re.findall(r"(\w+) \(([^()]*)\)", self.units[:_MOST_UNITS]))
+        is_named = self.kind == "clip" and self.item_shape == (len(named),)
+        return named if is_named else {}
+
+    @property
     def tracks(self) -> tuple[Track, ...]:
         """All tracks that an extractor gives; the first is the main one."""
         return (self.main, *self.outputs)
@@ -450,8 +480,9 @@ class FeatureSpec:
         for track in self.tracks:
             if track.name == name:
                 return track
-        names = listing(track.name for track in self.tracks)
-        raise ArgumentError(f"there is no track {name!r}; there are {names}")
+        names = [track.name for track in self.tracks]
+        meant = did_you_mean(name, names)
+        raise ArgumentError(f"there is no track {name!r}{meant}; there are {listing(names)}")
 
     @property
     def outputs(self) -> tuple[Track, ...]:
@@ -472,8 +503,14 @@ class FeatureSpec:
 
     @property
     def stored_dtype(self) -> str:
-        """The numpy name of the dtype on disk: `dtype`, unless the features are quantised."""
-        return "uint8" if self.is_quantized else self.dtype
+        """The numpy name of the dtype on disk: `dtype`, unless the features are quantised, or
+        the bits of bfloat16."""
+        return "uint8" if self.is_quantized else stored_name(self.dtype)
+
+    @property
+    def values_dtype(self) -> np.dtype[Any]:
+        """The dtype of the arrays that numpy reads: `dtype`, or float32 for bfloat16."""
+        return numpy_dtype(self.dtype)
 
     def num_bytes(self, num_entries: Any, num_items: int = 0) -> Any:
         """Return the bytes on disk of so many entries of the main track, and of the scales
@@ -490,6 +527,33 @@ class FeatureSpec:
         num_entries = seconds * axis.per_second() + num_items * axis.per_item()
         others: float = sum(track.num_bytes(seconds, num_items) for track in self.outputs)
         return others + float(self.num_bytes(num_entries, num_items))
+
+
+def stored_name(dtype: str) -> str:
+    """Return the numpy name of the dtype on disk of an array that is not quantised."""
+    return "uint16" if dtype == BFLOAT16 else dtype
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the dtype of the arrays that numpy reads of a dtype's values."""
+    return np.dtype("float32" if dtype == BFLOAT16 else dtype)
+
+
+def as_values(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return the values of a stored array as numpy reads them: for the bits of bfloat16 a new
+    array of float32, which holds them exactly; else, or if it holds values already, the
+    array itself."""
+    if dtype != BFLOAT16 or stored.dtype.kind == "f":
+        return stored
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+def bfloat16_bits(values: ArrayLike) -> NDArray[np.uint16]:
+    """Return the bits of values that are rounded to bfloat16, to the nearest, or to the even
+    one of two. They are finite, or infinite."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return np.asarray(rounded >> 16, np.uint16)
 
 
 def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:

@@ -31,7 +31,7 @@ FEATCACHE = [sys.executable, "-m", "featcache"]
 
 SHOWN = (
     *("torch", "torchaudio", "transformers", "av", "pyarrow", "obstore", "ray", "zarr", "numpy"),
-    *("snac", "speechtokenizer", "speechbrain", "lhotse", "datasets"),
+    *("snac", "speechtokenizer", "speechbrain", "lhotse", "datasets", "pillow"),
 )
 """The packages whose versions are printed."""
 
@@ -93,6 +93,11 @@ def use_torchaudio() -> None:
     extract("-c", "layer.yaml")
 
 
+def use_packages_with_weights() -> None:
+    extract("-c", "vad-silero", "-c", "f0-swift", "-c", "dnsmos")
+    run("vad", "features/vad-silero", "-o", "segments.csv")
+
+
 def use_speechtokenizer() -> None:
     from featcache.extractors.speechtokenizer import _model_class
 
@@ -145,6 +150,15 @@ def use_ray() -> None:
     extract("--engine", "ray")
 
 
+def draw_png() -> None:
+    import featcache
+
+    read()
+    id_ = featcache.open("cache").ids[0]
+    run("show", "cache", id_, "--plot", "a.png")
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
 def build_site() -> None:
     config = ROOT / "docs" / "mkdocs.yml"
     command = [sys.executable, "-m", "mkdocs", "build", "-q", "-f", config, "-d", Path.cwd() / "s"]
@@ -174,12 +188,14 @@ USES: dict[str, tuple[str, Callable[[], None]]] = {
     "extract": ("extract", extract_and_fit_units),
     "models": ("extract,models", use_models),
     "torchaudio": ("extract,torchaudio", use_torchaudio),
+    "analysis": ("extract,analysis", use_packages_with_weights),
     "speechtokenizer": ("extract,models,speechtokenizer", use_speechtokenizer),
     "snac": ("extract,models,snac", use_snac),
     "parquet": ("extract,parquet", read_parquet),
     "formats": ("extract,formats", decode_m4a),
     "cloud": ("extract,cloud", read_from_a_server),
     "ray": ("extract,ray", use_ray),
+    "plot": ("plot", draw_png),
     "docs": ("docs", build_site),
     "test": ("extract,test", collect_tests),
     "bench": ("extract,bench", import_peers),

@@ -4,6 +4,7 @@
     docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
                        from the models that validate them; of `A - B`, those of A that B
                        has not, or otherwise
+    docs/tour.ipynb    whole: docs/tour.md as a notebook
 
 With `--check` nothing is written: it says what is out of date, and exits with 1.
 """
@@ -25,13 +26,14 @@ from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
+from featcache.extractors.onnx import Window
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 118  # of help texts, in characters
 MANY = 3
 """From so many commands on, an option that they have stands once."""
 
-SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
+SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk, Window)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
 TYPES = {
     "number": "number",
@@ -64,7 +66,8 @@ def commands_page() -> str:
         "Results go to stdout, progress and messages to stderr; `--json` prints one "
         "document on stdout. "
         'Tab completes in bash after `eval "$(_FEATCACHE_COMPLETE=bash_source '
-        'featcache)"`; zsh and fish likewise.',
+        'featcache)"`, in zsh after the same with `zsh_source`, in fish after '
+        "`_FEATCACHE_COMPLETE=fish_source featcache | source`.",
         *_section("featcache", cli.get_help(parent)),
     ]
     for name, context in contexts.items():
@@ -144,6 +147,8 @@ def _values(schema: dict) -> str:
     """What a key may be: a type with its limits, or a list of words."""
     if "anyOf" in schema:
         return ", ".join(_values(choice) for choice in schema["anyOf"])
+    if "oneOf" in schema:
+        return "mapping"
     if "enum" in schema:
         return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
     if "$ref" in schema:
@@ -163,7 +168,39 @@ def _yaml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-PAGES = {"commands.md": commands_page, "configs.md": configs_page}
+def tour_notebook() -> str:
+    """docs/tour.ipynb: the page's text, its blocks as cells, and what they print."""
+    page = (DOCS / "tour.md").read_text(encoding="utf-8")
+    text, *blocks = re.split(r"^```(\w+)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    cells = [_cell("markdown", text)]
+    for language, code, text in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True):
+        if language == "text":
+            printed = {"output_type": "stream", "name": "stdout", "text": code}
+            cells[-1]["outputs"] = [printed]
+        elif language == "python":
+            cells.append(_cell("code", code))
+        elif " && cd " in code:  # a cell's shell ends with it
+            command, _, folder = code.strip().rpartition(" && cd ")
+            copy = command.replace("examples", "../examples")
+            cells += [_cell("code", f"%%bash\n{copy}"), _cell("code", f"%cd {folder}")]
+        else:
+            magic = "%%bash --no-raise-error" if "# exit code" in code else "%%bash"
+            cells.append(_cell("code", f"{magic}\n{code}"))
+        if text.strip():
+            cells.append(_cell("markdown", text))
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = {"cells": cells, "metadata": {"kernelspec": kernel}}
+    return json.dumps(notebook | {"nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def _cell(kind: str, source: str) -> dict:
+    cell = {"cell_type": kind, "metadata": {}, "source": source.strip()}
+    return cell | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+PAGES = {"commands.md": commands_page, "configs.md": configs_page, "tour.ipynb": tour_notebook}
 
 
 def stale() -> list[str]:

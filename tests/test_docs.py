@@ -87,7 +87,7 @@ def commands_shown():
     texts += [command.help for command in (cli, *COMMANDS.values())]
     for text in texts:
         for line in text.replace("\\\n", " ").splitlines():
-            for part in re.split(r"&&|\||;| > ", line):
+            for part in re.split(r"(?:&&|\||;| > )(?=(?:[^']*'[^']*')*[^']*$)", line):
                 if found := re.match(r"\s*(?:\.venv/bin/)?featcache ([a-z]+.*)", part):
                     yield re.split(r" {3,}", found[1].strip())[0]
 

@@ -6,7 +6,13 @@ import json
 import pytest
 
 from featcache import errors
-from featcache.errors import FeatcacheWarning, MissingDependencyError, install_hint, without_secrets
+from featcache.errors import (
+    FeatcacheWarning,
+    MissingDependencyError,
+    did_you_mean,
+    install_hint,
+    without_secrets,
+)
 
 # The command that installs an extra
 
@@ -121,3 +127,11 @@ def test_long_texts_are_looked_at_once():
     """Each is refused or left in far less than a second; none of them in hours."""
     for text in ("https://" * 50_000, "http:" * 50_000, "ab:/" * 50_000, "?" * 1_000_000):
         assert without_secrets(f"{text}@").count("…") <= 1
+
+
+def test_a_typo_suggests_the_nearest_name():
+    known = ["fbank80", "mfcc13", "Speaker"]
+    assert did_you_mean("fbnak80", known) == " (did you mean fbank80?)"
+    assert did_you_mean("speaker", known) == " (did you mean Speaker?)"
+    assert did_you_mean("hubert", known) == ""
+    assert did_you_mean("x", []) == ""

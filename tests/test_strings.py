@@ -91,3 +91,12 @@ def test_hashes_go_on_over_numbers(rows):
     assert hashes.tolist() == [
         fnv(text.encode() + struct.pack("<id", whole, real)) for text, whole, real in rows
     ]
+
+
+def test_beginning_with_a_text():
+    strings = Strings.of(["anna-1", "ann", "ben-1", "günther-3", ""])
+    assert strings.beginning_with("ann", 10) == ["anna-1", "ann"]
+    assert strings.beginning_with("ann", 1) == ["anna-1"]
+    assert strings.beginning_with("gü", 10) == ["günther-3"]
+    assert len(strings.beginning_with("", 10)) == 5
+    assert Strings.of([]).beginning_with("", 10) == []

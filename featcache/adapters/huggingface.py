@@ -147,18 +147,26 @@ def _no_id(kind: str) -> ArgumentError:
 
 def _rows(dataset: FeatureDataset) -> Iterator[dict[str, Any]]:
     columns = {name: _arrow(column) for name, column in dataset.columns.items()}
+    caches = {version.name: version.cache for version in dataset.versions}
     for number in range(len(dataset)):
         row = dataset[number]
         features = row.pop("features")
         if isinstance(dataset.cache, Cache):
             features = {dataset.names[0]: features}
         row |= {name: column[number].as_py() for name, column in columns.items()}
-        row |= {name: value.numpy() for name, value in features.items()}
+        row |= {name: _array_of(features[name], caches[name]) for name in features}
         yield row
 
 
+def _array_of(features: Any, cache: Cache) -> Any:
+    """Return a tensor as an array; of bfloat16, which Arrow lacks, as float32."""
+    if cache.spec.dtype != cache.spec.values_dtype.name:
+        features = features.float()
+    return features.numpy()
+
+
 def _array_type(cache: Cache) -> Any:
-    shape, dtype = cache.spec.item_shape, cache.spec.dtype
+    shape, dtype = cache.spec.item_shape, cache.spec.values_dtype.name
     if not shape:
         return datasets.List(datasets.Value(dtype))
     return _ARRAYS[len(shape)]((None, *shape), dtype)

@@ -17,7 +17,8 @@ from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.shards import Spans
-from featcache.loader.utterances import flat, records_of
+from featcache.loader.utterances import flat
+from featcache.manifest.columns import records_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
 
@@ -145,7 +146,7 @@ class _Cuts:
         cache, spec = self._cache, self._cache.spec
         duration = num_frames * self._hop / spec.sample_rate
         for name, value in [*columns.items()]:
-            if value is None or value != value:  # NaN
+            if value is None or (isinstance(value, float) and value != value):  # NaN
                 del columns[name]
         start = columns.pop("start", 0.0) / speed
         channel = max(0, columns.pop("channel", 0))

@@ -14,7 +14,7 @@ from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.dataset import FeatureDataset, FrameRanges
-from featcache.loader.utterances import records_of
+from featcache.manifest.columns import records_of
 
 try:
     from speechbrain.dataio.batch import PaddedBatch
@@ -77,6 +77,9 @@ def to_dynamic_item_dataset(
         columns[name] = np.where(np.isnan(columns[name]), defaults[name], columns[name])
     columns["num_frames"] = dataset.lengths
     data = dict(zip(dataset.ids, records_of(columns, len(dataset)), strict=True))
+    if len(data) < len(dataset):
+        what = f"{len(dataset) - len(data):,} rows have the id of another"
+        raise ArgumentError(f"{what}, and SpeechBrain knows rows by id: select some with where=")
     return DynamicItemDataset(data, [features], ["id", *features.provides, *columns])
 
 

@@ -59,6 +59,10 @@ from featcache.strings import other_spellings
 _INDEX_BYTES = 512 << 20  # of memory, for 20 million members of tars
 _MOST_LARGE = 2  # copies of large members that are kept, for other segments of them
 _PIECE = 4 << 20
+_MATRIX = b"\0B"
+"""The beginning of a matrix in an archive of Kaldi's."""
+
+_OF_FEATURES = (".lca", ".h5")
 _ENTRY_HEADER = 5 + 1 + 8
 _UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that writes to a pipe
 
@@ -124,7 +128,17 @@ def stamp_now(source: Url | Member) -> tuple[int | None, int]:
     if isinstance(source.container, Url):
         return None, negative_hash(b"%d %d" % _asked(source.container))
     with _opened(source.container) as (container, state, mtime_ns):
+        if _holds_features(source, container.fileno()):
+            return os.fstat(container.fileno()).st_size, mtime_ns
         return _find(source, container, state).size, mtime_ns
+
+
+def _holds_features(member: Member, descriptor: int) -> bool:
+    """Tell whether a member is features, and no audio: its size is the container's."""
+    suffix = suffix_of(member.container)
+    if suffix == ".ark":
+        return os.pread(descriptor, 2, int(member.name)) == _MATRIX
+    return suffix in _OF_FEATURES
 
 
 def check_container(container: Path | Url) -> None:

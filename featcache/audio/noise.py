@@ -189,7 +189,7 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
     if not Path(manifest).is_file():
         raise ValueError(f"{manifest}: cannot be read: not a file")
     try:
-        read = read_manifest(manifest, carry=False)
+        read = read_manifest(manifest, carry=False).clips()
     except ManifestError as error:
         raise ValueError(" ".join(str(error).split())) from error
     clips = in_parallel(lambda row: _noise_clip(read, read[row]), range(len(read)), _THREADS)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.kept import Kept
 from featcache.audio.tar import ByteRange
-from featcache.errors import AudioError, Reason, first_line
+from featcache.errors import AudioError, Reason, did_you_mean, first_line
 from featcache.manifest.formats import tables as manifests
 
 _KEPT_BYTES = 512 << 20  # of row groups in memory, unless a single one takes more
@@ -176,7 +176,8 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
 def _column_and_row(name: str, columns: Any) -> tuple[str, int]:
     column, _, row = name.rpartition("/")
     if column not in columns:
-        what = f"no such column of bytes; there are: {', '.join(columns) or 'none'}"
+        meant = did_you_mean(column, columns)
+        what = f"no such column of bytes{meant}; there are: {', '.join(columns) or 'none'}"
         raise AudioError(Reason.FILE_MISSING, what)
     if not (row.isascii() and row.isdigit()):
         what = "a path into a table ends in a column and a row, as in audio/123"

@@ -95,7 +95,7 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
     """Extract clips in one call, into the device's memory. The caller holds a slot of it."""
     waveforms = device.upload([clip.waveform for clip in clips])
     inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
-    if isinstance(extractor, CodecExtractor):
+    if isinstance(extractor, CodecExtractor) and extractor.spec.codebook_sizes:
         num_codes = extractor.codes_per_frame
         of_clips = extractor.extract_rows(inputs, partial(_run_with_latents, extractor))
         return [
@@ -142,9 +142,9 @@ class Difference:
     """The number of frames from a clip's first disturbed frame to its end."""
 
     def __add__(self, other: Difference) -> Difference:
-        mine, others = astuple(self), astuple(other)
-        counts = map(operator.add, mine[:5], others[:5])
-        return Difference(*counts, *map(max, mine[5:], others[5:]))
+        values, others = astuple(self), astuple(other)
+        counts = map(operator.add, values[:5], others[:5])
+        return Difference(*counts, *map(max, values[5:], others[5:]))
 
 
 def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:

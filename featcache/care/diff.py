@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError
 from featcache.format.documents import differing_keys
 from featcache.loader.cache import Cache
-from featcache.spec import FeatureSpec
+from featcache.spec import LABELS, FeatureSpec
 from featcache.strings import Strings
 
 
@@ -29,6 +29,9 @@ class ValuesDiff:
     """The id of the utterance with that difference, or with the most codes that differ."""
     codes: int = 0
     differing: int = 0
+    tracks: dict[str, ValuesDiff | None] = field(default_factory=dict)
+    """The differences of the other tracks, by their names; None for a track that only one
+    version has, or that has another form."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
             )
         comparable = common[is_same_row]
         chosen = sorted(random.sample(range(len(comparable)), min(values, len(comparable))))
-        compared = _compare(first, second, a.ids.take(comparable[chosen]))
+        ids = a.ids.take(comparable[chosen])
+        compared = _compare(first, second, ids)
+        compared.tracks = _compare_tracks(first, second, ids)
     return VersionDiff(
         same_fingerprint=first.version.info.fingerprint == second.version.info.fingerprint,
         config=differing_keys(first.version.info.config, second.version.info.config),
@@ -72,6 +77,22 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
         changed=a.ids.take(common[~is_same_row]),
         values=compared,
     )
+
+
+def _compare_tracks(first: Cache, second: Cache, ids: Strings) -> dict[str, ValuesDiff | None]:
+    """Compare the tracks besides the main one; the labels of events are compared with them."""
+    kinds, other_kinds = (
+        {track.name: _kind(cache.track(track.name).spec) for track in cache.spec.outputs}
+        for cache in (first, second)
+    )
+    compared: dict[str, ValuesDiff | None] = {}
+    for name in dict.fromkeys([*kinds, *other_kinds]):
+        if name == LABELS and first.spec.has_labels:
+            continue
+        compared[name] = None
+        if kinds.get(name) == other_kinds.get(name):
+            compared[name] = _compare(first.track(name), second.track(name), ids)
+    return compared
 
 
 def _item(cache: Cache, id_: str) -> tuple[NDArray[Any], list[str] | None]:

@@ -172,7 +172,7 @@ def probe(
     measured. Raises ConfigError if the extractor cannot be built; ManifestError if none of
     the sampled utterances can be extracted."""
     if template_of(config.resolved()) is not None:
-        raise ConfigError(f"{config.name}: {config.extractor} reads label files: nothing to probe")
+        raise ConfigError(f"{config.name}: {config.extractor} reads no audio: nothing to probe")
     device.configure_torch()
     extractor = config.build(device.torch_device)
     clips, skipped = _sample(config, extractor, manifest, count)
@@ -251,7 +251,8 @@ def _sample(
     clips: list[SampledClip] = []
     faults: list[str] = []
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
-    for utterance in utterances_by_length(expand(manifest, waveform_maker.copies), count):
+    rows = expand(manifest.clips(), waveform_maker.copies)
+    for utterance in utterances_by_length(rows, count):
         longest_cut = longest * waveform_maker.speed(utterance.id)
         if longest_cut < _seconds(manifest, utterance) < math.inf:
             utterance = replace(utterance, duration=longest_cut)

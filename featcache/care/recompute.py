@@ -35,13 +35,13 @@ from featcache.extraction.padded_rows import BATCHINGS, compute_now
 from featcache.extractors.codec import CodecExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, numpy_dtype
 from featcache.version.index import Index
 from featcache.version.version import Version, library_versions
 
-_TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
-"""The largest difference of floats by rounding, relative if they are above 1; for float16,
-four units in the last place."""
+_TOLERANCE = {"float16": 2.0**-8, "bfloat16": 2.0**-5, "float32": 1e-4}
+"""The largest difference of floats by rounding, relative if they are above 1; for float16
+and bfloat16, four units in the last place."""
 
 _OF_EXTRACTION = {
     Reason.EXTRACTOR_ERROR,
@@ -86,7 +86,9 @@ def recompute(
             faults = [f"{item.path}: {error.reason}: {error}"]
         else:
             count_ties = partial(_count_ties, built, item, folder)
-            unlike = _count(again, stored, result, count_ties) + _unlike_side_arrays(again, stored)
+            dtype = shard.spec.dtype
+            unlike = _count(again, stored, dtype, result, count_ties)
+            unlike += _unlike_side_arrays(again, stored)
             causes = _possible_causes(shard.info.made_by, item, device)
             faults = [f"extracted again from {item.path}, {fault}{causes}" for fault in unlike]
         result.problems += [
@@ -122,7 +124,7 @@ def built_again(version: Version, device: Device) -> BuiltConfig:
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
     for (result,) in batch_extractor(root, [built], None)([item], WorkerTimes(float)):
-        extracted = compute_now(result)
+        (extracted,) = compute_now([result])
         for failure in extracted.failures:
             raise AudioError(Reason(failure.reason), failure.message)
         (again,) = extracted.features
@@ -132,12 +134,13 @@ def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipF
 def _count(
     again: ClipFeatures,
     stored: ClipFeatures,
+    dtype: str,
     result: Recomputed,
     count_ties: Callable[[Array, Array], int],
 ) -> list[str]:
     """Count an utterance in the result. Returns how it differs by more than rounding."""
     is_quantized = QUANTIZATION in stored.side
-    is_float = is_quantized or stored.features.dtype.kind == "f"
+    is_float = numpy_dtype(dtype).kind == "f"
     if not is_float:
         result.codes += stored.features.size
     arrays = [(again.features, stored.features)]
@@ -149,7 +152,7 @@ def _count(
     if again.features.shape != stored.features.shape:
         return [f"it has shape {list(again.features.shape)} and not {list(stored.features.shape)}"]
     if is_float:
-        values, expected = again.values(), stored.values()
+        values, expected = again.values(dtype), stored.values(dtype)
         difference = largest_difference(values, expected)
         result.largest_difference = max(result.largest_difference, difference)
         step: Array | float = 0.0
@@ -157,7 +160,7 @@ def _count(
             # A level that differs by rounding alone may be half a scale off in each of them.
             scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored)]
             step = (scales[0] + scales[1]) / 2
-        if _are_near(values, expected, step):
+        if largest_difference(values, expected, step) <= _TOLERANCE.get(dtype, 0.0):
             return []
         return [f"it differs by {difference:.3g}"]  # also if it is NaN
     differing = int((again.features != stored.features).sum())

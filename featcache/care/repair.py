@@ -34,7 +34,7 @@ from featcache.format.group import GroupInfo, read_attributes
 from featcache.format.shard import Shard
 from featcache.format.writing import seal_group
 from featcache.manifest.audio_locations import is_command
-from featcache.manifest.label_files import rows_of
+from featcache.manifest.label_files import is_imported, rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
@@ -108,6 +108,8 @@ def repair(
             built = _build(version, options)
         if built is not None and again is not None:
             rows = rows_of(manifest, built.config.resolved())
+            if is_imported(version.info.config):
+                _refuse_other_manifest(again, rows, version)
             _refuse_loss(again, rows, verified.damaged_shards)
         copies: dict[str, str] = {}
         for name, plan in plans.items():
@@ -273,6 +275,18 @@ def _stated_version(store: Store, name: str) -> str | None:
         data = store.read(key, AT_MOST_BYTES)
         return str(read_attributes(data, GroupInfo, key, None).fingerprint)
     return None
+
+
+def _refuse_other_manifest(ids: Strings, rows: Manifest, version: Version) -> None:
+    """Raise StoreError unless the rows of imported features name their files."""
+    named = dict(zip(rows.ids, rows.paths, strict=True))
+    if not all(named.get(id_, True) for id_ in ids):
+        made_by = version.info.config["params"].get("made_by")
+        raise StoreError(
+            f"{version.path}: features were imported (made by {made_by}), and cannot be extracted "
+            "from audio. Nothing has been removed: give what they were imported from, as "
+            "--manifest SOURCE --format features"
+        )
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:

@@ -17,11 +17,11 @@ from featcache.care.diverged import VALUE_COLUMNS, are_alike
 from featcache.care.report import Problem, Report
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted, listing
-from featcache.format.group import WRONG_CHECKSUM
+from featcache.format.group import TABLE_PATHS, WRONG_CHECKSUM
 from featcache.format.shard import Shard
 from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
-from featcache.spec import all_finite
+from featcache.spec import all_finite, as_values
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, index_name, load_index
 from featcache.version.indexing import index_of
@@ -29,7 +29,7 @@ from featcache.version.join import RowKeys, columns_of, join
 from featcache.version.ledger import RowFailures, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
-from featcache.version.version import Version
+from featcache.version.version import Version, renamed_note
 from featcache.version.wanted import find_lacking, wanted_failures
 
 _MOST_MAPPED = 8192
@@ -61,7 +61,8 @@ def verify(
 
     Args:
         data: True to read every byte of the features, too.
-        values: True to look for NaN and infinity also where a shard says that it has none.
+        values: True to look for NaN and infinity also where a shard says that it has none,
+            and to compute the hashes that shards are named by.
         sources: How to compare the audio files with what they were; None to skip them.
         report: Called after each shard, and again after its audio files.
         stop: Ends the verification once it is set.
@@ -226,12 +227,8 @@ def _compare_repeated(
 
 def _notes(version: Version) -> Iterator[str]:
     """List changes of the folder's name and of the config's fingerprint."""
-    name = version.original_name
-    if name is not None:
-        yield (
-            f"its folder is a copy of {name}, or was renamed: extract adds to a version "
-            "only under that name"
-        )
+    if version.original_name is not None:
+        yield renamed_note(version.original_name)
     try:
         from featcache.config import recorded_config
     except ImportError:
@@ -314,9 +311,15 @@ def examine_shard(
 def _problems(
     shard: Shard, data: bool, values: bool, stopped: Callable[[], bool]
 ) -> Iterator[Problem]:
-    files = [path for path in shard.info.files if path != shard.features_path]
+    read_below = {shard.features_path, *TABLE_PATHS}
+    files = [path for path in shard.info.files if path not in read_below]
     faults = [*filter(None, map(shard.file_fault, files))]
-    faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
+    try:
+        shard.table  # noqa: B018 (compares its files with their checksums)
+    except DamagedError as error:
+        faults.append(error.what)
+    if not faults:
+        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults(has_digest=values)]
     for fault in faults:
         kind = "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure"
         yield Problem(kind, fault, shard.name)
@@ -363,7 +366,9 @@ def _feature_problems(
             if rest:  # blocks of a stream have any size
                 values = memoryview(rest + values)
             end = len(values) // dtype.itemsize * dtype.itemsize
-            is_finite = is_finite and all_finite(np.frombuffer(values[:end], dtype))
+            is_finite = is_finite and all_finite(
+                as_values(np.frombuffer(values[:end], dtype), shard.spec.dtype)
+            )
             rest = bytes(values[end:])
     except DamagedError as error:
         fault = error.what

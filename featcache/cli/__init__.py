@@ -14,6 +14,7 @@ import sys
 import warnings
 from contextlib import suppress
 from importlib import import_module
+from keyword import iskeyword
 from traceback import walk_tb
 from typing import Any, NoReturn
 
@@ -40,10 +41,13 @@ _FILES_OF_COMMANDS = {
     "stats": "stats",
     "report": "report",
     "copy": "versions",
+    "export": "export",
+    "import": "imports",
     "manifest": "manifest",
     "probe": "configs",
     "configs": "configs",
     "fit-kmeans": "stats",
+    "vad": "vad",
 }
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
@@ -126,7 +130,8 @@ class _Commands(click.Group):
             names = self.list_commands(ctx)  # click says which may be meant
         for name in names:
             module = import_module(f"featcache.cli.{_FILES_OF_COMMANDS[name]}")
-            self.add_command(getattr(module, name.replace("-", "_")))
+            function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
+            self.add_command(getattr(module, function))
         return super().get_command(ctx, cmd_name)
 
 

@@ -26,7 +26,8 @@ from featcache.cli.common import (
 )
 from featcache.cli.corpora import worst
 from featcache.cli.process import stoppable
-from featcache.cli.runs import Display, say_plan, say_summary, say_trial
+from featcache.cli.progress import Display
+from featcache.cli.runs import say_plan, say_summary, say_trial
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -130,9 +131,10 @@ def extract(
     """Extract the features of a manifest's utterances.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path, and optionally
-    id, start and duration (seconds) and channel; - is standard input. Or a folder of
-    audio, or a manifest or dataset of another toolkit: docs/manifest.md lists them. Paths
-    may be URLs (s3://, gs://, az://, https://) with the extra cloud.
+    id, start and duration (seconds) and channel; - is standard input. Or a folder or a
+    tar of audio, Parquet with audio inside, or a manifest or dataset of another toolkit:
+    docs/manifest.md lists them. Paths may be URLs (s3://, gs://, az://, https://) with the
+    extra cloud.
 
     Run the command again to extract only what is missing: after a crash, with a longer
     manifest, or for rows whose path, start, duration or channel has changed. Each config
@@ -158,10 +160,11 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 --device all --dry-run --trial
       featcache extract train.csv --partition 3/8
       featcache extract 'manifests/*.parquet' -o features
+      featcache extract 'shards/{000..015}.tar' -o features
       featcache extract train.csv --root s3://bucket/corpus -o s3://bucket/features
     """
     printing.quiet = chosen.pop("quiet")
-    shown = _Shown(trial, chosen.pop("progress"))
+    shown = Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if chosen["threads"] is not None:
@@ -171,8 +174,8 @@ def extract(
     exists = isinstance(cache, Path) and cache.exists()
     if not (exists or chosen["dry_run"]):  # a cache that is complete need not be written
         options.refuse_unwritable(cache)
-    _import_torch_when_used()
-    from featcache.config import load_config
+    import_torch_when_used()
+    from featcache.config import load_configs
     from featcache.engines.main_job import Observer
     from featcache.engines.main_job import extract as extract_features
     from featcache.extraction.extraction import Summary
@@ -183,7 +186,7 @@ def extract(
     reading = {name: chosen.pop(name) for name in options.READING}
     keys = options.take_keys(reading)
     run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
-    loaded = [load_config(config, keys) for config in configs]
+    loaded = [config for source in configs for config in load_configs(source, keys)]
     for config in loaded:
         weights = getattr(config.params, "weights", None)
         if weights and sys.stderr.isatty():
@@ -214,7 +217,7 @@ def extract(
     return shown.codes[cache]
 
 
-class _Shown:
+class Shown:
     """Shows each run, and keeps its exit code and its result as JSON, by the cache."""
 
     def __init__(self, trial: bool, progress_kind: str) -> None:
@@ -238,6 +241,7 @@ class _Shown:
             yield
 
     def planned(self, plan: ExtractionPlan) -> None:
+        """Begin to show a run, or print what a dry run would do."""
         self._cache = plan.cache
         if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
@@ -248,9 +252,11 @@ class _Shown:
             document["trial"] = _try(plan)
 
     def progress(self, progress: Progress) -> None:
+        """Show the progress of a run."""
         self._display.update(progress)
 
     def done(self, summary: Summary) -> None:
+        """Print the summary of a run, and keep it."""
         document = as_document(summary)
         document |= {"failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
         self.documents[self._cache] = document
@@ -276,7 +282,7 @@ def _try(plan: ExtractionPlan) -> Document:
     return say_trial(trials)
 
 
-def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run: bool) -> int:
+def _conclude(corpus: Location, result: CorpusSummary, shown: Shown, is_dry_run: bool) -> int:
     """Print the results of a corpus's parts. Returns the worst exit code."""
     import msgspec
 
@@ -305,7 +311,7 @@ def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run
     return code
 
 
-def _import_torch_when_used() -> None:
+def import_torch_when_used() -> None:
     """Let `import torch` cost nothing until something of torch is used, first by the main
     thread. It takes two seconds and 640 MB, and a run that finds nothing to do needs none."""
     spec = find_spec("torch")

@@ -218,6 +218,8 @@ def _print(document: Document, failures: bool) -> None:
 
 
 def _print_amounts(document: Document) -> None:
+    from featcache.version.version import renamed_note
+
     audio = f"{counted(document['utterances'], 'utterance')}, {hours(document['audio_seconds'])}"
     features = f"{megabytes(document['bytes'])} of features in "
     features += counted(document["shards"], "shard")
@@ -228,10 +230,7 @@ def _print_amounts(document: Document) -> None:
     if document["distinction"]:
         say(f"  unlike others called {document['name']}: {', '.join(document['distinction'])}")
     if document["original_name"]:
-        say(
-            f"  this folder is a copy of {document['original_name']}, or was renamed: extract "
-            "adds to a version only under that name"
-        )
+        say(f"  {renamed_note(document['original_name'])}")
     if document["replaced"]:
         items = counted(document["replaced"], "older item")
         say(f"  among these, {items} of utterances extracted again: not read, but kept")

@@ -1,4 +1,4 @@
-"""`featcache manifest`: a manifest in another format."""
+"""`featcache manifest`: a manifest in another format, or some of its rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
-from featcache.cli.process import progress_bar
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    first_few,
+    note,
+    noting_warnings,
+    printing,
+    say,
+    say_json,
+)
+from featcache.cli.progress import Steps
 from featcache.cli.runs import by_reason
 from featcache.errors import ArgumentError, counted
 
@@ -24,11 +32,31 @@ _THREADS_PER_CORE = 4
 """Threads that read headers mostly wait for the disk."""
 
 
+def _columns(
+    context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
+) -> dict[str, str]:
+    return options.pairs("--column", "mos=features/dnsmos", settings)
+
+
 @options.command()
 @click.option(
     "--to",
     metavar="NAME",
     help="csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]",
+)
+@click.option(
+    "--where",
+    metavar="EXPRESSION",
+    help="Write only the rows that fit, such as 'duration < 20 and lang == \"en\"'.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    callback=_columns,
+    metavar="NAME=VERSION",
+    help="A column for --where, of a version with one value or vector an utterance: "
+    "mos=features/dnsmos.",
 )
 @options.manifest_argument
 @options.output_file(help="The new manifest; - is standard output.", required=True)
@@ -38,21 +66,30 @@ _THREADS_PER_CORE = 4
 @options.force
 @options.as_json
 def manifest(
-    manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any
+    manifest: str,
+    output: Path,
+    to: str | None,
+    where: str | None,
+    columns: dict[str, str],
+    threads: int | None,
+    force: bool,
+    **reading: Any,
 ) -> int:
     """Convert a manifest to CSV, JSONL, Parquet, NeMo or Lhotse. Ids, segments and columns
-    stay.
+    stay. With --where, write the rows that a dataset with the same where= has.
 
     As CSV, JSONL or Parquet, paths stay as they are, so features that were extracted with
     one fit the other. NeMo's and Lhotse's have absolute paths and durations, from the
     headers of the audio files: for NeMo of rows without a duration, for Lhotse of all. Rows
-    whose files cannot be read are left out and counted by reason. Then the exit code is 3.
+    whose files cannot be read are left out and counted by reason, and so are rows that the
+    version of a --column lacks. Then the exit code is 3.
 
     \b
     Examples:
       featcache manifest data/train -o train.parquet
       featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
       featcache manifest train.jsonl -o - --to csv | head
+      featcache manifest train.csv -o clean.csv --where 'mos > 3' --column mos=features/dnsmos
     """
     from featcache.manifest.write import WRITTEN, format_to_write, packed
     from featcache.storage.files import write_file
@@ -63,8 +100,12 @@ def manifest(
     if not is_printed:
         options.refuse_output(output, force)
     kind = format_to_write(output, to)
-    read = options.read_manifest(manifest, reading)
-    failed = 0
+    if columns and where is None:
+        raise ArgumentError("--column gives --where a column: give --where, too")
+    whole = read = options.read_manifest(manifest, reading)
+    failed = lacking = 0
+    if where is not None:
+        read, lacking = _select(whole, where, columns)
     if kind in ("nemo", "lhotse"):
         data, failed = _with_headers(read, kind, threads)
     else:
@@ -76,10 +117,35 @@ def manifest(
     else:
         write_file(output, packed(data, output))
     written = len(read) - failed
-    say_json({"output": str(output), "format": kind, "utterances": written, "failed": failed})
+    say_json(
+        {
+            "output": str(output),
+            "format": kind,
+            "where": where,
+            "rows": len(whole),
+            "utterances": written,
+            "lacking": lacking,
+            "failed": failed,
+        }
+    )
+    rows = counted(written, "row")
+    if where is not None:
+        rows = f"{written:,} of {counted(len(whole), 'row')}"
     tell = note if is_printed else say
-    tell(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
-    return FAILURES_LEFT if failed else 0
+    tell(f"{output}: {rows} as {kind}, read as {read.format}")
+    return FAILURES_LEFT if failed or lacking else 0
+
+
+def _select(read: Manifest, where: str, columns: dict[str, str]) -> tuple[Manifest, int]:
+    """Select the rows that fit. Returns also the number of rows that a version lacks."""
+    from featcache.loader.utterances import Choices, select_utterances
+
+    with noting_warnings():
+        selected, lacking = select_utterances(read, Choices(where=where, columns=columns))
+    if lacking:
+        rows = counted(len(lacking), "row is", "rows are")
+        note(f"{rows} left out, of which a version has no value: {first_few(lacking, _SHOWN)}")
+    return selected, len(lacking)
 
 
 def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes, int]:
@@ -93,7 +159,7 @@ def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes
     require_names(read, kind)
     missing_file_notes(read, np.ones(len(read), bool))  # raises if no file is there
     threads = threads or min(32, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
-    with progress_bar(len(read), "rows") as bar:
+    with Steps(len(read), "rows") as bar:
         headers = read_headers(read, threads, bar.update, every=kind == "lhotse")
     failures = headers.failures
     rows = [row for row in range(len(read)) if row not in failures]

@@ -9,7 +9,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from featcache.cli.common import note, printing
-from featcache.errors import MOST_THREADS, ArgumentError, StoreError, listing, refuse_url
+from featcache.errors import (
+    MOST_THREADS,
+    ArgumentError,
+    StoreError,
+    did_you_mean,
+    listing,
+    refuse_url,
+)
 from featcache.storage.location import Location, ObjectPath, as_location
 
 if TYPE_CHECKING:
@@ -90,6 +96,21 @@ class _Config(_LocalPath):
 
 
 class _Location(_LocalPath):
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        folder, _, begun = incomplete.rpartition("/")
+        place = Path(folder or ".").expanduser()
+        names = set[str]()
+        with suppress(OSError):
+            for version in place.iterdir():
+                if (version / "shards").exists():
+                    names |= {version.name, version.name.rpartition("-")[0]}
+        begins = f"{folder}/" if folder else ""
+        completed = sorted(name for name in names - {""} if name.startswith(begun))
+        items = [CompletionItem(f"{begins}{name}") for name in completed]
+        return super().shell_complete(ctx, param, incomplete) + items
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value:
             location = as_location(_name(param), value)
@@ -114,11 +135,32 @@ TEXT = _LocalPath()
 """A manifest's path, as text (`-` is standard input)."""
 CONFIG = _Config()
 LOCATION = _Location(path_type=Path)
+_OUTPUTS = ("output", "plot", "wav")
+"""Parameters that are files to write."""
+
 _FILE = _LocalPath(dir_okay=False, path_type=Path)
 _CACHE = _Location(file_okay=False, path_type=Path)
 _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 
 manifest_argument = click.argument("manifest", type=TEXT)
+
+
+def complete_ids(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete an id of the version that is given before it."""
+    from featcache.version.index import load_index
+    from featcache.version.selection import select_versions
+
+    with suppress(StoreError, OSError):
+        version = select_versions(context.params["path"])[0]
+        index = load_index(version, version.shard_names())
+        if index is not None:
+            return [*map(CompletionItem, index.ids.beginning_with(incomplete, _COMPLETED))]
+    return []
+
+
+utterance_argument = click.argument("utterance", metavar="ID", shell_complete=complete_ids)
 
 version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
 
@@ -144,6 +186,9 @@ force = flag("--force", "Replace FILE if it exists.")
 dry_run = flag("--dry-run", "Print what would be removed, and remove nothing.")
 yes = flag("--yes", "Do not ask. Required without a terminal.")
 
+_COMPLETED = 100
+"""The most ids that a shell offers."""
+
 READING = ("root", "format", "values", "allow_commands", "allow_queries")
 """Parameters of commands that are arguments of `read_manifest`."""
 
@@ -162,6 +207,14 @@ cache = functools.partial(click.option, "-o", "--output", "cache", type=_CACHE, 
 output_file = functools.partial(
     click.option, "-o", "--output", "output", type=_FILE, metavar="FILE"
 )
+output_target = functools.partial(
+    click.option, "-o", "--output", "output", type=_LocalPath(path_type=Path), metavar="OUT"
+)
+
+
+def written(name: str, meaning: str) -> Decorator:
+    """Make an option that names a file to write."""
+    return click.option(name, type=_FILE, metavar="FILE", help=meaning)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
@@ -210,15 +263,19 @@ def take_keys(reading: dict[str, Any]) -> dict[str, Any]:
 def _values(
     context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
 ) -> dict[str, str]:
+    return pairs("--set", "data_root=/corpora/librispeech", settings)
+
+
+def pairs(option: str, example: str, settings: Iterable[str]) -> dict[str, str]:
+    """Read settings of `NAME=VALUE`, such as the `example`. Raises ArgumentError, which names
+    the option."""
     values: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not (name and equals):
-            raise ArgumentError(
-                f"--set: {setting!r} is not NAME=VALUE, as data_root=/corpora/librispeech"
-            )
+            raise ArgumentError(f"{option}: {setting!r} is not NAME=VALUE, as {example}")
         if name in values:
-            raise ArgumentError(f"--set {name}: it is given twice")
+            raise ArgumentError(f"{option} {name}: it is given twice")
         values[name] = value
     return values
 
@@ -301,13 +358,12 @@ def refuse_unused(
     if manifest is not None:
         placeholders = manifest.placeholders
     for name in sorted({*values} - placeholders):
-        similar = [key for key in keys if key.rpartition(".")[2] == name]
-        similar = similar or get_close_matches(name, keys, 1, 0.8)
+        # `low_freq` may stand for `params.low_freq`
+        same = [key for key in keys if key.rpartition(".")[2] == name]
+        similar = did_you_mean(name, same) or did_you_mean(name, keys)
         choices = []
         if keys:
-            choices.append("a key of the config")
-        if similar:
-            choices[0] += f" (did you mean {similar[0]}?)"
+            choices.append(f"a key of the config{similar}")
         if manifest is not None:
             if printing.is_part and not similar:
                 continue  # another part's manifest may have it
@@ -330,7 +386,7 @@ def refuse_output(path: Path, force: bool) -> None:
         context = click.get_current_context()
         for param in context.command.params:
             source = context.params.get(param.name or "")
-            if param.name == "output" or not isinstance(param.type, click.Path):
+            if param.name in _OUTPUTS or not isinstance(param.type, click.Path):
                 continue
             if not isinstance(source, str | Path) or not os.path.exists(source):
                 continue

@@ -1,4 +1,4 @@
-"""A command's standard streams, its bar on a terminal, and the signals that end it.
+"""A command's standard streams and terminal, and the signals that end it.
 
 If a stream is closed (`2>&-`), the next opened file gets its number, and with it what
 libraries print. So `/dev/null` replaces a closed stream. On damaged files, libsndfile's
@@ -20,12 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Never
 
 from featcache.cli.common import MessageFile, printing
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 INTERRUPTED = 130
 
@@ -102,18 +98,19 @@ def terminal_columns() -> int:
         return 0
 
 
-def progress_bar(total: float | None, unit: str, **settings: Any) -> tqdm[Never]:
-    """Make a bar that shows on a terminal, and disappears in the end."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        unit=f" {unit}",
-        leave=False,
-        file=sys.stderr,
-        disable=not terminal_columns(),
-        **settings,
-    )
+def terminal_of_results() -> tuple[int, int]:
+    """Return the columns of the terminal on stdout, and its colours: 2**24, 256, or 0. In a
+    pipe, 80 and 0."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:  # stdout is no terminal; tests replace it by what has no descriptor
+        return 80, 0
+    terminal = os.environ.get("TERM", "dumb")
+    if os.environ.get("NO_COLOR") or terminal == "dumb":
+        return columns, 0
+    if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        return columns, 1 << 24
+    return columns, 256 if "256color" in terminal else 0
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import click
 from featcache.cli import options
 from featcache.cli.common import as_document, count_are, note, open_versions, say, say_json
 from featcache.cli.corpora import version_or_corpus
-from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location
 
@@ -69,7 +70,7 @@ def prune(
     is_empty = all(plan.is_empty for plan in plans)
     if not (dry_run or is_empty) and options.is_agreed("Remove all this?", yes):
         total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
-        with stoppable() as stop, progress_bar(total, "shards") as bar:
+        with stoppable() as stop, Steps(total, "shards") as bar:
             jobs = zip(versions, plans, keeping, strict=True)
             done = [prune_version(*job, report=bar.update, stop=stop) for job in jobs]
     damaged = [pruned for pruned in done if pruned.damaged]

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, printing, say, say_json
+from featcache.cli.common import Document, as_document, complain, printing, say, say_json
 from featcache.cli.info import describe_versions
-from featcache.cli.process import progress_bar
-from featcache.errors import ArgumentError, counted, hours, megabytes
+from featcache.cli.progress import Steps
+from featcache.errors import ArgumentError, StoreError, counted, hours, megabytes
 from featcache.storage.location import Location, as_location
+
+if TYPE_CHECKING:
+    from featcache.loader.cache import Cache
+
+
+_SUMMED = ("utterances", "frames", "audio_seconds", "bytes", "bytes_on_disk", "shards", "failed")
+_JOINED = ("failures", "unfinished")
 
 
 @options.command()
 @options.version_location
+@click.option(
+    "--against",
+    type=options.LOCATION,
+    metavar="CACHE/VERSION",
+    help="Show this version next to CACHE/VERSION, and how they differ.",
+)
 @options.manifest(help="Also summarise the columns of this manifest, and play its audio files.")
 @options.root()
 @options.manifest_format
@@ -24,31 +43,31 @@ from featcache.storage.location import Location, as_location
 @options.as_json
 def report(
     path: Location,
+    against: Location | None,
     manifest: str | None,
     output: Path | None,
     force: bool,
     threads: int,
     **reading: Any,
 ) -> int:
-    """Describe a cache in one page of HTML. It has versions, durations, recordings to look
-    at, duplicates, pictures and sound; the file opens from disk, loads nothing, and has at
-    most 2 MB. Statistics of recordings need a version of the config audio-stats.
+    """Describe a cache or a corpus in one page of HTML. It has versions, durations,
+    recordings to look at, duplicates, pictures and sound; the file opens from disk, loads
+    nothing, and has at most 2 MB. Statistics of recordings need a version of the config
+    audio-stats in the same cache.
 
-    Exits with 1 if a version is damaged and left out. With --json, the numbers are printed
-    and no page is written.
+    Exits with 1 if a version is damaged, or a part is gone, and left out. With --json, the
+    numbers are printed and no page is written.
 
     \b
     Examples:
       featcache report features
       featcache report features --manifest train.csv -o train.html
+      featcache report features/fbank80 --against features/fbank80-6f0612afda6c
     """
     from featcache.report import collect, make_clips, make_page
     from featcache.storage.files import write_file
     from featcache.version.selection import corpus_of
-    from featcache.version.version import Version
 
-    if corpus_of(path) is not None:
-        raise ArgumentError(f"{path}: is a corpus: name one of its parts, a folder in it")
     if printing.as_json and output is not None:
         raise ArgumentError("--json prints the numbers, and writes no page: leave out -o")
     place = output or Path("report.html")
@@ -56,21 +75,112 @@ def report(
         options.refuse_output(place, force)
     rows = None
     if manifest is not None:
+        if corpus_of(path) is not None:
+            raise ArgumentError(f"{path}: is a corpus: --manifest is about one part, {path}/PART")
         rows = options.read_manifest(manifest, reading, audio=False)
-    documents, is_damaged = describe_versions(path)
-    if not documents:
-        raise ArgumentError(f"{path}: every version is damaged: see featcache verify")
-    versions = [Version.open(as_location("CACHE", document["path"])) for document in documents]
-    with progress_bar(2 * sum(document["shards"] for document in documents), "shards") as bar:
+    documents, caches, is_damaged = _open(path)
+    compared = None
+    if against is not None:
+        others, other_caches, _ = _open(against)
+        for where, opened in ((path, caches), (against, other_caches)):
+            if len(opened) > 1:
+                raise ArgumentError(f"--against: {where} holds {len(opened)} versions: name one")
+        compared = _compare(*caches, *other_caches)
+        documents, caches = documents + others, caches + other_caches
+    beside, statistics = _statistics_beside(caches)
+    documents, caches = documents + beside, caches + statistics
+    with Steps(2 * sum(document["shards"] for document in documents), "shards") as bar:
         collected = collect(
-            str(path), documents, versions, rows, threads=threads, report=bar.update
+            str(path), documents, caches, rows, compared, threads=threads, report=bar.update
         )
     say_json(as_document(collected))
     if printing.as_json:
         return int(is_damaged)
-    page = make_page(collected, make_clips(collected, versions, rows))
+    page = make_page(collected, make_clips(collected, caches, rows))
     write_file(place, page)
     seconds = max(version["audio_seconds"] for version in collected.versions)
-    amounts = f"{counted(len(versions), 'version')}, {hours(seconds)} of audio"
+    amounts = f"{counted(len(caches), 'version')}, {hours(seconds)} of audio"
     say(f"{place}: {amounts}; {megabytes(len(page))}")
     return int(is_damaged)
+
+
+def _open(path: Location) -> tuple[list[Document], list[Cache], bool]:
+    """Describe and open each version of a cache, or of all parts of a corpus together.
+    Returns also whether a version is damaged and left out."""
+    from featcache.loader.cache import Cache
+    from featcache.loader.corpus import Corpus, open_parts
+    from featcache.version.corpus import read_parts
+    from featcache.version.selection import corpus_of
+    from featcache.version.version import Version
+
+    in_corpus = corpus_of(path)
+    caches: list[Cache] = []
+    if in_corpus is None:
+        documents, is_damaged = describe_versions(path)
+        for document in documents:
+            caches.append(Cache(Version.open(as_location("CACHE", document["path"]))))
+    else:
+        corpus, name = in_corpus
+        of_folders: dict[str, list[Document]] = defaultdict(list)
+        is_damaged = False
+        for part in read_parts(corpus):
+            try:
+                described, has_damage = describe_versions(corpus / part.name)
+            except StoreError as error:  # it is gone, or holds nothing yet
+                complain(error)
+                described, has_damage = [], True
+            is_damaged |= has_damage
+            for document in described:
+                folder = as_location("CACHE", document["path"]).name
+                if name in ("", folder, document["name"]):
+                    of_folders[folder].append(document)
+        if not of_folders:
+            open_parts(corpus, name or None, None, False)  # raises what is the matter
+        documents = []
+        for folder, of_parts in of_folders.items():
+            documents.append(_joined(of_parts) | {"path": str(corpus / folder)})
+            caches.append(Corpus(corpus, open_parts(corpus, folder, None, False)[0]))
+    if not documents:
+        raise ArgumentError(f"{path}: every version is damaged: see featcache verify")
+    return documents, caches, is_damaged
+
+
+def _joined(of_parts: list[Document]) -> Document:
+    """Join the descriptions of a version in the parts of a corpus. Tags are a part's own."""
+    runs = [document for document in of_parts if document["first_run"]]
+    joined = of_parts[0] | {
+        "tags": [],
+        "first_run": min((document["first_run"] for document in runs), default=None),
+        "last_run": max((document["last_run"] for document in runs), default=None),
+    }
+    for name in _SUMMED:
+        joined[name] = sum(document[name] for document in of_parts)
+    for name in _JOINED:
+        joined[name] = [*chain.from_iterable(document[name] for document in of_parts)]
+    return joined
+
+
+def _compare(first: Cache, second: Cache) -> Document:
+    from featcache.care.diff import diff
+
+    found = diff(first, second)
+    counts = {name: len(getattr(found, name)) for name in ("gone", "added", "changed")}
+    return {"config": found.config, "common": found.common, **counts}
+
+
+def _statistics_beside(caches: Sequence[Cache]) -> tuple[list[Document], list[Cache]]:
+    """Open the version of audio statistics next to these versions, if none of them is one."""
+    from featcache.report.numbers import statistics_of
+    from featcache.version.corpus import read_parts
+    from featcache.version.selection import is_corpus, version_names
+    from featcache.version.version import Version
+
+    if not any(statistics_of(cache.version) for cache in caches):
+        folder = place = caches[0].version.path.parent
+        if is_corpus(folder):
+            place = folder / read_parts(folder)[0].name
+        for name in version_names(place):
+            with suppress(StoreError):  # another version may be damaged
+                if statistics_of(Version.open(place / name)):
+                    return _open(folder / name)[:2]
+    return [], []

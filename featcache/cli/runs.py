@@ -1,164 +1,25 @@
-"""What `extract` and `repair` print of a run: its plan, its progress, its summary."""
+"""What `extract` and `repair` print of a run: its plan and its summary."""
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from time import monotonic
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING
 
-import click
-
-from featcache.cli.common import FAILURES_LEFT, Document, complain, count_are, note, printing, say
-from featcache.cli.process import INTERRUPTED, progress_bar, terminal_columns
+from featcache.cli.common import FAILURES_LEFT, Document, complain, count_are, printing, say
+from featcache.cli.process import INTERRUPTED
 from featcache.errors import counted, hours, megabytes
 from featcache.storage.location import Location, as_location
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from featcache.extraction.extraction import Summary, VersionSummary
-    from featcache.extraction.jobs import Progress
     from featcache.extraction.plan import ExtractionPlan
     from featcache.extraction.trial import Trial
 
-_FIRST_SECONDS = 5.0
-"""The time before the first line of progress where stderr is not a terminal."""
-_LINE_SECONDS = 30.0
-_JSON_SECONDS = 60.0
-_TICK_SECONDS = 1.0
-
 _TELLING_SECONDS = 5.0
 """The time after which the shares of stages show what would make a run faster."""
-
-
-class Display:
-    """Shows progress as a bar, lines or JSON; use it as a context manager.
-
-    Args:
-        kind: `bar` (without a terminal, lines at intervals), `json` or `none`.
-    """
-
-    def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
-        from featcache.extraction.jobs import Progress
-
-        self._total = plan.seconds_to_decode
-        self._kind = kind
-        self._bar: tqdm[Never] | None = None
-        if kind == "bar" and self._total and terminal_columns():
-            # The bar takes the space that the text leaves. A narrow terminal cuts the text.
-            form = "{percentage:3.0f}%|{bar}| {desc}"
-            self._bar = progress_bar(
-                self._total, "s", bar_format=form, dynamic_ncols=True, miniters=0
-            )
-        self._started = monotonic()
-        self._next_line = self._started + _FIRST_SECONDS
-        if kind == "json":
-            self._next_line = self._started + _JSON_SECONDS
-        self._latest = Progress()
-        self._printed = Progress()
-        """The progress as of the last line of JSON."""
-        self._showing = threading.Lock()
-        self._ended = threading.Event()
-
-    def update(self, progress: Progress | None = None) -> None:
-        """Show the progress, or the latest again. Lines are shown at intervals, and tqdm
-        limits how often the bar changes."""
-        with self._showing:
-            progress = self._latest = progress or self._latest
-            now = monotonic()
-            if self._bar is not None:
-                self._bar.set_description_str(self._text(progress, now), refresh=False)
-                self._bar.update(min(progress.computed_seconds, self._total) - self._bar.n)
-            elif now < self._next_line:
-                return
-            elif self._kind == "json":
-                self._next_line = now + _JSON_SECONDS
-                self._print_document(progress, self._printed, now)
-                self._printed = progress
-            elif self._kind == "bar":
-                self._next_line = now + _LINE_SECONDS
-                note(self._text(progress, now))
-
-    def _text(self, progress: Progress, now: float) -> str:
-        from tqdm import tqdm
-
-        done = progress.computed_seconds
-        speed = self._speed(done, now)
-        left = "…"
-        if 0 < done <= self._total:
-            left = f"{tqdm.format_interval((self._total - done) / speed)} left"
-        failed = sum(progress.failures.values())
-        return (
-            f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, "
-            f"{speed:,.0f} × real time"
-        )
-
-    def _speed(self, done: float, now: float) -> float:
-        return done / (now - self._started or math.inf)
-
-    def _print_document(
-        self, progress: Progress, before: Progress, now: float, is_end: bool = False
-    ) -> None:
-        """Print the line of `--progress json`, with shares and speeds of stages since the
-        progress `before`."""
-        done = progress.computed_seconds
-        speed = self._speed(done, now)
-        seconds_left = None
-        if speed:
-            seconds_left = round(max(0.0, self._total - done) / speed)
-        spent = {
-            stage: seconds - before.stages.get(stage, 0.0)
-            for stage, seconds in progress.stages.items()
-        }
-        total = sum(spent.values())
-        shares = {stage: round(seconds / total, 4) for stage, seconds in spent.items() if total}
-        document = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "is_end": is_end,
-            "elapsed_seconds": round(now - self._started, 1),
-            "audio_seconds": round(done, 1),
-            "audio_seconds_in_all": round(self._total, 1),
-            "times_real_time": round(speed, 1),
-            "seconds_left": seconds_left,
-            "failed": sum(progress.failures.values()),
-            "shards": progress.shards,
-            "stages": shares,
-            "stages_times_real_time": {
-                stage: round((done - before.computed_seconds) / seconds, 1)
-                for stage, seconds in spent.items()
-                if seconds and stage != "wait"
-            },
-            "bottleneck": max(shares, key=shares.__getitem__, default=None),
-        }
-        click.echo(json.dumps(document), err=True)
-
-    def _tick(self) -> None:
-        """Show a line in time even if nothing is done: a file server may hang."""
-        while not self._ended.wait(_TICK_SECONDS):
-            self.update()
-
-    def __enter__(self) -> Display:
-        from featcache.extraction.jobs import PROGRESS_THREAD
-
-        if self._kind == "json":
-            threading.Thread(target=self._tick, name=PROGRESS_THREAD, daemon=True).start()
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        self._ended.set()
-        if self._bar is not None:
-            self._bar.close()
-        if error is None and self._kind == "json":
-            from featcache.extraction.jobs import Progress
-
-            with self._showing:
-                self._print_document(self._latest, Progress(), monotonic(), is_end=True)
 
 
 def say_plan(plan: ExtractionPlan) -> Document:

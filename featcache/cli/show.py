@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -23,8 +24,9 @@ from featcache.cli.common import (
     say_json,
 )
 from featcache.cli.corpora import version_or_corpus
+from featcache.cli.process import terminal_of_results
 from featcache.cli.runs import say_failed_before
-from featcache.errors import MissingItemError, counted, listing
+from featcache.errors import ArgumentError, MissingItemError, counted, listing, megabytes
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -33,47 +35,112 @@ if TYPE_CHECKING:
     from featcache.care.diff import ValuesDiff
     from featcache.care.why import Cause
     from featcache.extraction.plan import VersionPlan
+    from featcache.media.look import Shown
     from featcache.version.version import Version
 
 _SHOWN = 5
 
+Described = TypeVar("Described")
+
 
 @options.command()
 @version_or_corpus
-@click.argument("utterance", metavar="ID")
+@options.utterance_argument
+@options.written("--plot", "Draw the features with axes, as .png or .svg.")
+@options.written(
+    "--wav",
+    "Make sound of the features: of codes by the codec's own decoder, of log mel "
+    "spectrograms by Griffin-Lim.",
+)
+@options.force
 @options.as_json
-def show(path: Location, utterance: str) -> None:
-    """Show one utterance: its place, its source, its values.
+def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, force: bool) -> None:
+    """Show one utterance: its place, its source, its values. A picture of the values follows:
+    in a terminal in colours, in a pipe of characters.
 
     \b
-    Example:
+    Examples:
       featcache show features LJ001-0001
+      featcache show features/fbank80 LJ001-0001 --plot LJ001-0001.png
+      featcache show features/encodec24k-6kbps LJ001-0001 --wav LJ001-0001.wav
     """
+    from featcache.storage.files import write_file
     from featcache.version.selection import select_versions
 
-    documents, missing = _describe_in_each(select_versions(path), utterance, _describe)
-    if missing is not None and not documents:
+    versions = select_versions(path)
+    files = [file for file in (plot, wav) if file is not None]
+    for name, given, suffixes in (("--plot", plot, (".png", ".svg")), ("--wav", wav, (".wav",))):
+        if given is not None and given.suffix not in suffixes:
+            ends = " or ".join(suffixes)
+            raise ArgumentError(f"{name}: {given} does not end in {ends}")
+    if files and len(versions) > 1:
+        names = listing(version.path.name for version in versions)
+        raise ArgumentError(f"{path}: holds {names}: {files[0]} shows one of them: name it")
+    for file in files:
+        options.refuse_output(file, force)
+    described, missing = _describe_in_each(versions, utterance, _describe_and_show)
+    if missing is not None and not described:
         raise missing
-    say_json({"versions": documents})
-    for number, document in enumerate(documents):
+    for document, shown in described:
+        contents = {}
+        if wav is not None:  # first, for it may be refused
+            contents[wav] = shown.wav(document["audio_seconds"])
+        if plot is not None:
+            contents[plot] = shown.picture.encode(plot.suffix)
+        for file, content in contents.items():
+            write_file(file, content)
+    say_json({"versions": [document for document, _ in described]})
+    for number, (document, shown) in enumerate(described):
         if number:
             say()
-        lines = _origin_lines(document)
-        names, events = ("shape", "dtype", "min", "mean", "max"), document.get("events", ())
-        lines |= {name: document[name] for name in names[: 2 if events else None]}
-        stored = document.get("quantized")
-        if stored:
-            lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"
-        lines |= {name: cells(summary) for name, summary in document["side"].items()}
-        _say_lines(lines)
-        for event in events:
-            say(f"{event['start']:12.3f} {event['end']:12.3f}  {event['label'] or ''}")
+        _say_utterance(document, _named_values(shown))
+        if not (printing.as_json or printing.quiet):
+            _print_picture(shown)
+    for file in files:
+        say(f"{file}: {megabytes(file.stat().st_size)}")
+
+
+def _named_values(shown: Shown) -> Document:
+    """Return the values of a vector by their names, with their units; empty for others."""
+    from featcache.spec import MAIN
+
+    units = shown.spec.named_units
+    values = shown.tracks[MAIN]
+    return {
+        name.replace("_", " "): f"{value:.4g} {unit}"
+        for (name, unit), value in zip(units.items(), values, strict=False)
+    }
+
+
+def _say_utterance(document: Document, named: Document) -> None:
+    lines = _origin_lines(document)
+    names, events = ("shape", "dtype", "min", "mean", "max"), document.get("events", ())
+    lines |= {name: document[name] for name in names[: 2 if events else None]}
+    stored = document.get("quantized")
+    if stored:
+        lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"
+    lines |= {name: cells(summary) for name, summary in document["side"].items()}
+    lines |= named
+    _say_lines(lines)
+    for event in events:
+        say(f"{event['start']:12.3f} {event['end']:12.3f}  {event['label'] or ''}")
+
+
+def _print_picture(shown: Shown) -> None:
+    from featcache.media.pictures import TERMINAL_ROWS
+
+    columns, colours = terminal_of_results()
+    picture = shown.draw(columns, TERMINAL_ROWS)
+    for line in picture.as_lines(columns, colours):
+        click.echo(line, color=colours > 0)  # its escapes are our own
+    for line in picture.legend():
+        say(line)
 
 
 def _describe_in_each(
-    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], Document]
-) -> tuple[list[Document], MissingItemError | None]:
-    documents: list[Document] = []
+    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], Described]
+) -> tuple[list[Described], MissingItemError | None]:
+    documents: list[Described] = []
     missing: MissingItemError | None = None
     for version in versions:
         try:
@@ -83,15 +150,16 @@ def _describe_in_each(
     return documents, missing
 
 
-def _describe(version: Version, utterance: str) -> Document:
+def _describe_and_show(version: Version, utterance: str) -> tuple[Document, Shown]:
     import numpy as np
 
     from featcache.loader.cache import Cache
-    from featcache.spec import LABELS
+    from featcache.spec import LABELS, MAIN
     from featcache.version.join import describe_origin
 
     cache = Cache(version, check=True)
-    item: Any = cache[utterance]
+    shown = cache.show(utterance)
+    item: Any = shown.tracks[MAIN]
     document = describe_origin(version, utterance)
     if cache.spec.axis.has_times:
         document["events"] = [event._asdict() for event in item]
@@ -107,11 +175,11 @@ def _describe(version: Version, utterance: str) -> Document:
             "largest_error": largest / 2,
         }
     document["side"] = {
-        side.name: _summary(cache.side(side.name, utterance))
+        side.name: _summary(shown.tracks[side.name])
         for side in cache.spec.outputs
         if not (cache.spec.has_labels and side.name == LABELS)
     }
-    return document
+    return document, shown
 
 
 def _origin_lines(document: Document) -> Document:
@@ -165,7 +233,13 @@ def _summary(array: NDArray[Any]) -> Document:
 @options.config(
     "config", help="A YAML file, or a packaged config.", default="fbank80", show_default=True
 )
-@click.option("--id", "utterance", metavar="ID", help="Print where this utterance came from.")
+@click.option(
+    "--id",
+    "utterance",
+    metavar="ID",
+    help="Print where this utterance came from.",
+    shell_complete=options.complete_ids,
+)
 @options.root()
 @options.manifest_and_config_keys
 @options.flag("--retry-failed", "As for extract.")
@@ -355,6 +429,11 @@ def diff(first: Location, second: Location, values: int) -> None:
             say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
     if result.values is not None:
         say(f"values: {_describe_values(result.values)}")
+        for name, track in result.values.tracks.items():
+            described = "in one version only, or of another form"
+            if track is not None:
+                described = _describe_values(track)
+            say(f"track {name}: {described}")
 
 
 def _describe_values(values: ValuesDiff) -> str:

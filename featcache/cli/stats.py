@@ -3,15 +3,22 @@ fit-kmeans`: centroids."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import Document, advise, first_few, note, note_unfinished, say, say_json
-from featcache.cli.process import progress_bar
+from featcache.cli.common import (
+    Document,
+    advise,
+    first_few,
+    note_unfinished,
+    noting_warnings,
+    say,
+    say_json,
+)
+from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from featcache.stats import Stats, Usage
 
 _SHOWN = 20
+_SHOWN_VALUES = 8
 
 
 @options.command()
@@ -56,6 +64,7 @@ def stats(
     Examples:
       featcache stats features
       featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
+      featcache stats features/speaker --manifest train.csv --by speaker --json
     """
     import featcache
     from featcache.loader.cache import Cache
@@ -74,10 +83,8 @@ def stats(
     if corpus_and_version is None:
         version = select_version(path)
     else:
-        with warnings.catch_warnings(record=True, action="always") as caught:
+        with noting_warnings():
             corpus = featcache.open(str(path))
-        for warning in caught:
-            note(str(warning.message))
         if isinstance(corpus, Corpus):
             is_partial = len(corpus.parts) < len(read_parts(corpus_and_version[0]))
         version = corpus.version
@@ -97,7 +104,7 @@ def stats(
         total = None
         if wanted is None and corpus is None:
             total = int(cache.lengths.sum())
-        with progress_bar(total, "frames", unit_scale=True) as bar:
+        with Steps(total, "frames") as bar:
             if holds_codes:
                 return usage(cache, wanted, threads=threads, report=bar.update)
             return moments(cache, wanted, by=by, threads=threads, report=bar.update)
@@ -105,20 +112,24 @@ def stats(
     computed = version.reading(compute) if corpus is None else compute()
     if output is not None and not isinstance(computed, Usage):
         computed.save(output, overwrite=force)
-    say(
-        f"{version.path}: {counted(computed.utterances, 'utterance')}, "
-        f"{counted(computed.frames, 'frame')}: {version.info.spec.units}"
-    )
+    is_ragged = version.info.spec.axis.is_ragged
+    counts = [counted(computed.utterances, "utterance")]
+    if is_ragged:
+        counts.append(counted(computed.frames, "frame"))
+    say(f"{version.path}: {', '.join(counts)}: {version.info.spec.units}")
     if isinstance(computed, Usage):
         document = _say_codes(computed)
     else:
-        document = _say_features(computed, output)
+        document = _say_features(computed, output, is_ragged)
     say_json({"path": str(version.path), **document})
     return int(is_partial)
 
 
-def _say_features(stats: Stats, output: Path | None) -> Document:
-    frames = stats.group_frames.tolist()
+def _say_features(stats: Stats, output: Path | None, is_ragged: bool) -> Document:
+    """Print mean and variance. Returns them as JSON, with the mean of each group if an
+    utterance has one vector, which is not `is_ragged`."""
+    unit = "frames" if is_ragged else "utterances"
+    sizes = (stats.group_frames if is_ragged else stats.group_utterances).tolist()
     for name, values in (("means", stats.mean), ("standard deviations", stats.std)):
         say(f"  {name} of the dimensions from {values.min():.6g} to {values.max():.6g}")
     if stats.still:
@@ -126,15 +137,28 @@ def _say_features(stats: Stats, output: Path | None) -> Document:
         say(f"  {len(stats.still):,} of {stats.mean.size:,} dimensions hardly vary: {still}")
     if stats.by is not None:
         ends = [
-            f"{count:,} frames ({stats.groups[frames.index(count)]})"
-            for count in (min(frames), max(frames))
+            f"{count:,} {unit} ({stats.groups[sizes.index(count)]})"
+            for count in (min(sizes), max(sizes))
         ]
-        say(f"  {len(frames):,} groups by {stats.by}, from {' to '.join(ends)}")
+        say(f"  {len(sizes):,} groups by {stats.by}, from {' to '.join(ends)}")
+        if not is_ragged:
+            for name, size, mean in zip(stats.groups, sizes, stats.group_mean, strict=True):
+                shown = [f"{value:.4g}" for value in mean.ravel().tolist()]
+                say(f"    {name}: {size:,} {unit}, mean {first_few(shown, _SHOWN_VALUES)}")
     saved = "not saved; -o FILE saves them for featcache.Cmvn.load"
     if output is not None:
         saved = f"saved to {output}"
     say(f"  {saved}")
-    groups = zip(stats.groups, stats.group_utterances.tolist(), frames, strict=True)
+    groups = []
+    for number, name in enumerate(stats.groups):
+        groups.append(
+            {
+                "name": name,
+                "utterances": int(stats.group_utterances[number]),
+                "frames": int(stats.group_frames[number]),
+                "mean": None if is_ragged else stats.group_mean[number].tolist(),
+            }
+        )
     return {
         "output": output and str(output),
         "fingerprint": stats.fingerprint,
@@ -144,10 +168,7 @@ def _say_features(stats: Stats, output: Path | None) -> Document:
         "std": stats.std.tolist(),
         "still": stats.still,
         "by": stats.by,
-        "groups": [
-            {"name": name, "utterances": utterances, "frames": count}
-            for name, utterances, count in groups
-        ],
+        "groups": groups,
     }
 
 

@@ -22,7 +22,8 @@ from featcache.cli.common import (
     say_problems,
 )
 from featcache.cli.corpora import version_or_corpus, worst
-from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.progress import Steps
 from featcache.cli.runs import say_summary
 from featcache.errors import DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
@@ -56,7 +57,8 @@ _SOURCES = (
     "--values",
     "all_values",
     is_flag=True,
-    help="Check all values for NaN and infinity, also where the writer recorded that it did.",
+    help="Check all values for NaN and infinity, and the hashes of shards, also where the writer "
+    "recorded that it did.",
 )
 @click.option(
     "--sources",
@@ -97,6 +99,7 @@ def verify(
     from featcache.care.report import Problem, Report
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
+    from featcache.manifest.label_files import template_of, with_label_files
     from featcache.version.selection import need_columns, split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
@@ -106,15 +109,12 @@ def verify(
     files = SourceCheck(sources == "content", root)
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=need_columns(path))
-        files = replace(files, urls=wanted.urls)
         again = shlex.quote(manifest)
         if root is not None:
             again += f" --root {shlex.quote(str(root))}"
     checking: dict[str, Any] = {"data": data, "values": all_values, "manifest": wanted}
     checking["threads"] = threads
-    passes = 1
-    if sources:
-        checking["sources"], passes = files, 2
+    passes = 2 if sources else 1
     reports: list[Report] = []
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
@@ -125,9 +125,14 @@ def verify(
             problems = [Problem("metadata", error.what)]
             reports.append(Report(str(folder), 0, 0, 0, 0, data, problems))
             continue
+        if wanted is not None:
+            rows = with_label_files(wanted, template_of(version.info.config))
+            files = replace(files, urls=rows.urls)
+        if sources:
+            checking["sources"] = files
         with (
             stoppable(ending=ending) as stop,
-            progress_bar(passes * len(version.shard_names()), "shards") as bar,
+            Steps(passes * len(version.shard_names()), "shards") as bar,
         ):
             report = check(version, report=bar.update, stop=stop, **checking)
         if recompute and not report.interrupted:

@@ -19,7 +19,8 @@ from featcache.cli.common import (
     say_problems,
 )
 from featcache.cli.corpora import for_each_part, version_or_corpus
-from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.progress import Steps
 from featcache.errors import counted, megabytes
 from featcache.storage.location import Location
 
@@ -128,7 +129,7 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     options.refuse_unwritable(to)
     total = sum(len(version.shard_names()) for version in versions)
     results = []
-    with stoppable() as stop, progress_bar(total, "shards") as bar:
+    with stoppable() as stop, Steps(total, "shards") as bar:
         for version in versions:
             if not stop.is_set():
                 results.append(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -18,7 +18,15 @@ from featcache.audio.noise import read_noise
 from featcache.audio.resample import AudioPolicy
 from featcache.audio.waveform import AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
-from featcache.errors import ConfigError, FeatcacheError, listing, secret_in, without_secrets
+from featcache.errors import (
+    ConfigError,
+    FeatcacheError,
+    did_you_mean,
+    listing,
+    nearest,
+    secret_in,
+    without_secrets,
+)
 from featcache.extractors.base import SELECTING_KEYS, revision_of
 from featcache.extractors.faults import blamed_on
 from featcache.format.documents import AT_MOST_NAME, differing_keys
@@ -42,11 +50,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class StorePolicy(Section):
     """The `store` section: how features are stored."""
 
-    dtype: Literal["float64", "float32", "float16", "uint8", "uint16", "uint32", "int64"] | None = (
-        None
-    )
+    dtype: (
+        Literal["float64", "float32", "float16", "bfloat16", "uint8", "uint16", "uint32", "int64"]
+        | None
+    ) = None
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
-    they are."""
+    they are. `bfloat16` has the range of float32 and two or three digits: tensors have
+    this dtype, and numpy arrays are float32."""
     pool: Literal["mean", "mean+std"] | None = None
     """Store one vector for each utterance instead of its frames: their mean over time, or
     mean and standard deviation side by side. Frames are rounded to `dtype` before; the
@@ -170,10 +180,31 @@ def _about(source: str) -> Iterator[None]:
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged config by its name, and `set` values
     in it by their dotted keys, as `{"params.num_mel_bins": 40}`. Raises ConfigError, which
-    lists all faults."""
+    lists all faults; also for a file of several configs, see `load_configs`."""
+    configs = load_configs(source, set)
+    if len(configs) > 1:
+        names = listing(config.name for config in configs)
+        raise ConfigError(
+            f"config {source}: is {len(configs)} configs, {names}: set one value where it "
+            "lists several, and the name"
+        )
+    return configs[0]
+
+
+def load_configs(source: str | Path, set: Values | None = None) -> list[Config]:  # noqa: A002
+    """Read the configs of a file, as `load_config` does: one for each value of the
+    parameters in `Params.taken` that are lists of values, as `layer: [6, 12]`. The name of
+    each then ends in its values."""
+    text, folder = _read(source)
+    document = _with_values(_document(text, str(source)), set or {})
+    return [config_from(single, str(source), folder) for single in _single_documents(document)]
+
+
+def _read(source: str | Path) -> tuple[str, Path | None]:
+    """Return a config's YAML text, and the folder that its paths are relative to."""
     packaged = packaged_configs().get(str(source))
     if packaged is not None:
-        return parse_config(packaged, str(source), set=set)
+        return packaged, None
     try:
         with Path(source).open("rb") as file:  # perhaps a pipe
             data = file.read(_MOST_BYTES + 1)
@@ -186,7 +217,46 @@ def load_config(source: str | Path, set: Values | None = None) -> Config:  # noq
         raise ConfigError(message) from error
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"config {source}: more than {_MOST_BYTES:,} bytes: is it a config?")
-    return parse_config(text, str(source), Path(source).absolute().parent, set)
+    return text, Path(source).absolute().parent
+
+
+def _single_documents(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a document for each combination of values that a document lists."""
+    extractor, params = document.get("extractor"), document.get("params")
+    if not isinstance(extractor, str) or not isinstance(params, dict):
+        return [document]
+    try:
+        listable = listable_params(extractors.find(extractor).Params)
+    except ConfigError:  # `config_from` reports it, with other faults
+        return [document]
+    listed = {
+        name: params[name] for name in params if name in listable and type(params[name]) is list
+    }
+    singles = []
+    for values in product(*listed.values()):
+        chosen = dict(zip(listed, values, strict=True))
+        name = "-".join([str(document.get("name")), *map(_name_of_value, chosen, values)])
+        singles.append({**document, "name": name, "params": {**params, **chosen}})
+    return singles if listed and singles else [document]
+
+
+def listable_params(params: type[extractors.Params]) -> set[str]:
+    """Return the parameters of which a config may list several values, to be several
+    configs: those in `taken` whose values are no lists themselves."""
+    kinds = {name: params.model_fields[name].annotation for name in _taken(params)}
+    return {name for name, kind in kinds.items() if not _takes_lists(kind)}
+
+
+def _taken(params: type[extractors.Params]) -> set[str]:
+    return {name for name in params.taken if name in params.model_fields}
+
+
+def _takes_lists(annotation: Any) -> bool:
+    return any(get_origin(kind) in (tuple, list) for kind in (annotation, *get_args(annotation)))
+
+
+def _name_of_value(key: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{key}{value}"
 
 
 def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
@@ -201,6 +271,13 @@ def as_config(config: str | Path | Config, set: Values | None = None) -> Config:
     return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
 
 
+def as_configs(config: str | Path | Config, set: Values | None = None) -> list[Config]:  # noqa: A002
+    """Return a config, or load those of a file."""
+    if isinstance(config, Config):
+        return [as_config(config, set)]
+    return load_configs(config, set)
+
+
 def parse_config(
     text: str,
     source: str = _NAMELESS,
@@ -208,6 +285,11 @@ def parse_config(
     set: Values | None = None,  # noqa: A002
 ) -> Config:
     """Validate a config's YAML text, after `set` as in `load_config`; see `config_from`."""
+    return config_from(_with_values(_document(text, source), set or {}), source, folder)
+
+
+def _document(text: str, source: str) -> dict[str, Any]:
+    """Return the mapping of a config's YAML text."""
     try:
         loaded = load_yaml(text)
     except ValueError as error:
@@ -215,7 +297,7 @@ def parse_config(
     if not isinstance(loaded, dict):
         keys = ", ".join(ConfigFile.model_fields)
         raise ConfigError(f"config {source}: expected a mapping with {keys}")
-    return config_from(_with_values(loaded, set or {}), source, folder)
+    return loaded
 
 
 def _with_values(document: Any, values: Values) -> dict[str, Any]:
@@ -332,7 +414,8 @@ def packaged_configs() -> dict[str, str]:
 def packaged_hint(name: str) -> str:
     """Suggest the packaged config of the most similar name, or list all."""
     packaged = packaged_configs()
-    for similar in difflib.get_close_matches(name, packaged, 1):
+    similar = nearest(name, packaged)
+    if similar:
         return f"did you mean the packaged config {similar}?"
     return f"the packaged configs are {', '.join(packaged)}"
 
@@ -424,19 +507,24 @@ def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
         fields = [inner.model_fields[part] for inner in models if part in inner.model_fields]
         models = [inner for field in fields for inner in _models(field.annotation)] or models
     keys = list(dict.fromkeys(key for inner in models for key in inner.model_fields))
-    for similar in difflib.get_close_matches(parts[-1], keys, 1):
-        return f"there is no such key (did you mean {similar}?)"
+    meant = did_you_mean(parts[-1], keys)
+    if meant:
+        return f"there is no such key{meant}"
     if keys:
         return f"there is no such key (there are {', '.join(keys)})"
     return "there is no such key, nor any other"
 
 
-def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """List the dotted paths of all keys of a model, and of the models in it."""
+def keys_of(
+    model: type[BaseModel], above: str = "", outer: tuple[type[BaseModel], ...] = ()
+) -> Iterator[str]:
+    """List the dotted paths of all keys of a model, and of the models in it. A model that
+    contains itself, or one of the `outer` models, is listed once."""
     for name, info in model.model_fields.items():
         yield f"{above}{name}"
         for inner in _models(info.annotation):
-            yield from keys_of(inner, f"{above}{name}.")
+            if inner not in (model, *outer):
+                yield from keys_of(inner, f"{above}{name}.", (model, *outer))
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

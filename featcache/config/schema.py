@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from featcache import extractors
-from featcache.config.config import SECTIONS, ConfigFile
+from featcache.config.config import SECTIONS, ConfigFile, listable_params
 from featcache.errors import ConfigError
 
 
@@ -25,6 +25,9 @@ def config_schema() -> dict[str, Any]:
         [(model, "validation") for model in all_models], schema_generator=_Described
     )
     definitions = schema["$defs"]
+    for model in models.values():
+        keys = definitions[model.__name__]["properties"]
+        keys |= {name: _or_several(keys[name]) for name in listable_params(model)}
     top = definitions.pop(ConfigFile.__name__)
     keys = top["properties"]
     keys["extractor"] |= {"anyOf": [{"enum": [*models]}, {"pattern": ":"}]}
@@ -62,6 +65,15 @@ def _of_extractor(name: str, model: type[BaseModel], params: dict[str, Any]) -> 
         then = {"properties": {"params": params}, "required": ["params"]}
     condition = {"properties": {"extractor": {"const": name}}, "required": ["extractor"]}
     return {"if": condition, "then": then}
+
+
+def _or_several(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter of which a config may list several values."""
+    values = dict(schema)
+    about: dict[str, Any] = {
+        key: values.pop(key) for key in ("description", "default") if key in values
+    }
+    return {**about, "anyOf": [values, {"type": "array", "items": values, "minItems": 1}]}
 
 
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
     times = WorkerTimes(float)
     try:
         ((result,),) = extract([utterance], times)
-        extracted = compute_now(result)
+        (extracted,) = compute_now([result])
     except StoppedError as error:
         return error
     except Exception as error:

@@ -262,17 +262,18 @@ class _Workers:
         waiting_seconds = 0.0
         with self._state:
             self._computing -= 1
-            for row, result in zip(rows, results, strict=True):
+            for row, of_versions in zip(rows, results, strict=True):
                 batch = self._batch_of[row.pending]
                 # Rows count before their batch is complete, which may take long.
-                if not isinstance(result, AudioError):
-                    waiting = row.seconds / len(self._group.jobs)
-                    batch.waiting_seconds += waiting
-                    waiting_seconds += waiting
-                row.pending.finish(row, result, seconds / len(rows))
-                if row.pending.is_complete:
-                    del self._batch_of[row.pending]
-                    batch.num_pending -= 1
+                num_computed = sum(not isinstance(result, AudioError) for result in of_versions)
+                waiting = row.seconds * num_computed / len(self._group.jobs)
+                batch.waiting_seconds += waiting
+                waiting_seconds += waiting
+                row.pending.finish(row, of_versions, seconds / len(rows))
+                for pending in row.pending.sharing:
+                    if pending.is_complete:
+                        del self._batch_of[pending]
+                        batch.num_pending -= 1
             self._control.add(Progress(waiting_seconds=waiting_seconds))
             self._state.notify_all()
         self._delivery.report()

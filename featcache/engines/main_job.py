@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcache.config import Config, as_config
+from featcache.config import Config, as_configs
 from featcache.engines.devices import on_devices, on_this_machine
 from featcache.engines.ray import on_ray
-from featcache.errors import ArgumentError, listing
+from featcache.errors import ArgumentError, did_you_mean, listing
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
 from featcache.extraction.extraction import Summary, exclusively, run_extraction, summarize
@@ -125,13 +125,12 @@ def extract(
     folder = as_location("cache", cache)
     options = options or Options()
     reading = dict(reading or {})
-    unknown = listing(sorted(reading.keys() - _READING))
-    if unknown:
-        known = listing(_READING, len(_READING))
-        raise ArgumentError(f"reading: there is no {unknown}: give {known}")
+    for unknown in sorted(reading.keys() - _READING):
+        meant, known = did_you_mean(unknown, _READING), listing(_READING, len(_READING))
+        raise ArgumentError(f"reading: there is no {unknown}{meant}: give {known}")
     if isinstance(configs, str | Path | Config):
         configs = [configs]
-    loaded = [as_config(config, set) for config in configs]
+    loaded = [config for source in configs for config in as_configs(source, set)]
     if not loaded:
         raise ArgumentError("configs: give one at least")
     carry = any(needs_columns(config.resolved()) for config in loaded)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from featcache.audio.decode import probe, probe_seconds
@@ -22,7 +24,7 @@ from featcache.extractors.rows import RowExtractor
 from featcache.manifest.audio_locations import AudioSource, Command
 from featcache.manifest.label_files import template_of
 from featcache.quantize import is_quantized, stored_spec
-from featcache.spec import MAIN, Clip, FeatureSpec, Track
+from featcache.spec import MAIN, Clip, FeatureSpec, Track, numpy_dtype
 from featcache.version.ledger import Failure
 from featcache.version.version import VersionInfo, library_versions
 
@@ -50,6 +52,18 @@ class BuiltConfig:
     def takes_rows(self) -> bool:
         """True if the extractor takes rows of padded clips."""
         return isinstance(self.extractor, RowExtractor)
+
+    def model_pass(self) -> object:
+        """Return a key that is equal for configs that differ only in what they take from a
+        model's pass, and in how they store it."""
+        taken = self.config.params.taken
+        if not taken or not self.takes_rows:
+            return id(self)
+        resolved = self.config.resolved()
+        for name in taken:
+            resolved["params"].pop(name, None)
+        kept = {key: resolved.get(key) for key in ("extractor", "params", "audio", "augment")}
+        return json.dumps([kept, self.extractor.chosen_batching], sort_keys=True)
 
     @property
     def has_weights(self) -> bool:
@@ -97,7 +111,14 @@ class BuiltConfig:
     @cached_property
     def info(self) -> VersionInfo:
         """The attributes of the config's version."""
-        return version_info(self.config, self.extractor.spec)
+        info = version_info(self.config, self.extractor.spec)
+        if self.config.pool is not None:
+            return info
+        with self.device.slot():
+            silence = self.extractor.silence()
+        if silence is None:
+            return info
+        return msgspec.structs.replace(info, silence=(*silence.flatten().tolist(),))
 
     @property
     def folder_name(self) -> str:
@@ -162,20 +183,20 @@ def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
 
 def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     """Refuse a stored dtype that cannot hold the features: casts do not complain."""
-    made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
+    made, stored = numpy_dtype(spec.dtype), numpy_dtype(config.dtype)
     where = f"config {config.source or config.name}: store.dtype"
     if stored != made and (spec.axis.has_times or stored == np.float64):
-        raise ConfigError(f"{where}: {stored}: features of {config.extractor} are {made}")
+        raise ConfigError(f"{where}: {config.dtype}: features of {config.extractor} are {made}")
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
         raise ConfigError(
             f"{where}: {stored} cannot hold the features of {config.extractor}, which are {made}: "
-            "use float16, float32, or uint8, which quantises them"
+            "use float16, bfloat16, float32, or uint8, which quantises them"
         )
     if made.kind != "f":
         largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
         if stored.kind == "f" or largest > np.iinfo(stored).max:
             raise ConfigError(
-                f"{where}: {stored}: codes of {config.extractor} are unsigned integers up to "
+                f"{where}: {config.dtype}: codes of {config.extractor} are unsigned integers up to "
                 f"{largest}: take {np.min_scalar_type(largest)}"
             )
 

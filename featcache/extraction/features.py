@@ -28,7 +28,7 @@ from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
 from featcache.quantize import quantize
-from featcache.spec import MAIN, QUANTIZATION, FeatureSpec, all_finite
+from featcache.spec import BFLOAT16, MAIN, QUANTIZATION, FeatureSpec, all_finite, as_values
 from featcache.version.ledger import Failure
 
 _Input = TypeVar("_Input")
@@ -52,10 +52,11 @@ class ClipFeatures:
     side: Mapping[str, NDArray[Any]]
     """The entries of each side array, by name."""
 
-    def values(self) -> NDArray[Any]:
-        """Return the features as they are read: quantised ones as float32."""
+    def values(self, dtype: str) -> NDArray[Any]:
+        """Return the features of `spec.dtype` as numpy reads them: quantised ones, and
+        bfloat16, as float32."""
         if QUANTIZATION not in self.side:
-            return self.features
+            return as_values(self.features, dtype)
         return dequantize_array(self.features, *self.side[QUANTIZATION][0])
 
     @property
@@ -98,7 +99,7 @@ class Extracted:
                 self.fail(item, _non_finite(self.spec.dtype))
             else:
                 if self.pool is not None:
-                    result = ClipFeatures(pooled(result.values(), self.pool), {})
+                    result = ClipFeatures(pooled(result.values(self.spec.dtype), self.pool), {})
                 self.items.append(item)
                 self.features.append(result)
         return self
@@ -125,6 +126,10 @@ def pooled(frames: NDArray[Any], pool: str) -> NDArray[np.float32]:
     statistics = {"mean": mean, "std": np.sqrt(np.square(values - mean).mean(axis=0))}
     vector = np.concatenate([statistics[name] for name in pool.split("+")])
     return vector[None].astype(np.float32)
+
+
+OVERFLOW = ", which ends at 65,504"
+"""The part of a failure's message that says that float16 overflowed."""
 
 
 def _non_finite(dtype: str, hint: str = "") -> AudioError:
@@ -262,16 +267,18 @@ def download(built: BuiltConfig, clips: Sequence[torch.Tensor], quantizes: bool)
     if not cast.is_floating_point() and not torch.equal(cast.to(joined.dtype), joined):
         span = f"from {joined.min():g} to {joined.max():g}"
         raise fault(built.extractor, f"{dtype} cannot hold its features, {span}")
+    if dtype == BFLOAT16:
+        cast = cast.view(torch.uint16)
     stored = device.download(cast)
-    are_finite = all_finite(stored)
+    are_finite = all_finite(as_values(stored, dtype))
     results: list[Result] = []
     for clip, features in zip(clips, np.split(stored, ends), strict=True):
-        if are_finite or all_finite(features):
+        if are_finite or all_finite(as_values(features, dtype)):
             results.append(ClipFeatures(features, {}))
             continue
         hint = ""
         if cast.dtype == torch.float16 and clip.float().isfinite().all():
-            hint = ", which ends at 65,504: store.dtype: float32 holds them"
+            hint = f"{OVERFLOW}: store.dtype: bfloat16 or float32 holds them"
         results.append(_non_finite(dtype, hint))
     return results
 

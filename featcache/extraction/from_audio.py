@@ -83,6 +83,7 @@ class AudioExtractor:
         self._root, self._configs = root, configs
         makers = {config.waveform_maker: config.sample_rate for config in configs}
         self._makers = [*makers]
+        self._sharing = _sharing_a_pass(configs)
         self._hashes = ContentHashes(wait)
         self._memory = AudioMemory(
             sum(rate * maker.seconds_per_second for maker, rate in makers.items()) * _SAMPLE_BYTES
@@ -126,15 +127,17 @@ class AudioExtractor:
         """Extract a part; clip by clip if memory runs out."""
         is_large = any(decoded.num_bytes >= SMALL_BYTES for decoded in part)
         try:
-            results = []
-            for config in self._configs:
-                result = self._extract(config, part)
-                results.append(compute_now(result) if is_large else result)
+            by_number: dict[int, Extracted | PendingRows] = {}
+            for numbers in self._sharing:
+                results = self._extract([self._configs[number] for number in numbers], part)
+                if is_large:
+                    results = [*compute_now(results)]
+                by_number.update(zip(numbers, results, strict=True))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
         else:
-            yield results
+            yield [by_number[number] for number in range(len(self._configs))]
             return
         if len(part) > 1:  # the rows of each can still be computed with those of others
             for decoded in part:
@@ -145,7 +148,7 @@ class AudioExtractor:
     def extract_alone(self, config: BuiltConfig, decoded: Decoded) -> Extracted:
         """Extract one clip as a batch of its own; it fails if memory runs out."""
         try:
-            return compute_now(self._extract(config, [decoded]))
+            return compute_now(self._extract([config], [decoded]))[0]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -153,7 +156,20 @@ class AudioExtractor:
         failed = Extracted(config.computed_spec, self._root)
         return failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
 
-    def _extract(self, config: BuiltConfig, part: Sequence[Decoded]) -> Extracted | PendingRows:
+    def _extract(self, configs: Sequence[BuiltConfig], part: Sequence[Decoded]) -> Part:
+        """Extract a part for configs that share a model's pass."""
+        results: Part = []
+        leader = None
+        for config in configs:
+            result = self._extract_version(config, part, leader)
+            results.append(result)
+            if isinstance(result, PendingRows):
+                leader = leader or result
+        return results
+
+    def _extract_version(
+        self, config: BuiltConfig, part: Sequence[Decoded], leader: PendingRows | None
+    ) -> Extracted | PendingRows:
         extracted = Extracted(config.computed_spec, self._root, config.config.pool)
         copies = config.waveform_maker.copies
         clips: list[tuple[Item, Waveform]] = []
@@ -172,7 +188,7 @@ class AudioExtractor:
                 utterance_id = item.id.removesuffix(copies[0].suffix)
                 extracted.remarks[utterance_id] = item.sample_rate, silent
         if isinstance(config.extractor, RowExtractor):
-            pending = PendingRows(config, extracted, clips)
+            pending = PendingRows(config, extracted, clips, leader)
             # Without rows, no thread would compute a last one, and finish it.
             return pending.extracted() if pending.is_complete else pending
         started = perf_counter()
@@ -180,6 +196,14 @@ class AudioExtractor:
         computed = compute_clips(config, waveforms)
         extracted.seconds = perf_counter() - started
         return extracted.take((item for item, _ in clips), computed)
+
+
+def _sharing_a_pass(configs: Sequence[BuiltConfig]) -> list[list[int]]:
+    """Group the numbers of configs whose versions share a model's pass."""
+    by_pass: dict[object, list[int]] = {}
+    for number, config in enumerate(configs):
+        by_pass.setdefault(config.model_pass(), []).append(number)
+    return [*by_pass.values()]
 
 
 def _clip_of(config: BuiltConfig, decoded: Decoded) -> tuple[Item, Waveform, str]:

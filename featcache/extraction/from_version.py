@@ -33,6 +33,7 @@ from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
+from featcache.spec import as_values
 from featcache.storage.location import Location, ObjectPath, as_location
 from featcache.version.indexing import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed
@@ -137,6 +138,7 @@ class SourceVersion:
                     )
                 if parameters is not None:
                     features = dequantize_array(features, *parameters[number])
+                features = as_values(features, opened.spec.dtype)
                 stored[position] = StoredUtterance(replace(item, generation=1), features)
         return stored
 

@@ -18,9 +18,9 @@ from featcache.audio.remote import Wait
 from featcache.device import Device
 from featcache.errors import ArgumentError, Reason, listing
 from featcache.extraction.built_config import BuiltConfig
-from featcache.extraction.features import Extracted, WorkerTimes
+from featcache.extraction.features import OVERFLOW, Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
-from featcache.extraction.from_labels import read_labels
+from featcache.extraction.from_files import read_files
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.padded_rows import BatchingChoice, Part
 from featcache.extraction.tasks import ShardTask
@@ -238,7 +238,8 @@ _MOST_FIRST = 5
 """Utterances in a row that an extractor may fail at the beginning of a version."""
 
 _MOST_IN_A_ROW = 20
-"""Utterances in a row that an extractor may fail later by exceptions."""
+"""Utterances in a row that an extractor may fail later by exceptions, or because float16
+cannot hold their features."""
 
 _REMEDIES = {
     Reason.EXTRACTOR_ERROR: ("raised exceptions at", "mend it"),
@@ -298,8 +299,9 @@ class VersionJob:
         for last in reversed(extracted.failures):
             count = self._in_a_row[last.reason]
             is_first = not self.has_extracted and count >= _MOST_FIRST
-            is_raising = last.reason == Reason.EXTRACTOR_ERROR and count >= _MOST_IN_A_ROW
-            if last.reason in _REMEDIES and (is_first or is_raising):
+            is_at_fault = last.reason == Reason.EXTRACTOR_ERROR or OVERFLOW in last.message
+            goes_on = is_at_fault and count >= _MOST_IN_A_ROW
+            if last.reason in _REMEDIES and (is_first or goes_on):
                 did, remedy = _REMEDIES[Reason(last.reason)]
                 extractor = type(self.built.extractor).__name__
                 return (
@@ -379,10 +381,10 @@ def batch_extractor(
     fetched: Fetch = copy_of,
     wait: Wait = lambda _: None,
 ) -> BatchExtractor:
-    """Return a function that extracts batches from audio, label files or the source's
-    features. The other arguments are those of `AudioExtractor`."""
-    if configs[0].label_files is not None:  # then all of them read label files
-        return partial(read_labels, root, configs, fetched)
+    """Return a function that extracts batches from audio, from files in its place, or
+    from the source's features. The other arguments are those of `AudioExtractor`."""
+    if configs[0].label_files is not None:  # then all of them read such files
+        return partial(read_files, root, configs, fetched)
     if source is None:
         return AudioExtractor(root, configs, fetched, wait)
     return partial(source.extract, root, configs)

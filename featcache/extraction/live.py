@@ -138,7 +138,7 @@ class LiveExtractor:
                 error.add_note(extracted.traceback)
             raise error
         (clip,) = extracted.features
-        item: NDArray[Any] = self.spec.axis.shape_item(clip.values())
+        item: NDArray[Any] = self.spec.axis.shape_item(clip.values(self.spec.dtype))
         return item
 
 
@@ -203,7 +203,7 @@ def extractor(
 def _live(config: Config, probes: list[dict[str, Any]], device: Device) -> LiveExtractor:
     built = BuiltConfig(config, device)
     if built.label_files is not None:
-        raise ConfigError(f"{config.name}: {config.extractor} reads label files, and no audio")
+        raise ConfigError(f"{config.name}: {config.extractor} reads other files, and no audio")
     choice = choose_batching(built.extractor, probes, device.label)
     built.extractor.chosen_batching = choice.batching
     return LiveExtractor(built)

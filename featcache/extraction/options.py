@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from featcache.device import extraction_device
-from featcache.errors import ArgumentError, ConfigError, require_number
+from featcache.errors import ArgumentError, ConfigError, did_you_mean, require_number
 from featcache.extraction.jobs import Engine, FailureLimit
 from featcache.extraction.partition import Partition
 from featcache.storage.location import ObjectPath, as_location
@@ -75,7 +75,8 @@ class Options:
         if self.device is not None:  # it may be a torch.device
             object.__setattr__(self, "device", str(self.device))
         if not (callable(self.engine) or self.engine == LOCAL or self.is_on_ray):
-            message = "there is no such engine; use local, ray or ray://host:port"
+            meant = did_you_mean(str(self.engine), (LOCAL, "ray"))
+            message = f"there is no such engine{meant}; use local, ray or ray://host:port"
             raise ArgumentError(f"engine {self.engine!r}: {message}")
         require_number("shard_megabytes (--shard-size)", self.shard_megabytes, 1e-6, 1e9)
         if self.source is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from featcache.errors import AudioError, ConfigError, listing, percent
+from featcache.errors import AudioError, ConfigError, did_you_mean, listing, percent
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
@@ -71,10 +71,19 @@ class Row:
 
 class PendingRows:
     """The results of one version for a part of a batch, while rows are computed. Not
-    thread-safe."""
+    thread-safe.
+
+    Args:
+        leader: The results of a version that shares the model's pass: its rows are
+            computed for both. It has the same clips, and its rows are not yet taken.
+    """
 
     def __init__(
-        self, built: BuiltConfig, part: Extracted, clips: list[tuple[Item, Waveform]]
+        self,
+        built: BuiltConfig,
+        part: Extracted,
+        clips: list[tuple[Item, Waveform]],
+        leader: PendingRows | None = None,
     ) -> None:
         assert isinstance(built.extractor, RowExtractor)
         self.built, self.extractor = built, built.extractor
@@ -84,6 +93,14 @@ class PendingRows:
         self._rows: list[Row] = []
         self._results: list[list[Result | None]] = []
         """The results of each clip's rows, or the error of cutting it."""
+        self.sharing = [self]
+        """The results of all versions that share the rows; the leader's are first."""
+        if leader is not None:
+            self._results = [[*results] for results in leader._results]
+            self._left: int = leader._left
+            self.sharing = leader.sharing
+            self.sharing.append(self)
+            return
         for clip, (item, waveform) in enumerate(clips):
             try:
                 with errors_of(built, [item.id]):
@@ -96,6 +113,7 @@ class PendingRows:
         self._left = len(self._rows)
 
     def _cut(self, clip: int, waveform: Waveform) -> list[Row]:
+        waveform = self.extractor.prepare(torch.from_numpy(waveform)).numpy()
         pieces = self.extractor.pieces(len(waveform))
         is_whole = len(pieces) == 1
         rows = []
@@ -117,8 +135,13 @@ class PendingRows:
         """True once all rows are computed."""
         return not self._left
 
-    def finish(self, row: Row, result: Result, seconds: float) -> None:
-        """Take a row's result, and the seconds that computing it took."""
+    def finish(self, row: Row, results: Sequence[Result], seconds: float) -> None:
+        """Take a row's results for all versions that share it, and the seconds that
+        computing them took."""
+        for pending, result in zip(self.sharing, results, strict=True):
+            pending._finish(row, result, seconds / len(results))
+
+    def _finish(self, row: Row, result: Result, seconds: float) -> None:
         self._left -= 1
         self._part.seconds += seconds
         self._results[row.clip][row.number] = result
@@ -150,14 +173,18 @@ Part = list[Extracted | PendingRows]
 """The results of each version for a part of a batch."""
 
 
+_Shape = tuple[tuple[RowExtractor[Params], ...], int]
+"""The extractors that share rows, and their padded length."""
+
+
 class RowQueue:
     """Rows of several batches that wait until enough of one padded length fill a batch. Not
     thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._filling: dict[tuple[RowExtractor[Params], int], tuple[int, list[Row]]] = {}
-        """Rows by extractor and padded length, with the lowest number of their batches."""
+        self._filling: dict[_Shape, tuple[int, list[Row]]] = {}
+        """Rows of one shape, with the lowest number of their batches."""
         self._full: deque[list[Row]] = deque()
 
     def __bool__(self) -> bool:
@@ -175,7 +202,8 @@ class RowQueue:
         """Add the rows of the batch of that number."""
         for row in rows:
             extractor = row.pending.extractor
-            key = extractor, row.padded_length
+            takers = tuple(pending.extractor for pending in row.pending.sharing)
+            key = takers, row.padded_length
             oldest, waiting = self._filling.get(key, (batch, []))
             waiting.append(row)
             self._filling[key] = min(batch, oldest), waiting
@@ -195,27 +223,33 @@ class RowQueue:
         return self._filling.pop(key)[1]
 
 
-def compute_now(result: Extracted | PendingRows) -> Extracted:
+def compute_now(part: Part) -> list[Extracted]:
     """Compute the rows of a part of a batch, if any are left, without others."""
-    if isinstance(result, Extracted):
-        return result
-    queue = RowQueue(result.built.device.torch_device)
-    queue.add(0, result.take_rows())
+    for result in part:
+        if isinstance(result, PendingRows):
+            _compute_all(result)
+    return [result.extracted() if isinstance(result, PendingRows) else result for result in part]
+
+
+def _compute_all(pending: PendingRows) -> None:
+    """Compute the rows that are not taken yet."""
+    queue = RowQueue(pending.built.device.torch_device)
+    queue.add(0, pending.take_rows())
     while rows := queue.take_full() or queue.take_oldest():
         started = perf_counter()
         computed = compute_rows(rows)
         seconds = (perf_counter() - started) / len(rows)
-        for row, features in zip(rows, computed, strict=True):
-            result.finish(row, features, seconds)
-    return result.extracted()
+        for row, results in zip(rows, computed, strict=True):
+            pending.finish(row, results, seconds)
 
 
-def compute_rows(rows: list[Row]) -> list[Result]:
-    """Compute rows of one version and padded length. Returns the results in order. If a
-    batch does not fit on the device, this and all later ones become smaller."""
-    results: list[Result] = []
+def compute_rows(rows: list[Row]) -> list[Sequence[Result]]:
+    """Compute rows of one shape: of the same versions, and of one padded length. Returns
+    each row's results, one for each version that shares it. If a batch does not fit on the
+    device, this and all later ones become smaller."""
+    results: list[Sequence[Result] | AudioError] = []
 
-    def compute_next(count: int, alone: bool) -> list[Result]:
+    def compute_next(count: int, alone: bool) -> list[Sequence[Result] | AudioError]:
         batch = rows[len(results) : len(results) + count]
         return in_halves(lambda part: _compute_batch(part, count, alone), batch)
 
@@ -225,25 +259,46 @@ def compute_rows(rows: list[Row]) -> list[Result]:
             results += until_it_fits(compute_next, built.extractor, lengths, built.device)
         except DoesNotFitError as error:  # the next row
             results.append(error)
-    return results
+    num_versions = len(rows[0].pending.sharing)
+    return [
+        [result] * num_versions if isinstance(result, AudioError) else result for result in results
+    ]
 
 
-def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[Result]:
+def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[Sequence[Result]]:
     """Compute rows in a batch of `count` rows."""
-    built, extractor = rows[0].pending.built, rows[0].pending.extractor
-    device = built.device
-    with errors_of(built, (row.id for row in rows), alone), device.slot(alone):
+    pending = rows[0].pending
+    device, versions = pending.built.device, pending.sharing
+    with errors_of(pending.built, (row.id for row in rows), alone), device.slot(alone):
         waveforms = [row.waveform for row in rows]
-        encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
-        _require_rows(extractor, encoded, rows, count)
-        # `PendingRows` quantises pieces of clips, once all are computed.
-        are_whole = all(row.is_whole for row in rows)
-        features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
-        clips = download(built, features, built.computed_spec.is_quantized and are_whole)
-        side_arrays = {
-            side.name: device.download(encoded.side[side.name][: len(rows)].contiguous())
-            for side in extractor.spec.side
-        }
+        batch = device.upload_rows(waveforms, count, rows[0].padded_length)
+        takers = [version.extractor for version in versions]
+        encoded = pending.extractor.run_for(takers, *batch)
+        of_versions = [
+            _download_rows(version.built, version.extractor, rows, count, encoded_rows)
+            for version, encoded_rows in zip(versions, encoded, strict=True)
+        ]
+    return [*zip(*of_versions, strict=True)]
+
+
+def _download_rows(
+    built: BuiltConfig,
+    extractor: RowExtractor[Params],
+    rows: Sequence[Row],
+    count: int,
+    encoded: Rows,
+) -> list[Result]:
+    """Return the results of a batch of `count` rows for one version."""
+    device = built.device
+    _require_rows(extractor, encoded, rows, count)
+    # `PendingRows` quantises pieces of clips, once all are computed.
+    are_whole = all(row.is_whole for row in rows)
+    features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
+    clips = download(built, features, built.computed_spec.is_quantized and are_whole)
+    side_arrays = {
+        side.name: device.download(encoded.side[side.name][: len(rows)].contiguous())
+        for side in extractor.spec.side
+    }
     for i, clip in enumerate(clips):
         if not isinstance(clip, AudioError):
             # Copies, because views would keep all of the batch in memory.
@@ -325,7 +380,9 @@ def choose_batching(
             )
         return BatchingChoice(only)
     if request not in (None, *BATCHINGS):
-        raise ConfigError(f"{where}: there is no such policy; choose from {listing(BATCHINGS)}")
+        meant = did_you_mean(str(request), BATCHINGS)
+        choices = listing(BATCHINGS)
+        raise ConfigError(f"{where}: there is no such policy{meant}; choose from {choices}")
     measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
     declared = declared_batchings(extractor)
     loosest = declared[-1]

@@ -210,7 +210,9 @@ def plan_extraction(
     if options.source is not None:
         source = find_source(all_built, options.source, keep_index=not options.dry_run)
     batch_seconds = all_built[0].device.batch_seconds
-    plan = ExtractionPlan(manifest, cache, options, only, source, batch_seconds)
+    for built in all_built if manifest.has_repeats else ():
+        with_label_files(manifest, built.label_files)  # refuses two files for a clip
+    plan = ExtractionPlan(manifest.clips(), cache, options, only, source, batch_seconds)
     rows_of = memoized(partial(_rows_of_run, plan))
     versions = [
         _plan_version(plan, built, rows_of(built.config.copies, built.label_files))

@@ -32,11 +32,11 @@ MAX_ITEMS = 100_000
 SHARD_HOURS = 1.0
 """The most audio in a shard, about: a kill costs each process the shard it was making."""
 
-SHARDS_TO_SHARE = 16
+SHARDS_TO_SHARE = 32
 """The shards, about, of a manifest of a few hours, so that several processes share it."""
 
-LEAST_WORK, WORK_OF_CLIP = 1200.0, 2.0
-"""The least work in such a shard, in seconds of audio: to commit it takes as long as 80.
+LEAST_WORK, WORK_OF_CLIP = 900.0, 2.0
+"""The least work in such a shard, in seconds of audio: to commit it takes as long as 20.
 Opening and starting on a clip takes as long as two."""
 
 FEWEST_SHARDS = 256

@@ -28,7 +28,7 @@ from typing import (
 import msgspec
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
-from featcache.errors import ConfigError, ExtractorError, listing
+from featcache.errors import ConfigError, ExtractorError, did_you_mean, listing
 from featcache.extractors.faults import blamed_on, describe_raised, fault, lacking, require_tensor
 from featcache.sections import Section
 from featcache.spec import MAIN, FeatureSpec
@@ -43,20 +43,28 @@ Batching = Literal["frames", "padded", "equal_length", "single"]
 
 _OWN = {
     "audio_stats": "audio_stats:AudioStats",
+    "crepe": "crepe:Crepe",
     "dac": "dac:Dac",
+    "dnsmos": "dnsmos:Dnsmos",
     "encodec": "encodec:Encodec",
     "fbank": "kaldi:Fbank",
+    "ge2e": "ge2e:GE2E",
     "higgs2": "higgs2:Higgs2",
+    "imported": "imported:Imported",
     "labels": "labels:Labels",
     "log_mel": "log_mel:LogMel",
     "mfcc": "kaldi:Mfcc",
     "mimi": "mimi:Mimi",
     "neucodec": "xcodec2:NeuCodec",
     "snac": "snac:Snac",
+    "onnx": "onnx:Onnx",
+    "pocket_tts": "pocket_tts:PocketTTS",
     "speechtokenizer": "speechtokenizer:SpeechTokenizer",
     "ssl": "ssl:SSL",
+    "swift_f0": "swift_f0:SwiftF0",
     "torchaudio": "torchaudio_ssl:TorchaudioSSL",
     "units": "units:Units",
+    "vibevoice": "vibevoice:VibeVoice",
     "wavtokenizer": "wavtokenizer:WavTokenizer",
     "xcodec": "xcodec:Xcodec",
     "xcodec2": "xcodec2:Xcodec2",
@@ -91,6 +99,10 @@ class Params(Section):
     """Names of parameters added when versions without them existed. While they have their
     default, which is what the extractor did before, fingerprints and the configs in
     versions leave them out."""
+
+    taken: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that only choose what is taken from a model's forward pass. The
+    versions of a run that differ in nothing else share the pass."""
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -203,6 +215,11 @@ class Extractor(ABC, Generic[P]):
         like this."""
         return None
 
+    def silence(self) -> Tensor | None:
+        """Compute the frame `[*item_shape]` that long silence settles on, which versions
+        keep as a value for padding; None for features that need no such value."""
+        return None
+
     def from_features(self, features: Tensor) -> Tensor:
         """Make a feature from each frame `[N, D]` of the version `source_fingerprint`, on
         the device. If that is set, override this or `from_items`."""
@@ -217,6 +234,14 @@ class Extractor(ABC, Generic[P]):
         made = self.from_features(torch.cat([*items]))
         require_tensor(self, "from_features", made, (sum(lengths), *self.spec.item_shape))
         return torch.split(made, lengths)
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Make sound of the features of one clip, as far as that is possible: samples,
+        float32 `[num_samples]`, at `spec.sample_rate`, on the device; at the end there may
+        be more than the clip had. `tracks` are what `extract` returned for the clip.
+
+        Raises ExtractorError if nothing can be heard of such features."""
+        raise ExtractorError(f"{self.spec.units}: cannot be turned into sound")
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:
@@ -239,8 +264,8 @@ def find(name: str) -> type[Extractor[Params]]:
         known = registered()
         if name not in known:
             raise ConfigError(
-                f"extractor: there is no {name!r}; choose from {', '.join(sorted(known))}, "
-                "or your own package.module:Class"
+                f"extractor: there is no {name!r}{did_you_mean(name, known)}; choose from "
+                f"{', '.join(sorted(known))}, or your own package.module:Class"
             )
         path = known[name]
     kind = _imported(path)

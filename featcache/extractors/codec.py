@@ -1,20 +1,21 @@
-"""The base of codecs, and how a model of transformers is loaded."""
+"""The base of codecs, and the spec of continuous latents."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
+from featcache.extractors.base import Clip, main_track
 from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
-from featcache.spec import FeatureSpec
+from featcache.spec import MAIN, FeatureSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +24,20 @@ if TYPE_CHECKING:
 class CodecParams(ModelParams):
     """The parameters of every codec."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"output"})
+    taken: ClassVar[frozenset[str]] = frozenset({"output", "codebooks", "bandwidth"})
+
+    output: Literal["codes", "latents"] = "codes"
+    """`latents` are the continuous vectors before the quantiser, float32 `[T, D]`. They do
+    not depend on the number of codebooks, which is ignored then."""
     codebooks: int | None = Field(default=None, ge=1)
     """Number of codebooks, from the first on. Default: all that the model has."""
+
+    @field_validator("codebooks", "bandwidth", check_fields=False)
+    @classmethod
+    def _of_codes(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Leave out what decides no value of latents, so that it is not in fingerprints."""
+        return None if info.data.get("output") == "latents" else value
 
 
 class BandwidthParams(CodecParams):
@@ -37,36 +50,57 @@ class BandwidthParams(CodecParams):
 
 
 C = TypeVar("C", bound=CodecParams)
+M = TypeVar("M", bound=ModelParams)
+
+_SILENCE_SECONDS = 30.0
+"""The silence after whose first part, some 80 frames, latents no longer change."""
 
 
-class CodecExtractor(ModelExtractor[C]):
+class LatentExtractor(ModelExtractor[M]):
+    """The base of extractors whose model computes latents: one frame for every
+    `granularity` samples that have begun."""
+
+    def num_frames(self, num_samples: int) -> int:
+        return -(-num_samples // self.granularity)
+
+    def silence(self) -> Tensor | None:
+        if self.spec.codebook_sizes:
+            return None
+        zeros = torch.zeros(round(_SILENCE_SECONDS * self.sample_rate), device=self.device)
+        (extracted,) = self.extract([Clip("silence", zeros)])
+        latents = main_track(extracted)
+        # far from the beginning, and from an end that the model may see
+        return latents[len(latents) * 3 // 4]
+
+
+class CodecExtractor(LatentExtractor[C]):
     """The base of extractors whose model computes latents, and codes from the latents.
 
     If codes differ although latents differ by rounding only, two codewords were tied.
-    Codes are always looked up in float32. There is one frame for every `granularity`
-    samples that have begun."""
+    Codes are always looked up in float32."""
 
     _codebooks: Iterable[Any]
     """The model's codebooks in use, unless a subclass has its own `quantize`."""
 
-    def _load_model(self, class_name: str, part: weights.Part | None = None) -> Any:
-        needed_for = f"the extractor {type(self).__name__.lower()}"
-        return self._load_from(weights.transformers_class(class_name, needed_for), part)
-
-    def _load_from(self, model_class: Any, part: weights.Part | None = None) -> Any:
-        model = weights.load(model_class, self._locate(), self.device, part)
-        names = ("sampling_rate", "sample_rate", "input_sampling_rate")
-        rates = (getattr(model.config, name, None) for name in names)
-        self.require_sample_rate(next(filter(None, rates)))
-        return model
-
     def _set_spec(
-        self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0
+        self,
+        name: str,
+        num_codebooks: int,
+        codebook_size: int,
+        frame_length: int = 0,
+        latent_size: int = 0,
     ) -> None:
+        """Set the spec of codes or latents. Raises ConfigError for latents without a size."""
+        frame_rate = self.sample_rate / self.granularity
+        if self.params.output == "latents":
+            if not latent_size:
+                raise ConfigError(f"params.output: latents; {name} has codes only")
+            self.spec = latent_spec(name, latent_size, frame_rate, frame_length, self.sample_rate)
+            return
         self.spec = FeatureSpec(
             (num_codebooks,),
             code_dtype(codebook_size),
-            self.sample_rate / self.granularity,
+            frame_rate,
             frame_length,
             self.sample_rate,
             f"{name} code",
@@ -101,7 +135,19 @@ class CodecExtractor(ModelExtractor[C]):
         return codes_RF, codebook.decode(codes_RF)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return Rows(self.codes_of(self.latents(waveforms, num_samples)))
+        return self.encode_for([self], waveforms, num_samples)[0]
+
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        latents_RFD = self.latents(waveforms, num_samples)
+        return [taker.take(latents_RFD) for taker in takers]
+
+    def take(self, latents_RFD: Tensor) -> Rows:
+        """Return the features of latents, float `[R, F, D]`."""
+        if self.params.output == "latents":
+            return Rows(latents_RFD.float())
+        return Rows(self.codes_of(latents_RFD))
 
     def codes_of(self, latents_RFD: Tensor) -> Tensor:
         """Quantise latents, to codes of `spec.dtype`, `[R, F, Q]`."""
@@ -109,10 +155,35 @@ class CodecExtractor(ModelExtractor[C]):
             codes_RFQ = self.quantize(latents_RFD.float())
         return codes_RFQ.to(getattr(torch, self.spec.dtype))
 
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by the codec's own decoder, which is loaded for this; channels are mixed.
+        Latents are quantised first."""
+        features_1F = tracks[MAIN][None]
+        if self.params.output == "latents":
+            features_1F = self.quantize(features_1F.float())
+        decoded = self.decode(features_1F.long().mT, tracks)
+        return decoded.reshape(-1, decoded.shape[-1]).mean(dim=0)
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode one clip's codes, int64 `[1, Q, F]`, to `[1, num_samples]` or `[1, C,
+        num_samples]`."""
+        decoded: Tensor = self._load_model().decode(audio_codes=codes_1QF).audio_values
+        return decoded
+
     @classmethod
     def stored_dtype(cls, params: C) -> str:
+        if params.output == "latents":
+            return "float32"
         config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
         return code_dtype(int(config.get("codebook_size", 1024)))
+
+
+def latent_spec(
+    name: str, size: int, frame_rate: float, frame_length: int, sample_rate: int
+) -> FeatureSpec:
+    """Describe the continuous latents of a model."""
+    units = f"{name} latent"
+    return FeatureSpec((size,), "float32", frame_rate, frame_length, sample_rate, units)
 
 
 def code_dtype(codebook_size: int) -> str:

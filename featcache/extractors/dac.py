@@ -20,23 +20,24 @@ from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebook
 
 class Dac(CodecExtractor[CodecParams]):
     """DAC's codes: those of `DacModel.encode` for the clip alone, as `DacFeatureExtractor`
-    prepares it.
+    prepares it; or its latents.
 
     Codes are `[T, Q]`. The clip is padded with zeros to whole hops: ceil(num_samples /
     hop) frames."""
 
     Params = CodecParams
     revision = 1
+    _model_name = "DacModel"
 
     def _prepare(self) -> None:
-        model = self._load_model("DacModel")
+        model = self._load_model()
         config = model.config
         count = num_codebooks(self.params, config.n_codebooks)
         self._encoder = model.encoder
         self._codebooks = model.quantizer.quantizers[:count]
         self.granularity = config.hop_length
         field, _ = ragged.receptive_field(ragged.convolutions(model.encoder))
-        self._set_spec("DAC", count, config.codebook_size, frame_length=field)
+        self._set_spec("DAC", count, config.codebook_size, field, config.hidden_size)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         padded, lengths = in_whole_hops(waveforms, num_samples, self.granularity)

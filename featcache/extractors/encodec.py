@@ -7,8 +7,11 @@ root mean square, which is kept with its codes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from featcache.errors import ConfigError
@@ -21,7 +24,7 @@ _SCALES = "what a chunk's samples were divided by"
 
 
 class Encodec(CodecExtractor[BandwidthParams]):
-    """EnCodec's codes: those of `EncodecModel.encode` for the clip alone.
+    """EnCodec's codes: those of `EncodecModel.encode` for the clip alone; or its latents.
 
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one
     sample on. In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples,
@@ -31,10 +34,11 @@ class Encodec(CodecExtractor[BandwidthParams]):
 
     Params = BandwidthParams
     revision = 1
+    _model_name = "EncodecModel"
     gpu_factor = 4
 
     def _prepare(self) -> None:
-        model = self._load_model("EncodecModel")
+        model = self._load_model()
         self._config = config = model.config
         # properties that the config would compute for each piece
         self._chunk_length = config.chunk_length
@@ -49,7 +53,7 @@ class Encodec(CodecExtractor[BandwidthParams]):
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
-        self._set_spec("EnCodec", count, config.codebook_size)
+        self._set_spec("EnCodec", count, config.codebook_size, latent_size=config.hidden_size)
         if self._chunk_length:
             self.max_seconds = None
             frame_rate = (
@@ -82,17 +86,29 @@ class Encodec(CodecExtractor[BandwidthParams]):
             length = min(length, self._chunk_length)
         return length
 
-    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        rows = super().encode(waveforms, num_samples)
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        encoded = super().encode_for(takers, waveforms, num_samples)
         if self._config.normalize:
-            rows = replace(rows, side={"scales": _scales(waveforms, num_samples)})
-        return rows
+            side = {"scales": _scales(waveforms, num_samples)}
+            encoded = [replace(rows, side=side) for rows in encoded]
+        return encoded
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         if self._config.normalize:
             waveforms = waveforms / _scales(waveforms, num_samples)
         x_RCT = waveforms[:, None].expand(-1, self._config.audio_channels, -1)
         return ragged.run(self._layers, x_RCT, num_samples)[0].mT
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        size = codes_1QF.shape[-1]
+        if self._chunk_length:
+            size = super().num_frames(self._chunk_length)
+        chunks = torch.split(codes_1QF, size, dim=-1)
+        scales = tracks.get("scales", [None] * len(chunks))
+        decoded: Tensor = self._load_model().decode(chunks, scales).audio_values
+        return decoded
 
 
 def _scales(waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:

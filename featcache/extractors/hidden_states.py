@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -51,6 +51,8 @@ class HiddenStatesParams(ModelParams):
     """The parameters of extractors of hidden states. Layer N is what the N-th transformer
     layer gives, 0 what goes into the first: `hidden_states[N]` of transformers, and
     `extract_features` of torchaudio, which calls it N - 1."""
+
+    taken: ClassVar[frozenset[str]] = frozenset({"layer", "layers", "weights_per_layer"})
 
     layer: int | None = Field(default=None, ge=0)
     """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are
@@ -143,15 +145,33 @@ class HiddenStates(ModelExtractor[H]):
         return self._encoder.most_samples or super().padded_length(num_samples)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        return self.encode_for([self], waveforms, num_samples)[0]
+
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        # the others' models may be cut off before the layers that this one needs
+        deepest = max(takers, key=lambda taker: max(taker._numbers))
+        numbers = {number for taker in takers for number in taker._numbers}
+        states = deepest._states(waveforms, num_samples, numbers)
+        return [taker._take(states) for taker in takers]
+
+    def _states(
+        self, waveforms: Tensor, num_samples: Tensor, numbers: set[int]
+    ) -> dict[int, Tensor]:
+        """Compute the hidden states of these numbers, float32 `[R, F, D]` each."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
         hidden_states = self._encoder.hidden_states(waveforms, num_samples)
-        chosen = {  # the model runs only as far as they need
+        return {  # the model runs only as far as they need
             number: state.float()
-            for number, state in enumerate(islice(hidden_states, max(self._numbers) + 1))
-            if number in self._numbers
+            for number, state in enumerate(islice(hidden_states, max(numbers) + 1))
+            if number in numbers
         }
-        states_RFD = [chosen[number] for number in self._numbers]
+
+    def _take(self, states: Mapping[int, Tensor]) -> Rows:
+        """Return the features of hidden states by their numbers, which it does not change."""
+        states_RFD = [states[number] for number in self._numbers]
         weights = self.params.weights_per_layer
         if self.params.layers is None:
             return Rows(states_RFD[0])

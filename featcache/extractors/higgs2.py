@@ -7,6 +7,7 @@ imports torchaudio, for its resampler."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,10 +36,9 @@ class Higgs2(Xcodec):
     revision = 1
     _name = "Higgs Audio v2"
 
-    def _load(self) -> Any:
-        xcodec = weights.transformers_class("XcodecModel", "the extractor higgs2")
+    def _model_class(self) -> Any:
         config = weights.transformers_class("HiggsAudioV2TokenizerConfig", "the extractor higgs2")
-        return self._load_from(_model_class(xcodec, config))
+        return _make_class(super()._model_class(), config)
 
     def _prepare_semantic(self, model: Any) -> None:
         config = model.config
@@ -62,12 +62,21 @@ class Higgs2(Xcodec):
         inside_RP = is_inside(lengths, resampled_RP.shape[1])
         return F.pad(resampled_RP.masked_fill(~inside_RP, 0), (_PADDING, _PADDING))
 
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        model = self._load_model()
+        layers = model.quantizer.quantizers[: codes_1QF.shape[1]]
+        quantized_1FD = torch.zeros((), device=codes_1QF.device)
+        for layer, codes_1F in zip(layers, codes_1QF.unbind(1), strict=True):
+            quantized_1FD = quantized_1FD + layer.project_out(layer.codebook.decode(codes_1F))
+        decoded: Tensor = model.acoustic_decoder(model.fc2(quantized_1FD).mT)
+        return decoded
+
     def _look_up(self, codebook: Any, residual_RDF: Tensor) -> tuple[Tensor, Tensor]:
         codes_RF = codebook.codebook.encode(codebook.project_in(residual_RDF.mT))
         return codes_RF, codebook.project_out(codebook.codebook.decode(codes_RF)).mT
 
 
-def _model_class(xcodec: Any, config: Any) -> Any:
+def _make_class(xcodec: Any, config: Any) -> Any:
     """Make the class of the tokenizer from `XcodecModel`."""
 
     class HiggsAudioV2TokenizerModel(xcodec):  # type: ignore[misc]

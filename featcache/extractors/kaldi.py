@@ -8,6 +8,7 @@ otherwise, Kaldi's defaults."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
@@ -17,7 +18,8 @@ from featcache.errors import ConfigError
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
 from featcache.extractors.frames import FrameExtractor, aligned_rows, with_whole_columns
-from featcache.spec import FeatureSpec
+from featcache.extractors.griffin_lim import griffin_lim
+from featcache.spec import MAIN, FeatureSpec
 from featcache.strings import hash_of
 
 if TYPE_CHECKING:  # torch is executed when it is used
@@ -111,6 +113,9 @@ class _Kaldi(FrameExtractor[K]):
         self._params, self._sample_rate = params, sample_rate
         self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2)
         self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
+        self._before = 0  # samples of the first frame that are before the clip
+        if not params.snip_edges:
+            self._before = self._length // 2 - self._shift // 2
         self._fft_length = self._length
         if params.round_to_power_of_two:
             self._fft_length = 1 << (self._length - 1).bit_length()
@@ -136,7 +141,7 @@ class _Kaldi(FrameExtractor[K]):
         waveform = clip.waveform
         if not self._params.snip_edges:
             # the first frame is centred on sample shift / 2
-            before = self._length // 2 - self._shift // 2
+            before = self._before
             end = (self.num_frames(len(waveform)) - 1) * self._shift + self._length
             waveform = _reflected(waveform, before, end - before - len(waveform))
         frames = waveform.unfold(0, self._length, self._shift)
@@ -212,6 +217,24 @@ class Fbank(_Kaldi[FbankParams]):
         if self._params.htk_compat:
             columns.reverse()
         return torch.cat(columns, dim=1)
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Estimate spectra from the mel energies, undo pre-emphasis in them, and find their
+        phases by Griffin-Lim."""
+        values = tracks[MAIN].float()
+        if self._params.use_energy:
+            values = values[:, :-1] if self._params.htk_compat else values[:, 1:]
+        if self._params.use_log_fbank:
+            values = values.exp()
+        spectra = self._mel_bank.spectra_of(values)
+        if self._params.use_power:
+            spectra = spectra.sqrt()
+        delays = torch.arange(spectra.shape[1], device=values.device)
+        turns = torch.polar(torch.ones(()), -2 * math.pi / self._fft_length * delays)
+        response = (1 - self._params.preemphasis_coefficient * turns).abs()
+        spectra = spectra / response.clamp(min=_EPSILON)
+        waveform = griffin_lim(spectra, self._scaled_window, self._shift, self._fft_length)
+        return waveform[max(self._before, 0) :]
 
 
 class Mfcc(_Kaldi[MfccParams]):

@@ -7,6 +7,7 @@ Sources: OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -16,7 +17,8 @@ from featcache.errors import ConfigError
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
 from featcache.extractors.frames import FrameExtractor
-from featcache.spec import FeatureSpec
+from featcache.extractors.griffin_lim import griffin_lim
+from featcache.spec import MAIN, FeatureSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,3 +152,17 @@ class LogMel(FrameExtractor[LogMelParams]):
             torch.maximum(features, features.amax() - 8, out=features)
             features += 4
             features /= 4
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Estimate spectra from the mel energies, and find their phases by Griffin-Lim."""
+        values = tracks[MAIN].float()
+        if self._params.log == "whisper":
+            values = values * 4 - 4
+        energies = values.exp() if self._params.log == "natural" else 10**values
+        spectra = self._mel_bank.spectra_of(energies)
+        if self._params.power == 2:
+            spectra = spectra.sqrt()
+        hop, n_fft = self._params.hop_length, self._params.n_fft
+        waveform = griffin_lim(spectra, self._window, hop, n_fft)
+        before = self._padding - (n_fft - len(self._window)) // 2
+        return waveform[max(before, 0) :]

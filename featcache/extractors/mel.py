@@ -21,6 +21,10 @@ MOST_BINS = 1024
 """The most filters of a bank: a typing error could ask for a matrix of gigabytes."""
 
 
+_UPDATES = 100
+_TINY = 1e-30
+
+
 def power_spectrum(frames: Tensor, fft_length: int) -> Tensor:
     """Return the squared magnitude of the Fourier transform, of length `N`, of real
     frames, float32 `[B, L]`, `L <= N`, padded with zeros: float32 `[B, N // 2 + 1]`."""
@@ -46,6 +50,7 @@ class MelBank:
                 "longer frame"
             )
         self._num_bins = filters.shape[1]
+        self._num_frequencies = len(filters)
         filters = with_whole_columns(filters)
         self._num_columns = filters.shape[1]
         self._bands = []
@@ -62,6 +67,20 @@ class MelBank:
         for frequencies, weights, bins in self._bands:
             torch.mm(spectrum[:, frequencies], weights, out=energies[:, bins])
         return energies[:, : self._num_bins]
+
+    def spectra_of(self, energies: Tensor) -> Tensor:
+        """Estimate the spectra `[T, N // 2 + 1]`, at least 0, that have these energies, at
+        least 0, `[T, M]`, by the updates of Lee and Seung (2001, "Algorithms for
+        non-negative matrix factorization")."""
+        filters = energies.new_zeros(self._num_frequencies, self._num_columns)
+        for frequencies, weights, bins in self._bands:
+            filters[frequencies, bins] = weights
+        filters = filters[:, : self._num_bins]
+        wanted = energies @ filters.T
+        spectra = wanted / filters.square().sum().clamp(min=_TINY)
+        for _ in range(_UPDATES):
+            spectra = spectra * wanted / (spectra @ filters @ filters.T).clamp(min=_TINY)
+        return spectra
 
 
 def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:

@@ -11,12 +11,14 @@ an old transformers, and is not needed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
 from featcache import weights
+from featcache.errors import ExtractorError
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
@@ -24,11 +26,39 @@ _QWEN = "qwen3_tts_tokenizer_12hz"
 _ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",))
 
 
+class CausalEncoder:
+    """A causal SEANet, transformer and downsampling convolution, over rows.
+
+    Args:
+        encoder: An encoder of transformers with these three modules, in eval mode.
+        config: Its config, for the transformer's layers and window.
+    """
+
+    def __init__(self, encoder: Any, config: Any) -> None:
+        self._seanet = ragged.seanet_layers(encoder.encoder_seanet.layers)
+        self._transformer = encoder.encoder_transformer
+        self._downsample = ragged.seanet_layers([encoder.downsample])
+        field, hop = ragged.receptive_field(ragged.convolutions(encoder.encoder_seanet))
+        # each layer of the transformer sees a window
+        field += config.num_hidden_layers * (config.sliding_window - 1) * hop
+        last, stride = ragged.receptive_field(ragged.convolutions(encoder.downsample))
+        self.hop = hop * stride
+        """The samples from one frame to the next."""
+        self.frame_length = field + (last - 1) * hop
+        """The samples that one frame depends on."""
+
+    def __call__(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute latents, float `[R, F, D]`, of rows with lengths int64 `[R]`."""
+        x_RDT, lengths = ragged.run(self._seanet, waveforms_RP[:, None], num_samples)
+        x_RDT = self._transformer(x_RDT.mT, use_cache=False).last_hidden_state.mT
+        return ragged.run(self._downsample, x_RDT, lengths)[0].mT
+
+
 class MimiParams(CodecParams):
     """The parameters of `mimi`. Its `weights` are those of a Mimi, or of
     Qwen3-TTS-Tokenizer-12Hz."""
 
-    codebooks: int | None = Field(default=8, ge=1)
+    codebooks: int | None = Field(default=8, ge=1, validate_default=True)
     """Number of codebooks. The first holds the words, the others the sound. Moshi is
     trained on 8 codebooks, and the codec's authors report results for 8: 1.1 kbps. null
     means all 32, the default of `MimiModel.encode`; for Qwen3-TTS, its 16. With fewer
@@ -36,7 +66,7 @@ class MimiParams(CodecParams):
 
 
 class Mimi(CodecExtractor[MimiParams]):
-    """Mimi's codes: those of `MimiModel.encode` for the clip alone.
+    """Mimi's codes: those of `MimiModel.encode` for the clip alone; or its latents.
 
     Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. For
     kyutai/mimi the receptive field is 80 s, so chunks with a shorter overlap are not
@@ -44,6 +74,7 @@ class Mimi(CodecExtractor[MimiParams]):
 
     Params = MimiParams
     revision = 1
+    _model_name = "MimiModel"
     gpu_factor = 2
     causal = True
 
@@ -53,34 +84,37 @@ class Mimi(CodecExtractor[MimiParams]):
         self._num_codebooks = num_codebooks(
             self.params, most_codebooks, at_least=config.num_semantic_quantizers
         )
-        self._encoder = ragged.seanet_layers(model.encoder.encoder_seanet.layers)
-        self._transformer = model.encoder.encoder_transformer
-        self._downsample = ragged.seanet_layers([model.encoder.downsample])
+        self._encoder = CausalEncoder(model.encoder, config)
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
             # a codebook computes this on first access, which threads would share
             getattr(module, "embed", None)
-        field, hop = ragged.receptive_field(ragged.convolutions(model.encoder.encoder_seanet))
-        # each layer of the transformer sees a window
-        field += config.num_hidden_layers * (config.sliding_window - 1) * hop
-        last, stride = ragged.receptive_field(ragged.convolutions(model.encoder.downsample))
-        self.granularity = hop * stride
-        field += (last - 1) * hop
-        self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field)
+        self.granularity = self._encoder.hop
+        self._set_spec(
+            "Mimi",
+            self._num_codebooks,
+            config.codebook_size,
+            self._encoder.frame_length,
+            config.hidden_size,
+        )
 
     def _load(self) -> tuple[Any, int]:
         """Load the model; return it and the number of its codebooks that have a use."""
         settings = weights.read_json(self._locate(), "config.json")
-        if settings.get("model_type") != _QWEN:
-            model = self._load_model("MimiModel")
+        self._is_qwen = settings.get("model_type") == _QWEN
+        if not self._is_qwen:
+            model = self._load_model()
             return model, model.config.num_quantizers
-        model = self._load_model("MimiModel", _ENCODER_OF_QWEN)
+        model = self._load_model(part=_ENCODER_OF_QWEN)
         return model, settings.get("encoder_valid_num_quantizers", model.config.num_quantizers)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
-        x_RDT, lengths = ragged.run(self._encoder, waveforms[:, None], num_samples)
-        x_RDT = self._transformer(x_RDT.mT, use_cache=False).last_hidden_state.mT
-        return ragged.run(self._downsample, x_RDT, lengths)[0].mT
+        return self._encoder(waveforms, num_samples)
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        if self._is_qwen:
+            raise ExtractorError("codes of Qwen3-TTS: only its own package can decode them")
+        return super().decode(codes_1QF, tracks)
 
     def quantize(self, latents: Tensor) -> Tensor:
         codes_QRF: Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -77,6 +77,8 @@ class ModelExtractor(RowExtractor[M]):
     A subclass's `__init__` calls this one, and sets `spec` and `granularity`. If a chunk
     begins at sample `t * granularity`, its first frame must be the clip's frame `t`."""
 
+    _model_name: str
+    """The class of transformers that `_load_model` loads, unless a subclass makes one."""
     causal: bool = False
     """True if a frame depends on no later samples, which decides where chunks overlap."""
 
@@ -91,6 +93,19 @@ class ModelExtractor(RowExtractor[M]):
 
     def _locate(self) -> weights.Located:
         return weights.locate(self.params.weights, self.params.revision)
+
+    def _model_class(self) -> Any:
+        needed_for = f"the extractor {type(self).__name__.lower()}"
+        return weights.transformers_class(self._model_name, needed_for)
+
+    def _load_model(self, sample_rate: int | None = None, part: weights.Part | None = None) -> Any:
+        """Load the model, or the part of it that is used. Its config says which sample rate
+        it is for, unless `sample_rate` does."""
+        model = weights.load(self._model_class(), self._locate(), self.device, part)
+        names = ("sampling_rate", "sample_rate", "input_sampling_rate")
+        rates = (getattr(model.config, name, None) for name in names)
+        self.require_sample_rate(next(filter(None, [sample_rate, *rates])))
+        return model
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
@@ -150,8 +165,20 @@ class ModelExtractor(RowExtractor[M]):
             raise ConfigError(f"audio.sample_rate: {self.sample_rate}; {name} is for {expected}")
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        return self.run_for([self], waveforms, num_samples)[0]
+
+    def run_for(
+        self, takers: Sequence[RowExtractor[M]], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
         with computing(self.params.precision, waveforms.device):
-            return self.encode(waveforms, num_samples)
+            return self.encode_for(takers, waveforms, num_samples)
+
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        """Encode rows for each taker; see `run_for`. A class whose parameters have `taken`
+        ones overrides this, to run the model once."""
+        return [taker.encode(waveforms, num_samples) for taker in takers]
 
 
 @contextmanager

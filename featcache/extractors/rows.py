@@ -113,6 +113,11 @@ class RowExtractor(Extractor[P]):
         AudioError if it cannot be extracted, for example with the reason TOO_LONG."""
         return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
 
+    def prepare(self, waveform: Tensor) -> Tensor:
+        """Return a whole clip `[num_samples]` as it is cut into pieces, for example at
+        another level. It may be the waveform itself, which is never written to."""
+        return waveform
+
     def padded_length(self, num_samples: int) -> int:
         """Return the samples in the padded row of a piece of `num_samples`."""
         if (self.chosen_batching or self.batching) != "padded":
@@ -158,8 +163,9 @@ class RowExtractor(Extractor[P]):
         by_length: dict[int, list[_Row]] = defaultdict(list)
         for clip in clips:
             rows = []
-            for piece in self.pieces(len(clip.waveform)):
-                samples = clip.waveform[piece.start : piece.start + piece.num_samples]
+            waveform = self.prepare(clip.waveform)
+            for piece in self.pieces(len(waveform)):
+                samples = waveform[piece.start : piece.start + piece.num_samples]
                 row = _Row(piece, samples)
                 rows.append(row)
                 by_length[self.padded_length(len(samples))].append(row)
@@ -181,6 +187,13 @@ class RowExtractor(Extractor[P]):
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         return self.encode(waveforms, num_samples)
+
+    def run_for(
+        self, takers: Sequence[RowExtractor[P]], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        """Compute rows for several extractors of this class, `self` among them, whose
+        parameters differ only in `Params.taken`. Each gets the bits of its own `run`."""
+        return [taker.run(waveforms, num_samples) for taker in takers]
 
 
 def pad_rows(waveforms: Sequence[Tensor], rows: int, padded_length: int) -> tuple[Tensor, Tensor]:

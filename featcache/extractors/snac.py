@@ -7,7 +7,7 @@ take the mean of several frames. Models for music also attend within windows of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError, ExtractorError, MissingDependencyError
 from featcache.extractors import dac, ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 from featcache.extractors.rows import Rows
-from featcache.spec import Frames, Track
+from featcache.spec import MAIN, Frames, Track
 
 
 class SnacParams(CodecParams):
@@ -43,7 +43,7 @@ class Snac(CodecExtractor[SnacParams]):
     revision = 1
 
     def _prepare(self) -> None:
-        model = weights.load_module(_make, self._locate(), self.device, "SNAC")
+        model = self._load()
         self.require_sample_rate(model.sampling_rate)
         count = num_codebooks(self.params, model.n_codebooks)
         self._encoder: nn.Sequential = model.encoder.block
@@ -72,6 +72,9 @@ class Snac(CodecExtractor[SnacParams]):
             for number, repeats in enumerate(self._repeats[1:], start=2)
         )
         self.spec = replace(self.spec, frame_rate=rate, side=others)
+
+    def _load(self) -> Any:
+        return weights.load_module(_make, self._locate(), self.device, "SNAC")
 
     @property
     def codes_per_frame(self) -> int:
@@ -107,12 +110,22 @@ class Snac(CodecExtractor[SnacParams]):
             codes.append(codes_RT.view(rows, frames, repeats))
         return torch.cat(codes, dim=2)
 
-    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        codes_RFQ = self.codes_of(self.latents(waveforms, num_samples))
+    def take(self, latents_RFD: Tensor) -> Rows:
+        codes_RFQ = self.codes_of(latents_RFD)
         first, *others = torch.split(codes_RFQ, self._repeats, dim=2)
         names = [track.name for track in self.spec.side]
         side = dict(zip(names, (codes.flatten(1)[..., None] for codes in others), strict=True))
         return Rows(first, side, dict(zip(names, self._repeats[1:], strict=True)))
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by SNAC's own decoder, which adds noise that differs from call to call."""
+        model = self._load()
+        if model.attn_window_size or len(tracks) < model.n_codebooks:
+            raise ExtractorError("only codes of all codebooks, without windows, can be heard")
+        names = [MAIN, *(track.name for track in self.spec.side)]
+        codes = [tracks[name][None, :, 0].long() for name in names]
+        decoded: Tensor = model.decode(codes)
+        return decoded.flatten()
 
 
 def _run(modules: Iterable[Any], x_RCT: Tensor, lengths: Tensor) -> ragged.Ragged:

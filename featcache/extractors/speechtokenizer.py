@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -42,17 +43,25 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     gpu_factor = 2
 
     def _prepare(self) -> None:
-        model_class = _model_class()
-        model = weights.load_module(model_class, self._locate(), self.device, "SpeechTokenizer")
+        model = self._load()
         self.require_sample_rate(model.sample_rate)
         count = num_codebooks(self.params, model.n_q)
         self._encoder = ragged.seanet_layers(model.encoder.model)
         self._codebooks = model.quantizer.vq.layers[:count]
         self.granularity = int(model.downsample_rate)
-        self._set_spec("SpeechTokenizer", count, model.quantizer.bins)
+        self._set_spec(
+            "SpeechTokenizer", count, model.quantizer.bins, latent_size=model.quantizer.dimension
+        )
+
+    def _load(self) -> Any:
+        return weights.load_module(_model_class(), self._locate(), self.device, "SpeechTokenizer")
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        decoded: Tensor = self._load().decode(codes_1QF.transpose(0, 1))
+        return decoded
 
 
 def _model_class() -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError, first_line, listing
+from featcache.errors import ConfigError, MissingDependencyError, did_you_mean, first_line, listing
 from featcache.extractors.base import LocalPath
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
@@ -120,7 +120,7 @@ def _bundle(name: str) -> Any:
     known = [key for key in bundles if isinstance(bundles[key], pipelines.Wav2Vec2Bundle)]
     if name not in known:
         raise ConfigError(
-            f"params.bundle: torchaudio has no {name!r}; it has "
+            f"params.bundle: torchaudio has no {name!r}{did_you_mean(name, known)}; it has "
             f"{listing(sorted(known), at_most=40)}"
         )
     return bundles[name]

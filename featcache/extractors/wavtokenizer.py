@@ -29,10 +29,11 @@ class WavTokenizer(CodecExtractor[CodecParams]):
 
     Params = CodecParams
     revision = 1
+    _model_name = "WavTokenizerModel"
     gpu_factor = 4
 
     def _prepare(self) -> None:
-        model = self._load_model("WavTokenizerModel")
+        model = self._load_model()
         if self.params.chunk:
             raise ConfigError("params.chunk: wavtokenizer needs none, for clips of any length")
         self.max_seconds = None
@@ -45,7 +46,9 @@ class WavTokenizer(CodecExtractor[CodecParams]):
         self._margin = -(-field // self.granularity)
         self._block = _BLOCK_SECONDS * self.sample_rate // self.granularity
         num_codebooks(self.params, 1)
-        self._set_spec("WavTokenizer", 1, model.config.codebook_size)
+        self._set_spec(
+            "WavTokenizer", 1, model.config.codebook_size, latent_size=model.config.hidden_size
+        )
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         x_RCF = self._convolved(waveforms, num_samples)

@@ -31,19 +31,17 @@ class Xcodec(CodecExtractor[BandwidthParams]):
 
     Params = BandwidthParams
     revision = 1
+    _model_name = "XcodecModel"
     _name = "X-Codec"
     _semantic_step = 1
     """Of so many frames of the semantic model, one is taken."""
-
-    def _load(self) -> Any:
-        return self._load_model("XcodecModel")
 
     def _prepare_semantic(self, model: Any) -> None:
         """Set what `heard` and `num_heard` need."""
         self._semantic_pad = int(model.pad)
 
     def _prepare(self) -> None:
-        model = self._load()
+        model = self._load_model()
         config = model.config
         count = num_codebooks_at_bandwidth(self.params, model)
         self._acoustic = model.acoustic_encoder
@@ -56,7 +54,7 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         preprocessing = weights.read_preprocessing(self._locate())
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
-        self._set_spec(self._name, count, config.codebook_size)
+        self._set_spec(self._name, count, config.codebook_size, latent_size=model.fc.out_features)
         self.spec = replace(self.spec, frame_rate=self.sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:

@@ -33,12 +33,11 @@ class _Fsq(CodecExtractor[CodecParams]):
 
     Params = CodecParams
 
-    _model: ClassVar[str]
     _mel_padding: ClassVar[int]
     """Zeros at both ends of what w2v-BERT hears."""
 
     def _prepare(self) -> None:
-        model = self._load_model(self._model)
+        model = self._load_model()
         config = model.config
         num_codebooks(self.params, 1)
         self._semantic = _Semantic(model.semantic_encoder)
@@ -94,7 +93,7 @@ class Xcodec2(_Fsq):
     sees the whole clip."""
 
     revision = 1
-    _model = "Xcodec2Model"
+    _model_name = "Xcodec2Model"
     _mel_padding = 160
 
     def num_frames(self, num_samples: int) -> int:
@@ -109,7 +108,7 @@ class NeuCodec(_Fsq):
     encoder makes. Every frame sees the whole clip."""
 
     revision = 1
-    _model = "NeuCodecModel"
+    _model_name = "NeuCodecModel"
     _mel_padding = 0
 
     def num_frames(self, num_samples: int) -> int:

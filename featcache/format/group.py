@@ -34,6 +34,9 @@ NAME_DIGITS = 16
 CHECKSUM_BYTES = 4
 """The bytes of the checksum at the end of each chunk."""
 
+TABLE_PATHS = ("items/c/0/0", "text/c/0")
+"""The files of a group's table."""
+
 WRONG_CHECKSUM = "its checksum does not match"
 """The end of the fault of a file that has other bytes than were written."""
 

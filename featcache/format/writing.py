@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from featcache.format.documents import UNSEALED, seal
 from featcache.format.group import NAME_DIGITS, Table, checksum_of, digest_of
 from featcache.format.shard import ITEM_COLUMNS, Item, columns_of
 from featcache.manifest.segments import SegmentColumns
-from featcache.spec import FeatureSpec, all_finite
+from featcache.spec import FeatureSpec, all_finite, as_values
 from featcache.storage.base import MARK, Buffer
 from featcache.strings import Strings
 
@@ -60,21 +62,45 @@ def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
 
 def _zarr_group(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dict[str, Any]:
     try:
-        import zarr
-        from zarr.codecs import Crc32cCodec
         from zarr.storage import MemoryStore
     except ImportError as error:
         raise MissingDependencyError("zarr", "writing a cache") from error
 
     stored: dict[str, Any] = {}
-    group = zarr.create_group(MemoryStore(stored), attributes=attributes)
+
+    def write() -> None:
+        # zarr's other functions hand each array to a thread, which holds up those that extract
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(_write_group(MemoryStore(stored), arrays, no_code, attributes))
+        finally:
+            loop.close()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        write()
+    else:  # a notebook's: a thread runs one loop at a time
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(write).result()
+    return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
+
+
+async def _write_group(
+    store: Any, arrays: Arrays, no_code: int, attributes: dict[str, Any]
+) -> None:
+    from zarr.api.asynchronous import create_array, create_group
+    from zarr.codecs import Crc32cCodec
+
+    await create_group(store=store, attributes=attributes)
     for name, array in arrays.items():
         values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         dimensions = [*_DIMENSIONS.get(name, [f"{name}_entry"])]
         dimensions += [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)]
         no_value = no_code if name == "features" else 0
-        group.create_array(
-            name,
+        await create_array(
+            store,
+            name=name,
             data=values,
             chunks=tuple(max(1, size) for size in values.shape),
             compressors=Crc32cCodec(),
@@ -82,7 +108,6 @@ def _zarr_group(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dic
             dimension_names=dimensions,
             config={"write_empty_chunks": True},
         )
-    return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
 
 
 class _Clip(NamedTuple):
@@ -138,7 +163,7 @@ class ShardBuilder:
             "row": row,
             "manifest": manifest,
             "made_by": made_by,
-            "finite": all_finite(arrays["features"]),
+            "finite": all_finite(as_values(arrays["features"], self._spec.dtype)),
         }
         digest, files = group_files(document, table, arrays, _no_code(self._spec), where)
         return digest[:NAME_DIGITS], files

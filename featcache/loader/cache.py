@@ -8,12 +8,14 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import (
@@ -27,7 +29,7 @@ from featcache.errors import (
 )
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards, Spans
-from featcache.spec import MAIN, FeatureSpec, Ints
+from featcache.spec import BFLOAT16, MAIN, FeatureSpec, Ints, as_values, bfloat16_bits
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
 from featcache.version.version import Version
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from featcache.loader.events import EventReader
     from featcache.loader.places import PlaceOf
+    from featcache.media.look import Shown
     from featcache.version.ledger import Failure
 
 _LARGEST_KEPT = 256 << 20
@@ -131,6 +134,8 @@ class Cache:
         self, key: str | SupportsIndex, default: _Default | None = None
     ) -> NDArray[Any] | _Default | None:
         """Return `cache[key]`, or the default if there is no such utterance."""
+        if isinstance(key, str) and key not in self:
+            return default  # at once: an error would look for similar ids
         try:
             return self.item(key)
         except (MissingItemError, IndexError):
@@ -145,6 +150,19 @@ class Cache:
     def stored_dtype(self) -> np.dtype[Any]:
         """The dtype on disk: that of `spec`, unless the features are quantised."""
         return self.version.dtype
+
+    @property
+    def silence(self) -> NDArray[np.float32]:
+        """The frame that long silence settles on, `[*item_shape]`. Raises ArgumentError if
+        the version keeps none."""
+        info = self.version.info
+        is_of_these = self.spec is info.spec and not self.spec.is_quantized
+        if info.silence is UNSET or not is_of_these:
+            raise ArgumentError(
+                "padding_value is 'silence': this version keeps no value of silence; those of "
+                "continuous latents do, unless they are quantised"
+            )
+        return np.array(info.silence, np.float32).reshape(self.spec.item_shape)
 
     def track(self, name: str) -> Cache:
         """Open one of the version's tracks as a cache: `codes.track("codes_24hz")`.
@@ -201,7 +219,8 @@ class Cache:
         part of them. Arguments, dtypes and errors are as in `batch`.
 
         Returns `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-        `check`, or if the features are quantised. Events are a list of `Event`."""
+        `check`, or if the features are quantised, or bfloat16, which is float32 here, or with
+        `raw` its bits, uint16. Events are a list of `Event`."""
         position = self.position(key)
         if self.spec.axis.has_times:
             events = self.event_reader(check).item(position, start, duration)
@@ -218,6 +237,8 @@ class Cache:
             frames = frames[:, : check_codebooks(self.spec, codebooks)]
         elif self.spec.is_quantized and not raw:
             frames = dequantize_array(frames, *self._shards.quantization(position))
+        elif not raw:
+            frames = as_values(frames, self.spec.dtype)
         item: NDArray[Any] = self.spec.axis.shape_item(frames)
         return item
 
@@ -228,7 +249,7 @@ class Cache:
         start: ArrayLike | None = None,
         duration: ArrayLike | None = None,
         codebooks: int | None = None,
-        padding_value: float = 0,
+        padding_value: float | Literal["silence"] = 0,
         out: torch.Tensor | None = None,
         raw: bool = False,
         check: bool | None = None,
@@ -242,7 +263,8 @@ class Cache:
                 0 by default.
             duration: The length of the parts, in seconds; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
-            padding_value: The value of frames beyond an utterance's end.
+            padding_value: The value of frames beyond an utterance's end; "silence" for
+                `silence`.
             out: A contiguous CPU tensor of the batch's dtype and any shape that is large
                 enough, to be overwritten.
             raw: Return quantised features as stored: levels, uint8, padded with 0, for
@@ -265,7 +287,7 @@ class Cache:
             MissingDependencyError: torch is not installed: `item` needs only numpy.
         """
         codebooks = check_codebooks(self.spec, codebooks)
-        check_padding(self.spec, padding_value)
+        padding = padding_of(self, padding_value)
         if raw and self.spec.is_quantized and padding_value != 0:
             raise ArgumentError(
                 f"padding_value is {padding_value}: levels are padded with 0; give it to dequantize"
@@ -279,7 +301,7 @@ class Cache:
             firsts, counts = self.spec.axis.span(counts, 0 if start is None else start, duration)
         spans = Spans(positions, firsts, counts)
         features = self.gather(
-            spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
+            spans, codebooks=codebooks, padding_value=padding, out=out, raw=raw, check=check
         )
         return features, tensor_of(counts) if self.spec.axis.is_ragged else None
 
@@ -294,68 +316,124 @@ class Cache:
         spans: Spans,
         *,
         codebooks: int | None = None,
-        padding_value: float = 0,
+        padding_value: ArrayLike = 0,
         out: torch.Tensor | Memory | None = None,
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
         """Return the features that `batch` returns, of existing frames. Only `out` is
         checked, which may also be memory; by default the cache's own buffers."""
-        as_values = self.spec.is_quantized and not raw
+        is_dequantized = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
-        read = spans
-        if is_checked:  # a checksum covers a whole utterance
-            whole = self.index.num_frames[spans.positions]
-            read = Spans(spans.positions, np.zeros_like(spans.firsts), whole)
         # This finds the frames in files of their size, before memory is taken for them.
-        arrays = self._shards.frames(read)
+        arrays = self._find(spans, is_checked)
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
-        dtype = np.dtype(self.spec.dtype) if as_values else self.stored_dtype
+        dtype = self.spec.values_dtype if is_dequantized else self.stored_dtype
+        is_bfloat16 = self.spec.dtype == BFLOAT16
+        if is_bfloat16:
+            padding_value, out = bfloat16_bits(padding_value), _bits_of(out)
         padded = tensor_in(self._buffers.take if out is None else out, shape, dtype)
         rows = padded.numpy()
         with self._shards.read_ahead(arrays):
-            parts: Iterable[NDArray[Any]] = arrays
-            if is_checked:
-                parts = self._checked(rows, spans, arrays)
-            if codebooks is not None:
-                parts = (frames[:, :codebooks] for frames in parts)
-            if is_checked or as_values:
-                self._fill(rows, spans.positions, parts, padding_value, as_values)
+            parts = self._parts(rows, spans, arrays, codebooks, is_checked)
+            if is_checked or is_dequantized:
+                self._fill(rows, spans.positions, parts, padding_value, is_dequantized)
             else:
                 pad_into(rows, [*parts], padding_value)
+        if is_bfloat16:
+            padded = as_bfloat16(padded)
         if self.spec.axis.is_ragged:
             return padded
         return padded.view(len(padded), *padded.shape[2:])
 
+    def scatter(
+        self,
+        spans: Spans,
+        rows: Sequence[NDArray[Any]],
+        *,
+        codebooks: int | None = None,
+        padding_value: ArrayLike = 0,
+    ) -> None:
+        """Copy existing frames into arrays `[frames or more, *item_shape]`, one for each span,
+        and pad them to their ends. Those of bfloat16 are copied as their bits."""
+        arrays = self._find(spans, self.check)
+        with self._shards.read_ahead(arrays):
+            parts = self._parts(rows, spans, arrays, codebooks, self.check)
+            self._fill(rows, spans.positions, parts, padding_value, self.spec.is_quantized)
+
+    @property
+    def are_views(self) -> bool:
+        """True if `views` are what `gather` copies: nothing is checked or computed."""
+        return not (self.check or self.spec.is_quantized)
+
+    def views(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
+        """Map existing frames as they are stored, read-only and unchecked."""
+        arrays = self._shards.frames(spans)
+        if codebooks is None:
+            return arrays
+        return [frames[:, :codebooks] for frames in arrays]
+
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
+        """Return the context to read views in: from a disk, all are requested before the
+        first is read."""
+        return self._shards.read_ahead(arrays)
+
+    def _find(self, spans: Spans, is_checked: bool) -> list[NDArray[Any]]:
+        """Map the frames to read: a checksum covers a whole utterance."""
+        if not is_checked:
+            return self._shards.frames(spans)
+        whole = self.index.num_frames[spans.positions]
+        return self._shards.frames(Spans(spans.positions, np.zeros_like(spans.firsts), whole))
+
+    def _parts(
+        self,
+        rows: Sequence[NDArray[Any]] | NDArray[Any],
+        spans: Spans,
+        arrays: Sequence[NDArray[Any]],
+        codebooks: int | None,
+        is_checked: bool,
+    ) -> Iterable[NDArray[Any]]:
+        """Return the frames to copy into rows, of the arrays that `_find` has found."""
+        parts: Iterable[NDArray[Any]] = arrays
+        if is_checked:
+            parts = self._checked(rows, spans, arrays)
+        if codebooks is not None:
+            parts = (frames[:, :codebooks] for frames in parts)
+        return parts
+
     def _checked(
-        self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
+        self,
+        rows: Sequence[NDArray[Any]] | NDArray[Any],
+        spans: Spans,
+        whole: Sequence[NDArray[Any]],
     ) -> Iterator[NDArray[Any]]:
         """Read and check the frames of a batch, one utterance after the other: into its row,
         if that takes all of it as stored. Each array is valid until the next."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
-        are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
         columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
         for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
-            out = row if are_alike and count == len(frames) else room
+            is_alike = (row.dtype, row.shape[1:]) == (room.dtype, room.shape[1:])
+            out = row if is_alike and count == len(frames) else room
             yield self._shards.load_checked(position, frames, out)[first : first + count]
 
     def _fill(
         self,
-        rows: NDArray[Any],
+        rows: Sequence[NDArray[Any]] | NDArray[Any],
         positions: Ints,
         parts: Iterable[NDArray[Any]],
-        padding_value: float,
-        as_values: bool,
+        padding_value: ArrayLike,
+        is_dequantized: bool,
     ) -> None:
         """Copy utterances into their rows, each while it is in the processor's cache."""
         for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
-            if as_values:
+            if is_dequantized:
                 scale, offset = self._shards.quantization(position)
                 dequantize_array(frames, scale, offset, out=row[: len(frames)])
             elif not np.may_share_memory(frames, row):
                 row[: len(frames)] = frames
-            row[len(frames) :] = padding_value
+            if len(frames) < len(row):
+                row[len(frames) :] = padding_value
 
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Return scale and offset of each utterance and dimension, float32 `[keys, 2,
@@ -379,6 +457,18 @@ class Cache:
         array is compared with its checksum. Raises StoreError if there is no such array;
         other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
+
+    def show(self, key: str | SupportsIndex) -> Shown:
+        """Return an utterance as a picture and a sound, which a notebook shows. Sound is
+        made of codes by the codec's own decoder, and of log mel spectrograms by
+        Griffin-Lim. Errors as in `batch`."""
+        from featcache.media.look import Shown
+
+        position = self.position(key)
+        tracks: dict[str, Any] = {MAIN: self.item(position)}
+        for side in self.spec.outputs:
+            tracks[side.name] = self.side(side.name, position)
+        return Shown(self.version.info, self.spec, self.ids[position], tracks)
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Read stored frames of a shard by its number in the index, unchecked."""
@@ -463,7 +553,7 @@ class _TrackCache(Cache):
     @property
     def stored_dtype(self) -> np.dtype[Any]:
         """The dtype of the entries, on disk and when they are read."""
-        return np.dtype(self._spec.dtype)
+        return np.dtype(self._spec.stored_dtype)
 
 
 class Buffers:
@@ -502,6 +592,24 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def as_bfloat16(bits: torch.Tensor) -> torch.Tensor:
+    """View bits, uint16, as bfloat16."""
+    from torch import bfloat16
+
+    return bits.view(bfloat16)
+
+
+def _bits_of(out: torch.Tensor | Memory | None) -> Any:
+    """View a tensor of bfloat16 as its bits. Raises ArgumentError if it has another dtype."""
+    if out is None or callable(out):
+        return out
+    from torch import bfloat16, uint16
+
+    if getattr(out, "dtype", bfloat16) != bfloat16:
+        raise ArgumentError(f"out is {out.dtype}: it must be {bfloat16}")
+    return out.view(uint16)
+
+
 def tensor_in(
     out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> torch.Tensor:
@@ -528,7 +636,7 @@ def tensor_in(
     return out.view(-1)[:needed].view(shape)
 
 
-def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
+def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: ArrayLike) -> None:
     """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`."""
     if not arrays:
         return
@@ -573,11 +681,20 @@ def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
     raise ArgumentError(f"codebooks is {codebooks!r}: there are {most}, so it must be 1 to {most}")
 
 
+def padding_of(cache: Cache, value: float | Literal["silence"]) -> Any:
+    """Return the padding value that an argument stands for: a number, or an array
+    `[*item_shape]`. Raises ArgumentError if the features' dtype cannot hold it."""
+    if isinstance(value, str) and value == "silence":
+        return cache.silence
+    check_padding(cache.spec, value)
+    return value
+
+
 def check_padding(spec: FeatureSpec, value: float) -> None:
     """Raise ArgumentError for a padding value that the features' dtype cannot hold."""
-    dtype = np.dtype(spec.dtype)
+    dtype = spec.values_dtype
     if not is_number(value):
-        raise ArgumentError(f"padding_value is {value!r}: give a number")
+        raise ArgumentError(f'padding_value is {value!r}: give a number, or "silence"')
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
         if largest < abs(value) < np.inf:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, StoreError, counted, listing
+from featcache.errors import ArgumentError, StoreError, counted, did_you_mean, listing
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
 from featcache.spec import Ints
@@ -110,8 +110,9 @@ class Corpus(Cache):
     def part_of(self, name: str) -> _Part:
         """Return the part of a name, as it was opened. Raises StoreError if there is none."""
         if name not in self.index.by_name:
+            meant = did_you_mean(name, self.parts)
             raise StoreError(
-                f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}"
+                f"{self._path}: there is no part {name!r}{meant}; there are {listing(self.parts)}"
             )
         return self.index.by_name[name]
 
@@ -255,6 +256,11 @@ class _JoinedIds(Sequence[str]):
         parts = self.joined.parts
         return [parts[number].index.ids[inside] for number, inside in self.joined.places(positions)]
 
+    def beginning_with(self, text: str, most: int) -> list[str]:
+        """List at most so many ids of each part that begin with a text."""
+        parts = (part.index.ids for part in self.joined.parts)
+        return [id_ for ids in parts for id_ in ids.beginning_with(text, most)]
+
     def take(self, positions: NDArray[Any]) -> Strings:
         """Return the ids at some positions, in flat arrays."""
         return Strings.of(self.texts(positions))
@@ -325,7 +331,9 @@ def _select(
         raise StoreError(
             f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one"
         )
-    wanted = f"called {name!r}" if config is None else f"{config[0]}-{config[1][:12]}"
+    wanted = f"called {name!r}{did_you_mean(str(name), paths)}"
+    if config is not None:
+        wanted = f"{config[0]}-{config[1][:12]}"
     raise StoreError(
         f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(paths))}"
     )

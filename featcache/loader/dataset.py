@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -31,11 +31,12 @@ from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
 from featcache.loader.shared import InSharedMemory, is_spawning
 from featcache.loader.utterances import (
+    ByName,
+    Choices,
     Classes,
     DatasetVersion,
     Names,
     OnChanged,
-    Where,
     find_utterances,
     take,
     versions_of,
@@ -44,6 +45,7 @@ from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
+from featcache.manifest.where import Where
 from featcache.spec import Ints
 from featcache.strings import Strings
 
@@ -73,6 +75,11 @@ class FrameRanges(Spans):
     window: tuple[NDArray[np.float64], float] | None = None
     """Where the window of each utterance begins, and how long it is, in seconds; None for
     whole utterances."""
+
+    @property
+    def levels(self) -> Self | None:
+        """The ranges, if `gather` can return levels."""
+        return self if self.version.cache.spec.is_quantized else None
 
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """Return the padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised
@@ -118,7 +125,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends; vectors are
       `[batch, *item_shape]`;
     * `lengths`: int64 `[batch]`, in frames; None for vectors;
-    * the columns: bool, int64 or float64 tensors `[batch]`, or lists.
+    * with a crop, `crop_start` and `crop_seconds`: where the window begins in the utterance,
+      and how much of the utterance it holds, in seconds; float64 `[batch]`;
+    * the columns: bool, int64 or float64 tensors `[batch]`, or lists; those of other
+      versions are tensors `[batch, *item_shape]` of the stored dtype.
 
     With several versions, `features` and `lengths` are dictionaries by the versions' names.
     With `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is
@@ -131,13 +141,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             a list of dictionaries. By default, the (first) cache's utterances. For a
             corpus, the paths of the manifests of its parts, as a pattern or a folder, or
             that of one part.
-        padding_value: The value of frames beyond an utterance's end; one for all
-            versions, or a dictionary.
+        padding_value: The value of frames beyond an utterance's end: a number, or "silence"
+            for the frame that long silence settles on, which versions of continuous latents
+            keep; one for all versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several
             versions, a dictionary.
-        where: Select the manifest's rows by columns: `{"split": "train"}`, or a list of
-            values, compared as text: 3 is also 3.0, True also true, None an empty cell. Or
+        where: Select the manifest's rows: by an expression, `'mos > 3 and split ==
+            "train"'`, see docs/loader.md; by columns, `{"split": "train"}`, or a list of
+            values, compared as text: 3 is also 3.0, True also true, None an empty cell; or
             by a function that gets each row as a dictionary, `id` and all columns.
         skip_missing: Leave out utterances missing from the cache instead of raising an
             error; `skipped` lists them.
@@ -149,7 +161,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             utterance, with the columns `speed` and, if there is noise, `snr` (dB; NaN for
             clean copies). If false, only the ids in the manifest.
         columns: Names of the manifest's columns to keep; by default all. A mapping also
-            sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`.
+            sets their types, `str`, `bool`, `int` or `float`: `{"speaker": str, "digit": int}`;
+            and adds columns of other versions, by their paths or opened, which have one
+            number or vector for each utterance: `{"mos": "features/dnsmos"}`. A row that
+            such a version lacks is missing; one that has changed is refused. Copies have the
+            value of their utterance.
         classes: The name of a column of labels, or several: they become numbers from 0,
             in the labels' order as text, and the attribute `classes` has the labels. A
             mapping gives the labels of each: `classes=train.classes`.
@@ -158,7 +174,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
-        columns: The columns `[utterances]`, by name.
+        columns: The columns `[utterances]`, by name; those of other versions `[utterances,
+            *item_shape]`.
         classes: The labels of each column of `classes`: a number is a place in this list.
         skipped, dropped: The ids left out because a version lacks them, or because they
             are shorter than the crop.
@@ -178,7 +195,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: Cache | Mapping[str, Cache],
         manifest: str | Path | Manifest | Table | None = None,
         *,
-        padding_value: float | Mapping[str, float] = 0,
+        padding_value: ByName[float | Literal["silence"]] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
         where: Where | None = None,
@@ -191,9 +208,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.cache = cache
         versions = versions_of(cache, codebooks, padding_value)
         self.names = [version.name for version in versions]
-        utterances, self.skipped = find_utterances(
-            versions, manifest, where, skip_missing, on_changed, copies, columns, classes
-        )
+        choices = Choices(where, skip_missing, on_changed, copies, columns, classes)
+        utterances, self.skipped = find_utterances(versions, manifest, choices)
         self.dropped: list[str] = []
         self._epoch = Epoch(0, is_followed=crop is not None)
         self._windows: Windows | None = None
@@ -217,7 +233,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self)}
-        state.pop("lengths", None)
+        for made_of_rows in ("lengths", "digest"):
+            state.pop(made_of_rows, None)
         before = state.pop("_shared", None)
         if is_spawning():
             arrays = {name: state.pop(name) for name in _ARRAYS}
@@ -250,14 +267,20 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
         """Return the item of a row, int64 `[1]`, in an epoch."""
         position = int(row[0])
+        all_ranges = self.frame_ranges(row, epoch)
         features = [
-            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0]
-            for ranges in self.frame_ranges(row, epoch)
+            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0] for ranges in all_ranges
         ]
         item = Item({"id": self.ids[position], "features": self.named(features)})
         for name, column in self.columns.items():
             value = column[position]
-            item[name] = value.item() if isinstance(value, np.generic) else value
+            if isinstance(value, np.generic):
+                value = value.item()
+            elif isinstance(value, np.ndarray):
+                value = torch.from_numpy(value.copy())
+            item[name] = value
+        times = self._crop_times(all_ranges)
+        item.update((name, float(of_row[0])) for name, of_row in times.items())
         return item
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
@@ -279,9 +302,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         lengths = self.versions[0].values_of(self.versions[0].cache.lengths)
         if self._windows is not None:
             lengths = np.minimum(lengths, self._windows.length)
+        return RowLengths.of(lengths, self.digest)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the utterances' ids, in their order, and of what each was extracted from."""
         ids, row_hashes = self.versions[0].cache.identity()
         parts = ids if self._ids is None else [self._ids]
-        return RowLengths.of(lengths, digest_of(parts, self.versions[0].values_of(row_hashes)))
+        return digest_of(parts, self.versions[0].values_of(row_hashes))
+
+    @property
+    def is_cropped(self) -> bool:
+        """True if only a window of each utterance is read."""
+        return self._windows is not None
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
         """Return the dataset of some rows, in their order, such as a fold, with its own epoch.
@@ -359,7 +392,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
                 features.append(torch.stack(frames))
                 lengths.append(None)
                 continue
-            features.append(pad_sequence(frames, True, version.padding_value))
+            features.append(_padded(frames, version.padding_value))
             lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
         return {
             "ids": [item["id"] for item in items],
@@ -386,7 +419,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         columns = {
             name: _in_batch(column, positions, move) for name, column in self.columns.items()
         }
-        read = [ranges.read(gather, move) for ranges in self.frame_ranges(positions, epoch)]
+        all_ranges = self.frame_ranges(positions, epoch)
+        times = self._crop_times(all_ranges)
+        columns |= {name: move(torch.from_numpy(of_rows)) for name, of_rows in times.items()}
+        read = [ranges.read(gather, move) for ranges in all_ranges]
         features, lengths = (self.named(values) for values in zip(*read, strict=True))
         ids = self.ids.texts(positions)
         return {"ids": ids, "features": features, "lengths": lengths, **columns}
@@ -413,6 +449,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for columns in zip(positions, firsts, lengths, self.versions, strict=True)
         ]
 
+    def _crop_times(self, ranges: Sequence[FrameRanges]) -> dict[str, NDArray[np.float64]]:
+        """Return where each row's window begins in its utterance, and how much of the
+        utterance it holds, in seconds; nothing without a crop."""
+        window = ranges[0].window
+        if self._windows is None or window is None:
+            return {}
+        seconds = self._windows.seconds([of_version.counts for of_version in ranges])
+        return {"crop_start": window[0], "crop_seconds": seconds}
+
     def rows_at(self, rows: Sequence[int] | NDArray[Any]) -> Ints:
         """Count rows from the first row on. Raises IndexError if there is no such row."""
         return positions_in(
@@ -420,11 +465,27 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         )
 
 
+def cells_of(column: TypedColumn, rows: Ints) -> NDArray[Any] | list[Any]:
+    """Return the values of some rows of a column: numbers as an array, others as a list."""
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
+
+
+def _padded(frames: Sequence[torch.Tensor], padding_value: Any) -> torch.Tensor:
+    """Stack tensors `[frames, ...]`, padded at their ends by a number, or by an array
+    `[...]`."""
+    padded = pad_sequence([*frames], batch_first=True)
+    value = torch.as_tensor(padding_value).to(padded)
+    for row, of_row in zip(padded, frames, strict=True):
+        row[len(of_row) :] = value
+    return padded
+
+
 def _in_batch(column: TypedColumn, rows: Ints, move: Move) -> Any:
     """Return the values of some rows of a column, as a batch has them."""
-    if isinstance(column, np.ndarray):
-        return move(torch.from_numpy(column[rows]))
-    return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
+    cells = cells_of(column, rows)
+    return move(torch.from_numpy(cells)) if isinstance(cells, np.ndarray) else cells
 
 
 class Item(dict[str, Any]):

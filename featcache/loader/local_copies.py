@@ -391,7 +391,9 @@ class ObjectShards(CopiedShards):
                 return copy
             # The room of removed copies is free once they are not mapped any more.
             with changing:
-                self._copied = {other: one for other, one in self._copied.items() if one.exists()}
+                self._copied = {
+                    other: copy for other, copy in self._copied.items() if copy.exists()
+                }
             while True:
                 with self._fetching:
                     made = self._find_or_make(number, chunk)

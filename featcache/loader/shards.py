@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.format.shard import Frames, Shard, SideArray
-from featcache.spec import QUANTIZATION, Ints
+from featcache.spec import LABELS, QUANTIZATION, Ints
 from featcache.storage.files import Readahead
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -89,7 +89,7 @@ class Shards:
     def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
         """Read all frames of an utterance, mapped as `frames`, from the file into the
         beginning of `out`, and compare them with their checksum; once for each shard, also
-        its scales and offsets. Returns the view."""
+        its scales and offsets, or labels. Returns the view."""
         shard, first, _ = self._place(position)
         loaded = out[: len(frames)]
         self._read_into(loaded, shard, first, frames)
@@ -127,8 +127,10 @@ class Shards:
         checksums = self._checksums.get(number)
         if checksums is None:
             shard = self._shard(number)
-            if self.version.info.spec.is_quantized:
-                self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
+            for side in self.version.info.spec.side:
+                if side.name in (QUANTIZATION, LABELS):  # which belong to the values
+                    opened = self._open_side(side.name, shard, check=True)
+                    self._sides[side.name, number] = opened
             checksums = self._checksums[number] = shard.table["item_crc32c"]
         return int(checksums[self._item(position, len(checksums))])
 
@@ -152,16 +154,16 @@ class Shards:
         return item
 
     def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
-        slices = []
-        for number, first, count in ranges:
-            frames = self._map(number)[first : first + count]
-            if len(frames) != count:
-                shard = self._shard(number)
-                raise DamagedError(
-                    f"{shard.folder}: damaged: it ends before frame {first + count}",
-                    shard.store.location,
-                )
-            slices.append(frames)
+        features = {number: self._map(number) for number in {number for number, *_ in ranges}}
+        slices = [features[number][first : first + count] for number, first, count in ranges]
+        if [*map(len, slices)] != [count for *_, count in ranges]:
+            pairs = zip(slices, ranges, strict=True)
+            short = next(range_ for frames, range_ in pairs if len(frames) != range_[2])
+            shard = self._shard(short[0])
+            raise DamagedError(
+                f"{shard.folder}: damaged: it ends before frame {short[1] + short[2]}",
+                shard.store.location,
+            )
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:

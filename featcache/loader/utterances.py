@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,26 +20,30 @@ from featcache.errors import (
     FeatcacheWarning,
     ManifestError,
     MissingItemError,
+    did_you_mean,
     listing,
 )
-from featcache.loader.cache import Cache, check_codebooks, check_padding
+from featcache.loader.cache import Cache, check_codebooks, padding_of
 from featcache.loader.corpus import Corpus
+from featcache.loader.joined import Source, names_of_values, open_columns, read_column
 from featcache.loader.windows import Windows
-from featcache.manifest.columns import TypedColumn, booleans, concatenate, holding, numbers
+from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
 from featcache.manifest.copies import Copies, copies_of
-from featcache.manifest.label_files import needs_columns, template_of, with_label_files
+from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
+from featcache.manifest.where import JoinedColumn, Where, select_rows
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
-from featcache.version.join import RowKeys, describe_changed, join, with_other_files
+from featcache.version.join import RowKeys, RowStatus, describe_changed, join, with_other_files
 from featcache.version.ledger import failures_by_row
 
 Columns = dict[str, TypedColumn]
 """Columns of utterances, by name."""
 
-Names = Collection[str] | Mapping[str, type] | None
-"""The columns of a manifest to take, or a mapping to their types; None for all."""
+Names = Collection[str] | Mapping[str, type | Source] | None
+"""The columns of a manifest to take, or a mapping to their types; None for all. A mapping
+also names further columns, with the versions that give them."""
 
 Classes = str | Collection[str] | Mapping[str, Sequence[str]]
 """Columns of labels, or a mapping to the labels of each."""
@@ -47,14 +51,7 @@ Classes = str | Collection[str] | Mapping[str, Sequence[str]]
 OnChanged = Literal["error", "warn", "use"]
 """The treatment of rows with features of another row or file."""
 
-Types = Mapping[str, type]
-"""The types of columns by name: `str`, `bool`, `int` or `float`. Other columns have the
-types of their cells."""
-
-Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
-"""The rows of a manifest to take: values of columns, or a function of a row."""
-
-_RESERVED = ("id", "ids", "features", "lengths")
+_RESERVED = ("id", "ids", "features", "lengths", "crop_start", "crop_seconds")
 """The keys of items and batches."""
 
 _Value = TypeVar("_Value")
@@ -72,8 +69,9 @@ class DatasetVersion:
     cache: Cache
     codebooks: int | None = None
     """The number of codebooks to read; None for all."""
-    padding_value: float = 0
-    """The value of a batch's frames beyond an utterance's end."""
+    padding_value: Any = 0
+    """The value of a batch's frames beyond an utterance's end: a number, or an array
+    `[*item_shape]`."""
     positions: NDArray[np.int64] | None = None
     """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1
     if the cache lacks one; None if the dataset has the cache's utterances."""
@@ -82,7 +80,6 @@ class DatasetVersion:
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
-        check_padding(self.cache.spec, self.padding_value)
 
     def find(self, ids: Strings) -> DatasetVersion:
         """Return the version with the positions of these utterances."""
@@ -112,19 +109,21 @@ class Utterances:
     ids: Strings
     columns: Columns
     versions: list[DatasetVersion]
+    joined: Sequence[DatasetVersion] = ()
+    """The versions that give further columns, by the columns' names."""
     classes: dict[str, list[str]] = field(default_factory=dict)
     """The labels of each column of labels. A number in the column is a place in the list."""
 
     def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
         """Return the utterances that all versions have, and the ids of the others."""
         missing = np.zeros(len(self.ids), bool)
-        for version in self.versions:
+        for version in (*self.versions, *self.joined):
             if version.positions is None:
                 continue
             is_lacking = version.positions < 0
             missing |= is_lacking
             if is_lacking.any() and (not are_allowed or missing.all()):
-                ids = list(self.ids.take(np.flatnonzero(is_lacking)))
+                ids = [*dict.fromkeys(self.ids.take(np.flatnonzero(is_lacking)))]
                 raise MissingItemError(
                     f"{self.source}: {version.cache.missing_error(ids, len(self.ids))}"
                 )
@@ -145,6 +144,15 @@ class Utterances:
             )
         return self._without(short)
 
+    def with_joined(self) -> Utterances:
+        """Read the columns that versions give."""
+        positions = np.arange(len(self.ids))
+        columns = {
+            version.name: read_column(version.cache, version.positions_of(positions))
+            for version in self.joined
+        }
+        return replace(self, columns={**self.columns, **columns}, joined=())
+
     def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
         """Replace the labels of some columns by their numbers."""
         columns, labels = dict(self.columns), {}
@@ -159,9 +167,10 @@ class Utterances:
                 continue
             column = columns.get(name)
             if not isinstance(column, Strings):
+                meant = did_you_mean(name, texts)
                 raise ManifestError(
-                    f"{self.source}: no column of text is {name!r}, for classes=; there are "
-                    f"{listing(map(repr, texts)) or 'none'}"
+                    f"{self.source}: no column of text is {name!r}{meant}, for classes=; there "
+                    f"are {listing(map(repr, texts)) or 'none'}"
                 )
             columns[name], labels[name] = _numbered(column, known, what)
         return replace(self, columns=columns, classes=labels, versions=[*versions.values()])
@@ -175,21 +184,24 @@ class Utterances:
             known = sorted({*chain.from_iterable(labels)})
         return _numbered(Strings.of([]), known, str(version.cache.version.path))[1]
 
+    def take(self, rows: NDArray[np.int64]) -> Utterances:
+        """Return the utterances of some rows."""
+        return replace(
+            self,
+            ids=self.ids.take(rows),
+            columns={name: take(column, rows) for name, column in self.columns.items()},
+            versions=[version.take(rows) for version in self.versions],
+            joined=[version.take(rows) for version in self.joined],
+        )
+
     def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
         if not len(rows):
             return self, []
-        kept_rows = np.delete(np.arange(len(self.ids)), rows)
-        kept = replace(
-            self,
-            ids=self.ids.take(kept_rows),
-            columns={name: take(column, kept_rows) for name, column in self.columns.items()},
-            versions=[version.take(kept_rows) for version in self.versions],
-        )
-        return kept, list(self.ids.take(rows))
+        return self.take(np.delete(np.arange(len(self.ids)), rows)), list(self.ids.take(rows))
 
 
 def versions_of(
-    cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float]
+    cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float | Literal["silence"]]
 ) -> list[DatasetVersion]:
     """List the versions of a dataset, with all their utterances; a single one is called
     `features`. Raises ArgumentError if the arguments do not fit."""
@@ -203,9 +215,11 @@ def versions_of(
     if not caches:
         raise ArgumentError("cache is empty: give an opened cache, or several by name")
     codebooks_of = by_version(cache, "codebooks", codebooks)
-    padding_of = by_version(cache, "padding_value", padding)
+    value_of: dict[str, float | Literal["silence"]] = by_version(cache, "padding_value", padding)
     return [
-        DatasetVersion(name, opened, codebooks_of.get(name), padding_of.get(name, 0))
+        DatasetVersion(
+            name, opened, codebooks_of.get(name), padding_of(opened, value_of.get(name, 0))
+        )
         for name, opened in caches.items()
     ]
 
@@ -231,102 +245,195 @@ def by_version(cache: ByName[Cache], what: str, value: ByName[_Value] | None) ->
 
 
 @dataclass(frozen=True)
+class Choices:
+    """The choices about a dataset's rows and columns: arguments of `FeatureDataset`."""
+
+    where: Where | None = None
+    skip_missing: bool = False
+    on_changed: OnChanged = "error"
+    copies: bool = True
+    columns: Names = None
+    classes: Classes = ()
+
+    def check(self) -> None:
+        """Raise ArgumentError for a choice of another type."""
+        where, columns, classes = self.where, self.columns, self.classes
+        is_named = isinstance(classes, Collection) and all(
+            isinstance(name, str) for name in classes
+        )
+        if not (is_named or isinstance(classes, Mapping)):
+            raise ArgumentError(
+                f"classes is {classes!r}: give the name of a column, or labels by column"
+            )
+        if where is not None and not (isinstance(where, str | Mapping) or callable(where)):
+            raise ArgumentError(
+                f"where is {where!r}: give an expression, values of columns, or a function of a "
+                """row: 'split == "train"', {"split": "train"}"""
+            )
+        if isinstance(columns, str) or not isinstance(columns, (Collection, NoneType)):
+            raise ArgumentError(f"columns is {columns!r}: give a list of names")
+        if self.on_changed not in get_args(OnChanged):
+            raise ArgumentError(
+                f"on_changed is {self.on_changed!r}: choose "
+                f"{listing(map(repr, get_args(OnChanged)))}"
+            )
+
+    def labels(self) -> Mapping[str, Sequence[str] | None]:
+        """Return the labels of each column of labels; None for those that occur."""
+        if isinstance(self.classes, Mapping):
+            return self.classes
+        return dict.fromkeys([self.classes] if isinstance(self.classes, str) else self.classes)
+
+    def sources(self) -> dict[str, Source]:
+        """Return the versions that give columns, by the columns' names."""
+        if not isinstance(self.columns, Mapping):
+            return {}
+        pairs = self.columns.items()
+        sources = {name: value for name, value in pairs if not isinstance(value, type)}
+        for name, value in sources.items():
+            if name in _RESERVED or not isinstance(value, str | os.PathLike | Cache):
+                raise ArgumentError(
+                    f"columns: {name!r} is {value!r}: give a type, the path of a version or an "
+                    f"opened one, and another name than {listing(_RESERVED)}"
+                )
+        return sources
+
+
+@dataclass(frozen=True)
 class _Reading:
-    """The choices about how manifests become utterances."""
+    """The way in which manifests become utterances."""
 
     where: Where | None
-    names: Names
+    names: Collection[str] | None
+    """The columns of a manifest to take; None for all."""
     types: Types
     on_changed: OnChanged
     copies: bool
+    joined: Sequence[DatasetVersion]
+    """The versions that give further columns, by the columns' names."""
+
+    @classmethod
+    def of(cls, choices: Choices, check: bool = False) -> _Reading:
+        """Open the versions of columns, with `check` as `featcache.open` has it."""
+        choices.check()
+        sources = choices.sources()
+        names = choices.columns
+        types: dict[str, Any] = {}
+        if isinstance(names, Mapping):
+            types = {name: value for name, value in names.items() if name not in sources}
+            names = None if sources and not types else [*types]
+        types.update(dict.fromkeys(choices.labels(), str))
+        caches = open_columns(sources, check)
+        joined = [DatasetVersion(name, cache) for name, cache in caches.items()]
+        return cls(choices.where, names, types, choices.on_changed, choices.copies, joined)
 
     def utterances(self, versions: Sequence[DatasetVersion], manifest: Any) -> Utterances:
         """Read a manifest, and find its rows in the versions."""
         if not isinstance(manifest, Manifest):
             carry = self.names is None or len(self.names) > 0 or bool(self.where)
-            carry = carry or any(needs_columns(version.cache.config) for version in versions)
+            carry = carry or any(
+                needs_columns(version.cache.config) for version in (*versions, *self.joined)
+            )
             if isinstance(manifest, (str, Path)):
                 manifest = read_manifest(manifest, audio=False, carry=carry)
             else:
                 manifest = manifest_of(manifest, carry=carry)
-        if self.where:
-            manifest = manifest.take(_rows_where(manifest, self.where, self.types))
+        manifest = self.selected(manifest)
         caches = [version.cache for version in versions] if self.copies else []
         ids, columns = _with_copies(manifest, self.names, self.types, caches)
+        are_refused, keys = self.on_changed == "error", self.keys(manifest, manifest.ids)
+        joined = [_compared(manifest, keys, are_refused, version) for version in self.joined]
+        of_rows = np.repeat(np.arange(len(manifest)), len(ids) // max(1, len(manifest)))
+        joined = [version.take(of_rows) for version in joined]
+        keys = self.keys(manifest, ids)
+        versions = [_compared(manifest, keys, are_refused, version) for version in versions]
+        return Utterances(manifest.source, ids, columns, versions, joined)
+
+    def keys(self, manifest: Manifest, ids: Strings) -> RowKeys:
+        """Return the keys by which rows are joined: their ids alone, if changed rows are used."""
         if self.on_changed == "use":
-            versions = [version.find(ids) for version in versions]
-        else:
-            rows, are_refused = RowKeys.of(manifest, ids), self.on_changed == "error"
-            versions = [_compared(manifest, rows, are_refused, version) for version in versions]
-        return Utterances(manifest.source, ids, columns, versions)
+            return RowKeys.of_ids(ids)
+        return RowKeys.of(manifest, ids)
+
+    def selected(self, manifest: Manifest) -> Manifest:
+        """Select the rows that `where` takes; also rows for which it depends on a version
+        that lacks them, or has something else of them."""
+        available = manifest.available() if self.joined else {}
+        for version in self.joined:
+            if version.name in available:
+                raise ManifestError(
+                    f"{manifest.source}: has a column {version.name!r} of its own: give that of "
+                    f"{version.cache.version.path} another name"
+                )
+        return manifest.take(self.rows(manifest)) if self.where else manifest
+
+    def rows(self, manifest: Manifest) -> NDArray[np.int64]:
+        """Return the numbers of the rows that `where` takes."""
+        assert self.where
+        columns, keys = {}, self.keys(manifest, manifest.ids)
+        for version in self.joined:
+            cache, status = version.cache, _status(manifest, keys, version)
+            is_known = status.present
+            if self.on_changed == "warn":
+                is_known = status.positions >= 0
+            values = read_column(cache, np.where(is_known, status.positions, -1))
+            columns[version.name] = JoinedColumn(values, is_known, names_of_values(cache))
+        return select_rows(manifest, self.where, self.types, columns)
 
 
 def find_utterances(
-    versions: Sequence[DatasetVersion],
-    manifest: Any,
-    where: Where | None = None,
-    skip_missing: bool = False,
-    on_changed: OnChanged = "error",
-    copies: bool = True,
-    columns: Names = None,
-    classes: Classes = (),
+    versions: Sequence[DatasetVersion], manifest: Any, choices: Choices
 ) -> tuple[Utterances, list[str]]:
     """Find the utterances of a manifest, or else of the first version, with all copies, next
-    to each other. Returns also the ids of those skipped. The arguments are those of
-    `FeatureDataset`, which lists the errors."""
-    _check(where, columns, classes, on_changed)
+    to each other. Returns also the ids of those skipped. `FeatureDataset` lists the errors."""
+    reading = _Reading.of(choices, versions[0].cache.check)
     if isinstance(manifest, os.PathLike):
         manifest = Path(manifest)
-    labels: Mapping[str, Sequence[str] | None]
-    if isinstance(classes, Mapping):
-        labels = classes
-    else:
-        labels = dict.fromkeys([classes] if isinstance(classes, str) else classes)
-    types = dict(columns) if isinstance(columns, Mapping) else {}
-    types.update(dict.fromkeys(labels, str))
-    reading = _Reading(where, columns, types, on_changed, copies)
     if manifest is None:
-        if where:
-            raise ArgumentError("where= selects rows of a manifest: give a manifest too")
-        utterances = _of_first(versions, copies)
+        utterances = _of_first(versions, reading)
     elif any(isinstance(version.cache, Corpus) for version in versions):
         utterances = _of_parts(versions, manifest, reading)
     else:
         utterances = reading.utterances(versions, manifest)
-    return utterances.with_classes(labels).without_missing(skip_missing)
+    utterances = utterances.with_classes(choices.labels())
+    utterances, skipped = utterances.without_missing(choices.skip_missing)
+    return utterances.with_joined(), skipped
 
 
-def _check(where: object, columns: object, classes: object, on_changed: object) -> None:
-    is_named = isinstance(classes, Collection) and all(isinstance(name, str) for name in classes)
-    if not (is_named or isinstance(classes, Mapping)):
-        raise ArgumentError(
-            f"classes is {classes!r}: give the name of a column, or labels by column"
-        )
-    if where is not None and not (isinstance(where, Mapping) or callable(where)):
-        raise ArgumentError(
-            f"where is {where!r}: give a function of a row, or values of columns: "
-            f'{{"split": "train"}}'
-        )
-    if isinstance(columns, str) or not isinstance(columns, (Collection, NoneType)):
-        raise ArgumentError(f"columns is {columns!r}: give a list of names")
-    if on_changed not in get_args(OnChanged):
-        raise ArgumentError(
-            f"on_changed is {on_changed!r}: choose {listing(map(repr, get_args(OnChanged)))}"
-        )
+def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, list[str]]:
+    """Select the rows of a manifest that a dataset with these choices has. Returns also the
+    ids of rows for which a version that gives a column lacks a value."""
+    reading = _Reading.of(choices)
+    manifest = reading.selected(manifest)
+    is_missing = np.zeros(len(manifest), bool)
+    keys = reading.keys(manifest, manifest.ids)
+    for version in reading.joined:
+        joined = _compared(manifest, keys, True, version)
+        is_missing |= joined.positions_of(np.arange(len(manifest))) < 0
+    lacking = manifest.ids.take(np.flatnonzero(is_missing))
+    return manifest.take(np.flatnonzero(~is_missing)), [*lacking]
+
+
+def _status(manifest: Manifest, rows: RowKeys, version: DatasetVersion) -> RowStatus:
+    """Compare rows with the items of a version; see `RowStatus`."""
+    stored, index = version.cache.version, version.cache.index
+    if not rows.has_path.any():
+        return join(rows, index, {})
+    status = join(rows, index, failures_by_row(stored, index))
+    return with_other_files(status, manifest, stored, index)
 
 
 def _compared(
     manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion
 ) -> DatasetVersion:
     """Find rows. Refuse those with features of another row or file, or warn of them."""
-    stored, index = version.cache.version, version.cache.index
-    template = template_of(version.cache.config)
-    if template is not None and rows.has_path.any():
-        manifest = with_label_files(manifest, template)
+    config = version.cache.config
+    if template_of(config) is not None and rows.has_path.any():
+        manifest = with_own_paths(manifest, config)
         rows = RowKeys.of(manifest, rows.ids)
-    failures = failures_by_row(stored, index) if rows.has_path.any() else {}
-    status = with_other_files(join(rows, index, failures), manifest, stored, index)
+    status = _status(manifest, rows, version)
     if status.changed.any():
+        stored, index = version.cache.version, version.cache.index
         message = describe_changed(manifest, rows, stored, index, status)
         if are_refused:
             raise ManifestError(
@@ -337,21 +444,32 @@ def _compared(
     return replace(version, positions=status.positions)
 
 
-def _of_first(versions: Sequence[DatasetVersion], copies: bool) -> Utterances:
-    caches = [version.cache for version in versions]
+def _of_first(versions: Sequence[DatasetVersion], reading: _Reading) -> Utterances:
+    caches = [version.cache for version in (*versions, *reading.joined)]
     if isinstance(caches[0], Corpus) and not all(isinstance(cache, Corpus) for cache in caches):
         raise ArgumentError(
             "the first version is a corpus, and not all others are: give one first that is a cache"
         )
-    ids, columns = _ids_of_copies(caches, copies)
+    ids, columns = _ids_of_copies(caches[: len(versions)], reading.copies)
     source = str(caches[0].version.path)
-    return Utterances(source, ids, columns, [version.find(ids) for version in versions])
+    versions = [version.find(ids) for version in versions]
+    copies = copies_of(caches[0].config)
+    ids_of_rows = ids if copies.are_plain else copies.plain_ids(flat(ids))
+    joined = [version.find(ids_of_rows) for version in reading.joined]
+    utterances = Utterances(source, ids, columns, versions, joined)
+    if not reading.where:
+        return utterances
+    if not joined:
+        raise ArgumentError("where= selects rows of a manifest: give a manifest too")
+    rows = reading.rows(Manifest.of_ids(flat(ids_of_rows), source))
+    return utterances.take(rows)
 
 
 def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Reading) -> Utterances:
     """Read the manifests of a corpus's parts, and find each in the part of its name."""
-    corpora = [version.cache for version in versions if isinstance(version.cache, Corpus)]
-    if len(corpora) < len(versions) or not isinstance(manifest, (str, Path)):
+    all_versions = [*versions, *reading.joined]
+    corpora = [version.cache for version in all_versions if isinstance(version.cache, Corpus)]
+    if len(corpora) < len(all_versions) or not isinstance(manifest, (str, Path)):
         raise ArgumentError(
             "with a corpus, all versions are corpora, and manifest= is the path of "
             "manifests of parts"
@@ -362,11 +480,13 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Readi
     for name, path in paths.items():
         in_part = [
             replace(version, cache=corpus.part(name))
-            for version, corpus in zip(versions, corpora, strict=True)
+            for version, corpus in zip(all_versions, corpora, strict=True)
         ]
-        part = reading.utterances(in_part, path)
+        of_part = replace(reading, joined=in_part[len(versions) :])
+        part = of_part.utterances(in_part[: len(versions)], path)
         parts.append(part)
-        for version, corpus, of_version in zip(part.versions, corpora, positions, strict=True):
+        of_versions = zip([*part.versions, *part.joined], corpora, positions, strict=True)
+        for version, corpus, of_version in of_versions:
             inside = version.positions
             assert inside is not None  # there is a manifest
             of_version.append(np.where(inside < 0, inside, inside + corpus.part_of(name).start))
@@ -374,11 +494,11 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Readi
     ids = Strings.concatenate([part.ids for part in parts])
     names = dict.fromkeys(name for part in parts for name in part.columns)
     columns = {name: _joined(source, name, [part.columns for part in parts]) for name in names}
-    joined = [
+    together = [
         replace(version, positions=np.concatenate(of_version))
-        for version, of_version in zip(versions, positions, strict=True)
+        for version, of_version in zip(all_versions, positions, strict=True)
     ]
-    return Utterances(source, ids, columns, joined)
+    return Utterances(source, ids, columns, together[: len(versions)], together[len(versions) :])
 
 
 def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> TypedColumn:
@@ -398,7 +518,7 @@ def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> TypedColumn:
 
 
 def _with_copies(
-    manifest: Manifest, names: Names, types: Types, caches: Sequence[Cache]
+    manifest: Manifest, names: Collection[str] | None, types: Types, caches: Sequence[Cache]
 ) -> tuple[Strings, Columns]:
     """Return the ids and columns of a manifest's utterances, and of the copies that all
     versions have of them."""
@@ -465,85 +585,24 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
     return columns
 
 
-def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
+def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) -> Columns:
     """Return a manifest's columns of these names, or all."""
-    available = _available(manifest)
+    available = manifest.available()
     selected: Columns = {}
     for name in available if names is None else names:
         if name == "id":  # every item has it
             continue
         if name not in available:
             known = listing(map(repr, available)) or "none but id"
-            raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {known}")
+            meant = did_you_mean(name, available)
+            raise ManifestError(f"{manifest.source}: has no column {name!r}{meant}; it has {known}")
         if name in _RESERVED:
             raise ManifestError(
                 f"{manifest.source}: the column {name!r} would hide the dataset's own: rename "
                 "it, or leave it out of columns="
             )
-        selected[name] = _typed(manifest, name, available[name], types)
+        selected[name] = manifest.column(name, types)
     return selected
-
-
-def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.int64]:
-    """Select the rows whose columns (or `id`) have certain values, or one of several, compared
-    as text; or for which a function is true. Raises ManifestError if there are none."""
-    if callable(where):
-        return _rows_that_fit(manifest, where, types)
-    columns = {"id": manifest.ids, **_available(manifest)}
-    is_kept = np.ones(len(manifest), bool)
-    for name, value in where.items():
-        if name not in columns:
-            raise ManifestError(
-                f"{manifest.source}: has no column {name!r} for where=; it has "
-                f"{listing(map(repr, columns))}"
-            )
-        column = columns[name]
-        texts = column if isinstance(column, Strings) else [*map(str, column.tolist())]
-        several = isinstance(value, Iterable) and not isinstance(value, str)
-        values = [*cast("Iterable[object]", value)] if several else [value]
-        if not values:
-            raise ManifestError(
-                f"{manifest.source}: {name} has an empty list in where=, which matches no row"
-            )
-        wanted = set().union(*map(_texts_of, values))
-        matches = np.fromiter((text in wanted for text in texts), bool, len(texts))
-        if not matches.any():
-            raise ManifestError(
-                f"{manifest.source}: no row has {name} {listing(map(str, values))}; there "
-                f"are {listing(map(repr, sorted(set(texts))))}"
-            )
-        is_kept &= matches
-    if not is_kept.any():
-        pairs = ", ".join(f"{name} {value}" for name, value in where.items())
-        raise ManifestError(f"{manifest.source}: no row has all of {pairs}")
-    return np.flatnonzero(is_kept)
-
-
-def _texts_of(value: object) -> set[str]:
-    """Return the texts that may stand for a value in a manifest: 3 also as 3.0."""
-    if value is None:
-        return {""}
-    text = str(value)
-    if isinstance(value, (bool, np.bool_)):
-        return {text, text.lower(), text.upper()}
-    if isinstance(value, (int, np.integer)):
-        return {text, f"{text}.0"}
-    if isinstance(value, float) and value.is_integer():
-        return {text, str(int(value))}
-    return {text}
-
-
-def _rows_that_fit(
-    manifest: Manifest, where: Callable[[dict[str, Any]], object], types: Types
-) -> NDArray[np.int64]:
-    columns: Columns = {"id": manifest.ids}
-    for name, column in _available(manifest).items():
-        columns[name] = _typed(manifest, name, column, types)
-    records = records_of(columns, len(manifest))
-    rows = [row for row, record in enumerate(records) if where(record)]
-    if not rows:
-        raise ManifestError(f"{manifest.source}: where= is true for none of {len(manifest):,} rows")
-    return np.array(rows, np.int64)
 
 
 def _numbered(
@@ -584,47 +643,3 @@ def flat(ids: Sequence[str]) -> Strings:
 def take(column: TypedColumn, rows: NDArray[np.int64]) -> TypedColumn:
     """Return the values of some rows."""
     return column[rows] if isinstance(column, np.ndarray) else column.take(rows)
-
-
-def records_of(columns: Mapping[str, TypedColumn], count: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some columns, with Python objects as values."""
-    values = [
-        np.ascontiguousarray(column).data if isinstance(column, np.ndarray) else column
-        for column in columns.values()
-    ]
-    rows = zip(*values, strict=True) if columns else repeat((), count)
-    return (dict(zip(columns, row, strict=True)) for row in rows)
-
-
-def _available(manifest: Manifest) -> dict[str, Strings | NDArray[Any]]:
-    """Return all columns of a manifest but the ids, and featcache's own if they are empty."""
-    available: dict[str, Strings | NDArray[Any]] = {}
-    if len(manifest.paths.blob):
-        available["path"] = manifest.paths
-    for name, seconds in (("start", manifest.start), ("duration", manifest.duration)):
-        if not np.isnan(seconds).all():
-            available[name] = seconds
-    if (manifest.channel >= 0).any():
-        available["channel"] = manifest.channel.astype(np.int64)
-    return available | manifest.columns
-
-
-def _typed(manifest: Manifest, name: str, column: TypedColumn, types: Types) -> TypedColumn:
-    """Convert a column to its type in `types`; by default to the types of its cells."""
-    wanted, what = types.get(name), f"{manifest.source}: the column {name!r}"
-    if wanted is None:
-        return manifest.typed(name) if name in manifest.columns else column
-    if wanted is str and isinstance(column, Strings):
-        return column
-    if wanted not in (bool, int, float):
-        kind = getattr(wanted, "__name__", wanted)
-        raise ManifestError(
-            f"{what} cannot be {kind}: choose str for text columns, bool, int or float"
-        )
-    values: TypedColumn | None = column
-    if isinstance(column, Strings):
-        values = booleans(column) if wanted is bool else numbers(column)
-    dtypes = {bool: "b", int: "i", float: "if"}[wanted]
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in dtypes:
-        raise ManifestError(f"{what} should be {wanted.__name__}, but not all its values are")
-    return values.astype(np.float64) if wanted is float else values

@@ -8,6 +8,7 @@ A path that names a container, a slash, and what is inside, is a `Member`:
     data-00000-of-00002.arrow/audio/123    the same in Arrow, as `save_to_disk` writes
     dump/raw.1.ark:1234                    from byte 1234 of a Kaldi archive on
     words.ctm/rec-1                        the lines of a recording in a CTM, or a .rttm
+    feats.lca/0,4096                       features of Lhotse's, in chunks of lilcom, or in .h5
 
 The column holds bytes, or structs with a field `bytes`. Suffixes are in lower case. On
 this machine, a folder of such a name is only a folder.
@@ -33,7 +34,7 @@ AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
 _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_INSIDE = re.compile(r"\.(?:tar|parquet|arrow|ctm|rttm|tgz|tar\.(?:gz|bz2|xz|zst))/")
+_INSIDE = re.compile(r"\.(?:tar|parquet|arrow|ctm|rttm|lca|h5|tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")

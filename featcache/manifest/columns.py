@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,12 @@ class GrowingValues:
 
 
 TypedColumn = Strings | Values | NDArray[Any]
-"""One value for each utterance: text, any, or bool, int64 or float64."""
+"""One value for each utterance: text, any, or bool, int64 or float64. In a dataset, also
+values of another version, `[utterances, *item_shape]`."""
+
+Types = Mapping[str, type]
+"""The types of columns by name: `str`, `bool`, `int` or `float`. Other columns have the
+types of their cells."""
 
 
 def booleans(column: Strings) -> TypedColumn | None:
@@ -190,6 +196,18 @@ def concatenate(columns: Sequence[TypedColumn]) -> TypedColumn:
     parts = [*map(_as_values, columns)]
     texts = Strings.concatenate([part.texts for part in parts])
     return Values(texts, np.concatenate([part.kinds for part in parts])).typed()
+
+
+def records_of(columns: Mapping[str, TypedColumn], count: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of some columns, with Python objects as values; vectors are arrays."""
+    values = [
+        np.ascontiguousarray(column).data
+        if isinstance(column, np.ndarray) and column.ndim == 1
+        else column
+        for column in columns.values()
+    ]
+    rows = zip(*values, strict=True) if columns else repeat((), count)
+    return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def to_arrow(cells: Sequence[Any], arrow: Any) -> Any:

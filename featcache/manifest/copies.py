@@ -83,6 +83,10 @@ class Copies(tuple[Copy, ...]):
             numbers[_ending(ids, self.suffixes[number])] = number
         return numbers
 
+    def plain_ids(self, ids: Strings) -> Strings:
+        """Return the ids of the utterances of which these are copies."""
+        return Strings.of(id_.removesuffix(self.copy_of(id_).suffix) for id_ in ids)
+
     def ids(self, ids: Strings) -> Strings:
         """Return the ids of all copies `[n * copies]`, an utterance's together."""
         if self.are_plain:

@@ -1,23 +1,59 @@
-"""Finds the files that are missing among numbered ones."""
+"""Numbered files: those that a pattern with braces names, and those that are missing."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, islice
 
-from featcache.errors import listing
+from featcache.errors import ArgumentError, listing
 
 # `train-00000-of-00003.parquet`, or with a hash before the suffix; `split4/1` of Kaldi
 _OF = re.compile(r"(.*?)(?P<number>\d+)[-_. ]?of[-_. ]?(?P<count>\d+)(?!\d)", re.IGNORECASE)
 _SPLIT = re.compile(r"(.*/)?split(?P<count>\d+)(utt)?/(?P<number>\d+)$")
 _NUMBER = re.compile(r"(?P<number>\d+)")
+_BRACES = re.compile(r"\{(?:(?P<first>\d+)\.\.(?P<last>\d+)|(?P<names>[^{},]*(?:,[^{},]*)+))\}")
+_MOST_EXPANDED = 1 << 16
 _NAMED = 10
 
 Files = dict[int, re.Match[str]]
 """Matches of files' names, by their group `number`."""
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names that a pattern with `{000..015}` or `{train,test}` stands for, as in
+    a shell; the pattern itself if it has neither. Raises ArgumentError if there are too
+    many."""
+    names = [pattern]
+    while any(map(_BRACES.search, names)):
+        names = [name for pattern in names for name in _expand_first(pattern)]
+        if len(names) > _MOST_EXPANDED:
+            raise ArgumentError(f"{pattern}: stands for more than {_MOST_EXPANDED:,} names")
+    return names
+
+
+def _expand_first(pattern: str) -> Iterator[str]:
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    inside: Iterable[str]
+    if braces["names"] is not None:
+        inside = braces["names"].split(",")
+    else:
+        first, last = int(braces["first"]), int(braces["last"])
+        if abs(last - first) >= _MOST_EXPANDED:
+            raise ArgumentError(f"{pattern}: stands for more than {_MOST_EXPANDED:,} names")
+        width = 0
+        if any(re.match(r"0\d", braces[end]) for end in ("first", "last")):  # as in bash
+            width = max(len(braces["first"]), len(braces["last"]))
+        numbers = range(first, last + 1) or range(first, last - 1, -1)
+        inside = (f"{number:0{width}}" for number in numbers)
+    for name in inside:
+        yield f"{before}{name}{after}"
 
 
 def broken_promises(names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from featcache import trust
-from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
+from featcache.errors import ArgumentError, ManifestError, counted, listing, refuse_url
 from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
 from featcache.manifest.columns import GrowingValues, Values, carried
 from featcache.manifest.formats import FORMATS, format_of, tables
@@ -28,7 +28,7 @@ from featcache.manifest.formats.source import (
     open_source,
 )
 from featcache.manifest.formats.toolkits import BARS
-from featcache.manifest.segments import SegmentColumns
+from featcache.manifest.segments import SegmentColumns, repeated_rows
 from featcache.manifest.utterances import (
     COLUMNS,
     LONGEST,
@@ -37,10 +37,11 @@ from featcache.manifest.utterances import (
     Column,
     Manifest,
     default_id,
+    exact_id,
     path_or_command,
     refuse_secrets,
 )
-from featcache.strings import GrowingStrings
+from featcache.strings import GrowingStrings, Strings
 
 
 def read_manifest(
@@ -138,8 +139,16 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
             what = "there are no audio files below it"
         faults.add(0, "; ".join([what, *source.notes]))
     ids, paths = columns["id"], columns["path"]
-    remedy = "" if source.has_ids else ": paths stand for ids, so add a column id"
-    faults.add_repeated(ids, places, remedy)
+    segments = SegmentColumns(paths, columns["start"], columns["duration"], columns["channel"])
+    if not source.has_ids:
+        ids = _without_collisions(ids, segments, places, faults)
+    num_repeats = faults.add_repeated(ids, places, segments)
+    if num_repeats:
+        rows = counted(num_repeats, "row repeats", "rows repeat")
+        source.note(
+            f"{rows} the clip of another row, which is extracted once; if they are parts of it, "
+            "name their columns start and duration"
+        )
     faults.raise_if_any()
     if source.allow_commands and ord("|") in paths.blob:
         trust.allow_commands(path for path in paths if is_command(path))
@@ -155,11 +164,10 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
         faults.parsed(places, "path ", check, paths)
     else:
         root = root.absolute()
-    segments = paths, columns["start"], columns["duration"], columns["channel"]
-    _note_unread_times(SegmentColumns(*segments), places, source)
+    _note_unread_times(segments, places, source)
     faults.raise_if_any()
     return Manifest(
-        *segments,
+        **vars(segments),
         source=source.name,
         root=root,
         ids=ids,
@@ -167,7 +175,29 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
         format=kind,
         notes=tuple(f"{source.name}: {note}" for note in source.notes),
         placeholders=frozenset(source.placeholders),
+        has_repeats=num_repeats > 0,
     )
+
+
+def _without_collisions(
+    ids: Strings, segments: SegmentColumns, places: Sequence[int], faults: Faults
+) -> Strings:
+    """Give exact ids to the rows that would have one id, though they cut otherwise."""
+    id_hashes = ids.hashes()
+    rows = repeated_rows(id_hashes)
+    repeated = segments.segments(rows)
+    pairs = np.unique(np.stack([id_hashes[rows], repeated.hashes()]), axis=1)
+    colliding = np.isin(id_hashes[rows], pairs[0, repeated_rows(pairs[0])])
+    if not colliding.any():
+        return ids
+    columns = repeated.segments(np.flatnonzero(colliding))
+    numbers = [column.tolist() for column in (columns.start, columns.duration, columns.channel)]
+    rows = rows[colliding]
+    why = "there is no id, and the path, which stands for it, "
+    of_rows = [places[row] for row in rows.tolist()]
+    exact = faults.parsed(of_rows, why, exact_id, columns.paths, *numbers, default="")
+    exact_ids = dict(zip(rows.tolist(), exact, strict=True))
+    return Strings.of(exact_ids.get(row, id_) for row, id_ in enumerate(ids))
 
 
 def _note_unread_times(segments: SegmentColumns, places: Sequence[int], source: Source) -> None:

@@ -86,6 +86,11 @@ class SegmentColumns:
             np.array(channels, np.int32),
         )
 
+    def segments(self, rows: NDArray[np.int64]) -> SegmentColumns:
+        """Return the segments of some rows."""
+        columns = self.start[rows], self.duration[rows], self.channel[rows]
+        return SegmentColumns(self.paths.take(rows), *columns)
+
     def hashes(self) -> NDArray[np.uint64]:
         """Hash each segment, uint64 `[rows]`: the 64-bit FNV-1a hash of the path's bytes,
         start and duration (little-endian float64, one NaN, one zero) and channel

@@ -9,13 +9,14 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import may_have_secret, secret_in
+from featcache.errors import ManifestError, may_have_secret, secret_in
 from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
@@ -25,8 +26,8 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.manifest.columns import TypedColumn, Values
-from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.columns import TypedColumn, Types, Values, booleans, numbers
+from featcache.manifest.segments import SegmentColumns, Utterance, repeated_rows
 from featcache.manifest.times import times_of
 from featcache.strings import GrowingStrings, Strings
 
@@ -46,7 +47,8 @@ class Manifest(SegmentColumns):
     root: AudioLocation
     """The root of relative paths: an absolute folder, or the beginning of URLs."""
     ids: Strings
-    """The ids `[rows]`, all different."""
+    """The ids `[rows]`. Rows with the same id have the same segment: they are rows of one
+    clip, such as its texts in two languages."""
     values: dict[str, Values]
     """The values of other columns `[rows]`, by name."""
     format: str = "csv"
@@ -55,6 +57,17 @@ class Manifest(SegmentColumns):
     """Notes for the user about what was read."""
     placeholders: frozenset[str] = frozenset()
     """The names of the placeholders in its columns, with a value or without."""
+    has_repeats: bool = False
+    """True if several rows may have the same id."""
+
+    @classmethod
+    def of_ids(cls, ids: Strings, source: str) -> Manifest:
+        """Return a table of ids alone."""
+        not_given = np.full(len(ids), np.nan)
+        paths = Strings(np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int64))
+        channel = np.full(len(ids), -1, np.int32)
+        root = Path.cwd()
+        return cls(paths, not_given, not_given, channel, source, root, ids, {})
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,6 +88,16 @@ class Manifest(SegmentColumns):
             values={name: values.take(rows) for name, values in self.values.items()},
         )
 
+    def clips(self) -> Manifest:
+        """Return the manifest of the first row of each clip."""
+        if not self.has_repeats:
+            return self
+        first_rows: dict[str, int] = {}
+        rows = repeated_rows(self.ids.hashes()).tolist()
+        others = [row for row in rows if first_rows.setdefault(self.ids[row], row) != row]
+        kept_rows = np.delete(np.arange(len(self)), others)
+        return replace(self.take(kept_rows), has_repeats=False)
+
     @property
     def columns(self) -> dict[str, Strings]:
         """Every other column `[rows]` as text."""
@@ -83,6 +106,41 @@ class Manifest(SegmentColumns):
     def typed(self, name: str) -> TypedColumn:
         """Return another column, with values of the types that its cells have."""
         return self.values[name].typed()
+
+    def available(self) -> dict[str, Strings | NDArray[Any]]:
+        """Return all columns but the ids, as they are written; those that an `Utterance` has
+        unless they are empty."""
+        available: dict[str, Strings | NDArray[Any]] = {}
+        if len(self.paths.blob):
+            available["path"] = self.paths
+        for name, seconds in (("start", self.start), ("duration", self.duration)):
+            if not np.isnan(seconds).all():
+                available[name] = seconds
+        if (self.channel >= 0).any():
+            available["channel"] = self.channel.astype(np.int64)
+        return available | self.columns
+
+    def column(self, name: str, types: Types) -> TypedColumn:
+        """Return one of the available columns, of its type in `types`; by default of the
+        types that its cells have. Raises ManifestError if not all values are of its type."""
+        column: TypedColumn = self.available()[name]
+        wanted, what = types.get(name), f"{self.source}: the column {name!r}"
+        if wanted is None:
+            return self.typed(name) if name in self.values else column
+        if wanted is str and isinstance(column, Strings):
+            return column
+        if wanted not in (bool, int, float):
+            kind = getattr(wanted, "__name__", wanted)
+            raise ManifestError(
+                f"{what} cannot be {kind}: choose str for text columns, bool, int or float"
+            )
+        values: TypedColumn | None = column
+        if isinstance(column, Strings):
+            values = booleans(column) if wanted is bool else numbers(column)
+        dtypes = {bool: "b", int: "i", float: "if"}[wanted]
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in dtypes:
+            raise ManifestError(f"{what} should be {wanted.__name__}, but not all its values are")
+        return values.astype(np.float64) if wanted is float else values
 
     def cells(self, name: str) -> Sequence[Any]:
         """Return the cells of another column as JSON has them, None if missing."""
@@ -300,4 +358,12 @@ def default_id(path: str, start: float, duration: float, channel: int) -> str:
         name += f"-{round(start * 100):06d}"
         if not math.isnan(duration):
             name += f"-{round(duration * 100):06d}"
+    return _id(name if channel < 0 else f"{name}-c{channel}")
+
+
+def exact_id(path: str, start: float, duration: float, channel: int) -> str:
+    """Make such an id with exact seconds: no other segment has it. Raises ValueError if it
+    is no id."""
+    times = ["" if math.isnan(seconds) else repr(seconds) for seconds in (start, duration)]
+    name = "-".join([path, *times])
     return _id(name if channel < 0 else f"{name}-c{channel}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from featcache.errors import ArgumentError, ManifestError, listing
+from featcache.errors import ArgumentError, ManifestError, did_you_mean, listing
 from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.columns import to_arrow
 from featcache.manifest.formats.lhotse import SAID
@@ -32,7 +32,8 @@ def format_to_write(target: Path, name: str | None) -> str:
     if chosen in WRITTEN:
         return chosen
     if name:
-        raise ArgumentError(f"--to: there is no {name!r}: choose {listing(WRITTEN)}")
+        meant = did_you_mean(name, WRITTEN)
+        raise ArgumentError(f"--to: there is no {name!r}{meant}: choose {listing(WRITTEN)}")
     raise ArgumentError(f"-o: {target} does not say the format: give --to {listing(WRITTEN)}")
 
 

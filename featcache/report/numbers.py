@@ -5,7 +5,6 @@ each utterance; audio statistics take 32 more. Of features, a bounded sample is 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
+from featcache.loader.corpus import Corpus
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
 from featcache.report.values import Histogram, by_decades, by_steps, characters_of, scatter
@@ -73,20 +73,19 @@ class Report:
     manifest: Document | None
     audio: Document | None
     """The statistics of a version of `audio_stats`, if there is one."""
+    compared: Document | None
+    """The differences of the first two versions, if they are compared."""
     duplicates: Document
     shown: list[Document]
     """The utterances whose features are shown: outliers and a sample."""
 
 
-_MOST_UNITS = 1000
-"""The characters of a version's units that are searched for statistics."""
-
-
 def collect(
     path: str,
     documents: Sequence[Document],
-    versions: Sequence[Version],
+    caches: Sequence[Cache],
     manifest: Manifest | None = None,
+    compared: Document | None = None,
     *,
     threads: int = 1,
     report: Callable[[int], object] = lambda shards: None,
@@ -96,14 +95,14 @@ def collect(
     Args:
         path: The name of the cache, for people.
         documents: The versions as `featcache info --json` describes them.
-        versions: The same versions.
+        caches: The same versions, opened; or the same of a corpus.
         manifest: The manifest whose columns are summarised, if there is one.
+        compared: The differences of the first two versions, which are shown side by side.
         threads: The number of threads that compute.
         report: Called with the number of shards done since the last call; each shard
             counts twice.
     """
-    caches = [Cache(version) for version in versions]
-    largest = max(caches, key=len)
+    largest = caches[0] if compared else max(caches, key=len)
     audio, seconds, contents = None, np.zeros(0, np.float32), np.zeros(0, np.uint64)
     described = []
     for document, cache in zip(documents, caches, strict=True):
@@ -129,6 +128,7 @@ def collect(
         durations=by_steps("duration", "s", seconds),
         manifest=of_manifest,
         audio=audio,
+        compared=compared,
         duplicates=_duplicates(largest, contents),
         shown=_shown(largest, seconds, audio),
     )
@@ -138,41 +138,49 @@ def statistics_of(version: Version) -> dict[str, str] | None:
     """Return the names and units of a version's audio statistics, in their order; None if
     it holds other features."""
     info = version.info
-    # bounded: a stranger's text may be long
-    units = dict(re.findall(r"(\w+) \(([^()]*)\)", info.spec.units[:_MOST_UNITS]))
-    is_audio = info.config.get("extractor") == "audio_stats" and info.spec.kind == "clip"
-    if is_audio and info.spec.item_shape == (len(units),) and RULES.keys() <= units.keys():
+    units = info.spec.named_units
+    if info.config.get("extractor") == "audio_stats" and RULES.keys() <= units.keys():
         return units
     return None
+
+
+def _parts(cache: Cache) -> list[Cache]:
+    """List the caches of a corpus's parts, or the cache alone."""
+    if isinstance(cache, Corpus):
+        return [cache.part(name) for name in cache.parts]
+    return [cache]
 
 
 def _read_tables(cache: Cache, report: Callable[[int], object]) -> tuple[Floats, NDArray[Any]]:
     """Read the seconds of all utterances, and hashes of what was decoded: of the file's
     bytes and the part of it; 0 if unknown."""
-    index, copies = cache.index, copies_of(cache.config)
-    seconds, contents = np.zeros(len(index), np.float32), np.zeros(len(index), np.uint64)
-    for number in range(len(index.shards)):
-        begin, end = index.span(number)
-        place = slice(begin, end)
-        for _, shard, items in by_shard(cache.version, index, np.arange(begin, end)):
-            table = shard.table
-            seconds[place] = table["num_samples"][items] / cache.spec.sample_rate
-            sources = hashes = table["source_hash"][items]
-            for name in ("start", "duration", "channel"):
-                hashes = extend_hashes(hashes, np.nan_to_num(table[name][items]))
-            if not copies.are_plain:
-                hashes = extend_hashes(hashes, copies.numbers(table.ids.take(items)))
-            contents[place] = np.where(sources == 0, 0, hashes)
-        report(1)
-    return seconds, contents
+    seconds, contents = [np.zeros(0, np.float32)], [np.zeros(0, np.uint64)]
+    copies = copies_of(cache.config)
+    for part in _parts(cache):
+        index = part.index
+        for number in range(len(index.shards)):
+            positions = np.arange(*index.span(number))
+            for _, shard, items in by_shard(part.version, index, positions):
+                table = shard.table
+                samples = table["num_samples"][items].astype(np.float32)
+                seconds.append(samples / np.float32(cache.spec.sample_rate))
+                sources = hashes = table["source_hash"][items]
+                for name in ("start", "duration", "channel"):
+                    hashes = extend_hashes(hashes, np.nan_to_num(table[name][items]))
+                if not copies.are_plain:
+                    hashes = extend_hashes(hashes, copies.numbers(table.ids.take(items)))
+                contents.append(np.where(sources == 0, np.uint64(0), hashes))
+            report(1)
+    return np.concatenate(seconds), np.concatenate(contents)
 
 
 def _version(document: Document, cache: Cache, threads: int) -> Document:
     """Describe a version, and summarise a sample of its features."""
     spec = cache.spec
     reasons = Counter(failure["reason"] for failure in document["failures"])
+    stored_dtype = spec.stored_dtype if spec.is_quantized else spec.dtype
     described = {name: document[name] for name in _COPIED.split()} | {
-        "features": f"{spec.stored_dtype} {spec.main.shape_text()}, {spec.axis}",
+        "features": f"{stored_dtype} {spec.main.shape_text()}, {spec.axis}",
         "units": spec.units,
         "failed_by_reason": dict(reasons.most_common()),
         "failures": document["failures"],
@@ -182,7 +190,7 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
         "std": [],
         "fault": None,
     }
-    is_float = np.dtype(spec.dtype).kind == "f" and statistics_of(cache.version) is None
+    is_float = spec.values_dtype.kind == "f" and statistics_of(cache.version) is None
     try:
         if len(cache) and spec.codebook_sizes:
             codes = usage(cache, _sample(cache), threads=threads)
@@ -204,14 +212,14 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
 def _sample(cache: Cache) -> Ints | None:
     """Choose runs of utterances in shards that are drawn at random; None for all."""
     index, frame_bytes = cache.index, int(cache.spec.num_bytes(1))
-    if int(index.num_frames.sum()) * frame_bytes <= SAMPLE_BYTES:
+    if int(cache.lengths.sum()) * frame_bytes <= SAMPLE_BYTES:
         return None
     count = min(len(index.shards), _SAMPLE_SHARDS)
     drawn = np.random.default_rng(SEED).choice(len(index.shards), count, replace=False)
     runs = []
     for number in np.sort(drawn).tolist():
         begin, end = index.span(number)
-        total = index.num_frames[begin:end].cumsum()
+        total = cache.lengths[begin:end].cumsum()
         within = int((total <= SAMPLE_BYTES // (count * frame_bytes)).sum())
         runs.append(np.arange(begin, min(begin + max(within, 1), end)))
     return np.concatenate(runs)
@@ -219,15 +227,15 @@ def _sample(cache: Cache) -> Ints | None:
 
 def _audio(cache: Cache, units: dict[str, str], seconds: Floats) -> Document:
     """Summarise a version of audio statistics."""
-    index = cache.index
-    rows = np.empty((len(index), len(units)), np.float32)
-    for number in range(len(index.shards)):
-        place = slice(*index.span(number))
-        firsts = index.first_frame[place]
-        if len(firsts):
-            first = int(firsts.min())
-            frames = cache.shard_frames(number, first, int(firsts.max()) - first + 1)
-            rows[place] = np.nan_to_num(frames[firsts - first])
+    blocks = []
+    for part in _parts(cache):
+        for number in range(len(part.index.shards)):
+            firsts = part.index.first_frame[slice(*part.index.span(number))]
+            if len(firsts):
+                first = int(firsts.min())
+                frames = part.shard_frames(number, first, int(firsts.max()) - first + 1)
+                blocks.append(np.nan_to_num(frames[firsts - first]).astype(np.float32))
+    rows = np.concatenate(blocks)
     columns = dict(zip(units, rows.T, strict=True))
     rules: dict[int, list[str]] = {}
     for name, (rule, badness) in RULES.items():
@@ -249,7 +257,7 @@ def _audio(cache: Cache, units: dict[str, str], seconds: Floats) -> Document:
     marked = np.array([*rules], np.int64)
     return {
         "path": str(cache.version.path),
-        "utterances": len(index),
+        "utterances": len(cache),
         "units": units,
         "histograms": histograms,
         "levels": scatter(seconds, columns["level"], marked, cache.ids, SEED),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.media.axes import round_step
 from featcache.strings import Strings
 
 _BINS = 32
@@ -45,14 +46,6 @@ class Scatter:
     points: list[tuple[float, float]]
     marked: list[tuple[str, float, float]]
     """The id of each, and its point."""
-
-
-def round_step(span: float, count: int) -> float:
-    """Return a step of 1, 2 or 5 times a power of ten, of which a span has at most so many."""
-    if not span > 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(span / count))
-    return next(step * power for step in (1, 2, 5, 10) if span <= count * step * power * 1.001)
 
 
 def by_steps(name: str, unit: str, values: Values) -> Histogram:

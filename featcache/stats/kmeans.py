@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
 from featcache.format.shard import dequantize_array
+from featcache.spec import as_values
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.join import by_shard
@@ -68,9 +69,9 @@ def fit_version(
     Raises ConfigError if the features are no vectors of floats, or the sample has fewer
     frames than `k`, NaN or infinity; DamagedError if a shard is damaged."""
     path, info, spec = version.path, version.info, version.info.spec
-    if np.dtype(spec.dtype).kind != "f" or spec.axis.has_times:
+    if spec.values_dtype.kind != "f" or spec.axis.has_times:
         what = f"holds {spec.dtype}, {spec.units}"
-        raise ConfigError(f"{path}: {what}; k-means takes float16 or float32")
+        raise ConfigError(f"{path}: {what}; k-means takes floats")
     if len(spec.item_shape) != 1:
         what = f"holds {spec.main.shape_text()}, not [frames, D]"
         raise ConfigError(f"{path}: {what}: extract one layer, or a weighted sum")
@@ -122,7 +123,7 @@ def draw_frames(
             frames = stretch[in_shard[rows[drawn]] - first]
             if scales is not None:
                 frames = dequantize_array(frames, *scales[items[drawn]].swapaxes(0, 1))
-            sample[rows[drawn]] = frames
+            sample[rows[drawn]] = as_values(frames, version.info.spec.dtype)
     return sample
 
 

@@ -29,6 +29,7 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
+from featcache.spec import as_values
 from featcache.stats.pieces import (
     PIECE_FRAMES,
     Ints,
@@ -193,7 +194,7 @@ def moments(
     spec, path = cache.spec, cache.version.path
     if spec.axis.has_times:
         raise StoreError(f"{path}: holds events, and the mean of their times says nothing")
-    if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
+    if spec.codebook_sizes or spec.values_dtype.kind != "f":
         what = f"holds codes, {spec.dtype}: they have no mean"
         raise StoreError(f"{path}: {what}; featcache.stats.usage counts them")
     chosen = select(cache, manifest, by)
@@ -252,7 +253,7 @@ def _shift(chosen: Selection) -> Array:
         pieces = next(pieces_by_shard(part, np.array([position]), np.zeros(1, np.int64)))
         total += _piece_sums(pieces, np.zeros(len(total)))[0][0]
         frames += int(pieces.counts[0])
-    return (total / frames).astype(spec.dtype).astype(np.float64)
+    return (total / frames).astype(spec.values_dtype).astype(np.float64)
 
 
 def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
@@ -292,7 +293,8 @@ def _values(stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: sl
         of_pieces = of_pieces.reshape(len(of_pieces), 2, -1)
         of_frames = np.repeat(of_pieces, pieces.counts[block], axis=0)[..., columns]
         stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
-    return stored.astype(np.float64)
+    values: Array = as_values(stored, pieces.cache.spec.dtype).astype(np.float64)
+    return values
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:

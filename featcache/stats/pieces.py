@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, ManifestError, StoreError, listing
+from featcache.errors import ArgumentError, ManifestError, StoreError, did_you_mean, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
-from featcache.loader.utterances import find_utterances, versions_of
+from featcache.loader.utterances import Choices, find_utterances, versions_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
@@ -128,20 +128,27 @@ def select(
 def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) -> Selection:
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, audio=False, carry=by is not None)
-    utterances, _ = find_utterances(versions_of(cache, None, 0), manifest, columns=())
+    utterances, _ = find_utterances(versions_of(cache, None, 0), manifest, Choices(columns=()))
     positions = utterances.versions[0].positions
+    assert positions is not None  # there is a manifest
+    _, firsts = np.unique(positions, return_index=True)  # a clip may have several rows
     if by is None:
-        return Selection([cache], positions)
+        return Selection([cache], positions[firsts])
     column = manifest.columns.get(by)
     if column is None and by == "path" and len(manifest.paths.blob):
         column = manifest.paths
     if column is None:
         columns = listing(map(repr, manifest.columns)) or "none but id"
-        raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {columns}")
+        meant = did_you_mean(by, manifest.columns)
+        raise ManifestError(f"{manifest.source}: has no column {by!r}{meant}; it has {columns}")
     names = sorted(set(column))
     numbers = {name: number for number, name in enumerate(names)}
     groups = np.fromiter(map(numbers.__getitem__, column), np.int64, len(column))
-    return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
+    groups = np.repeat(groups, len(copies_of(cache.config)))
+    pairs = np.unique(np.stack([positions, groups]), axis=1)
+    if pairs.shape[1] > len(firsts):
+        raise ManifestError(f"{manifest.source}: rows of one clip have several values of {by!r}")
+    return Selection([cache], positions[firsts], groups[firsts], names)
 
 
 def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[ShardPieces]:

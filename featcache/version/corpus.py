@@ -12,6 +12,7 @@ still holds. Several jobs may extract parts of one corpus: each writes its own f
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 
 from featcache.errors import ArgumentError, DamagedError, listing
 from featcache.format.documents import Count, Hash, Int64, put_document, read_document
+from featcache.manifest.numbered import expand_braces
 from featcache.storage.base import Store, in_parallel
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -108,10 +110,10 @@ def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
 def read_parts(corpus: Location, names: Sequence[str] | None = None) -> list[Part]:
     """Read the parts of a corpus, sorted by name; or only those of these names."""
     store = open_store(corpus)
-    there = [name.removesuffix(".json") for name in store.names(PARTS) if name.endswith(".json")]
-    if len(there) > _MOST_PARTS:
-        raise DamagedError(f"{corpus / PARTS}: damaged: {len(there):,} parts")
-    wanted = sorted({*there} if names is None else {*there} & {*names})
+    recorded = [name.removesuffix(".json") for name in store.names(PARTS) if name.endswith(".json")]
+    if len(recorded) > _MOST_PARTS:
+        raise DamagedError(f"{corpus / PARTS}: damaged: {len(recorded):,} parts")
+    wanted = sorted({*recorded} if names is None else {*recorded} & {*names})
     return in_parallel(lambda name: _read_part(store, name), wanted)
 
 
@@ -156,19 +158,26 @@ def record_version(version: Version, known: PartVersion) -> None:
 
 def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     """Find the manifests of parts, by the names of the parts, from paths and shell
-    patterns; None for one path, which is no corpus. Raises ArgumentError if nothing fits a
-    pattern; see also `by_part_name`."""
-    found, is_several = list[Path](), len(given) > 1
-    for one in map(str, given):
-        if not glob.has_magic(one) or Path(one).exists():
-            found.append(Path(one))
+    patterns, also with braces; None for one path, which is no corpus. Raises ArgumentError
+    if nothing fits a pattern; see also `by_part_name`."""
+    manifests, is_several = list[Path](), len(given) > 1
+    for path in map(str, given):
+        names = expand_braces(path)
+        if os.path.exists(path) or ([path] == names and not glob.has_magic(path)):
+            manifests.append(Path(path))
             continue
-        files = glob.glob(one, recursive=True)
-        if not files:
-            raise ArgumentError(f"{one}: there is no such file, and as a pattern, it fits none")
-        found += sorted(map(Path, files))
+        files = [file for name in names for file in _fitting(name)]
+        if not any(map(os.path.exists, files)):
+            raise ArgumentError(f"{path}: there is no such file, and as a pattern, it fits none")
+        manifests += map(Path, files)
         is_several = True
-    return by_part_name(found) if is_several else None
+    return by_part_name(manifests) if is_several else None
+
+
+def _fitting(name: str) -> list[str]:
+    if glob.has_magic(name):
+        return sorted(glob.glob(name, recursive=True))
+    return [name]
 
 
 def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:

@@ -153,8 +153,8 @@ def forget_suspects(version: Version, index: Index) -> None:
     missing = find_missing([*read_all_wanted(version)], index, read_failures(version))
     lacking = [wanted.rows[0, numbers] for wanted, numbers, _ in missing]
     for run in dead:
-        own = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
-        if not any(np.isin(own, hashes).any() for hashes in lacking):
+        in_flight = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
+        if not any(np.isin(in_flight, hashes).any() for hashes in lacking):
             remove_marks(run)
 
 

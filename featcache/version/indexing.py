@@ -99,8 +99,10 @@ def write_index(index: Index, version: Version) -> None:
     from featcache.format.writing import group_files
 
     store, name = version.store, index_name(version, index.shards)
-    wanted = (one for one in read_all_wanted(version) if not one.lacks(index).any())
-    complete = {one.name: one.checksum for one in wanted}
+    wanted = (
+        wanted_set for wanted_set in read_all_wanted(version) if not wanted_set.lacks(index).any()
+    )
+    complete = {wanted_set.name: wanted_set.checksum for wanted_set in wanted}
     lists = {"shards": index.summaries, "makers": index.makers, "complete": complete}
     document = {"fingerprint": version.info.fingerprint, **msgspec.to_builtins(lists)}
     _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")

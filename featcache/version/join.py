@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
+from featcache.errors import DamagedError, ManifestError, MissingItemError, did_you_mean, listing
 from featcache.format.shard import Item, Shard
 from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.copies import copies_of
@@ -70,6 +71,11 @@ class RowKeys:
             return cls(manifest.ids, manifest.ids.hashes(), hashes, has_path)
         copies = len(ids) // max(1, len(manifest))
         return cls(ids, ids.hashes(), np.repeat(hashes, copies), np.repeat(has_path, copies))
+
+    @classmethod
+    def of_ids(cls, ids: Strings) -> RowKeys:
+        """Return the keys of rows without paths."""
+        return cls(ids, ids.hashes(), np.zeros(len(ids), np.uint64), np.zeros(len(ids), bool))
 
     @classmethod
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
@@ -284,18 +290,21 @@ def describe_changed(
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
     """Describe how an item differs from its row, as in `path a.wav → c.wav`, and whether
     the row has failed."""
-    found = differences(item, utterance)
+    change = differences(item, utterance)
     if failure is None:
-        return found
+        return change
     failed = f"failed: {failure.reason}: {failure.message}"
-    if not found:
+    if not change:
         return f"its file has changed since, and extracting the new one {failed}"
-    return f"{found}, and extracting that {failed}"
+    return f"{change}, and extracting that {failed}"
 
 
 def differences(old: Segment, new: Segment) -> str:
     """Describe how a segment differs from an older one; empty if they are equal."""
-    pairs = [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in fields(Segment)]
+    pairs = [
+        (column.name, getattr(old, column.name), getattr(new, column.name))
+        for column in fields(Segment)
+    ]
     return ", ".join(
         f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
     )
@@ -328,7 +337,9 @@ def missing_error(
         return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
     similar = next(filter(None, (_similar(id_, index) for id_ in ids[:_TRIED])), "")
     if len(ids) == 1:
-        example = similar or (f", like {index.ids[0]!r}" if len(index) else "")
+        example = similar or did_you_mean(ids[0], _alike(ids[0], index))
+        if not example and len(index):
+            example = f", like {index.ids[0]!r}"
         return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
     reasons = Counter(failure.reason for failure in failed)
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
@@ -338,6 +349,7 @@ def missing_error(
     )
 
 
+_NO_DIGITS, _MOST_ALIKE = re.compile(r"\D"), 1000
 _TRIED = 16  # ids whose other spellings are searched
 
 
@@ -353,6 +365,15 @@ def _similar(id_: str, index: Index) -> str:
             if other != id_ and index.find_one(other) >= 0:
                 return f"; it has {other!a}, which {difference}"
     return ""
+
+
+def _alike(id_: str, index: Index) -> list[str]:
+    """List ids that begin like this one, as far as any does, and have the same digits: other
+    digits are another utterance."""
+    digits, found = _NO_DIGITS.sub("", id_), list[str]()
+    for length in range(len(id_), 0, -1):
+        found = found or index.ids.beginning_with(id_[:length], _MOST_ALIKE)
+    return [other for other in found if _NO_DIGITS.sub("", other) == digits]
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
@@ -395,5 +416,5 @@ def _superseded(version: Version, index: Index, item: Item) -> list[str]:
         return int(table["generation"][table["id_hash"] == id_hash].max(initial=0))
 
     generations = dict(zip(index.shards, in_parallel(generation, index.shards), strict=True))
-    older = [name for name, own in generations.items() if 0 < own < item.generation]
+    older = [name for name, number in generations.items() if 0 < number < item.generation]
     return sorted(older, key=lambda name: -generations[name])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any
 
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, StoreError, did_you_mean, listing, nearest
 from featcache.format.documents import differing_keys
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -15,6 +14,9 @@ from featcache.version.version import Version
 
 PARTS = "parts"
 """The folder in a corpus that lists its parts."""
+
+_MARKS = ("zarr.json", "shards/zarr.json")
+"""The marks of a version, of which a damaged one may lack one."""
 
 
 def is_corpus(location: Location) -> bool:
@@ -78,14 +80,19 @@ def version_names(path: Location) -> list[str]:
 
 
 def refuse_version(cache: Location) -> None:
-    """Raise ArgumentError for a cache in a version, or at a path that opens a version."""
-    found = [folder for folder in (cache, cache.parent) if _is_version(folder)]
-    if not found and not open_store(cache).exists(""):
+    """Raise ArgumentError for a cache in a version, or at a path that opens a version. (A
+    folder of tars may be called `shards`, too.)"""
+    versions = [
+        folder
+        for folder in (cache, cache.parent)
+        if _is_version(folder) and any(map(open_store(folder).exists, _MARKS))
+    ]
+    if not versions and not open_store(cache).exists(""):
         with suppress(StoreError):
-            found = _named(cache.parent, cache.name)
-    if found:
-        remedy = f"give a cache, as {found[0].parent}"
-        raise ArgumentError(f"{cache}: is the version {found[0]}, or in it: {remedy}")
+            versions = _named(cache.parent, cache.name)
+    if versions:
+        remedy = f"give a cache, as {versions[0].parent}"
+        raise ArgumentError(f"{cache}: is the version {versions[0]}, or in it: {remedy}")
 
 
 def _is_version(path: Location) -> bool:
@@ -95,13 +102,13 @@ def _is_version(path: Location) -> bool:
 def _named(cache: Location, name: str) -> list[Location]:
     """List the folders of the versions in the cache whose config is called `name`. Raises
     StoreError if there is none."""
-    there, faults = list[str](), dict[str, StoreError]()
+    folders, faults = list[str](), dict[str, StoreError]()
     for folder in open_store(cache).names(""):
         try:
-            there += [folder] if _is_version(cache / folder) else []
+            folders += [folder] if _is_version(cache / folder) else []
         except StoreError as error:
             faults[folder] = error
-    named = [cache / folder for folder in there if _name_of(cache / folder) == name]
+    named = [cache / folder for folder in folders if _name_of(cache / folder) == name]
     if named:
         return named
     for part in (cache, cache / name):
@@ -112,16 +119,19 @@ def _named(cache: Location, name: str) -> list[Location]:
     for folder, fault in faults.items():
         if folder.startswith(name):  # others have nothing to do with it
             raise fault
-    hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
+    hint = _meant(cache, name)
+    if folders:
+        names = [_name_of(cache / folder) for folder in folders]
+        hint = f"{did_you_mean(name, [*names, *folders])}; {cache} holds {listing(folders)}"
     if split_tag(cache / name)[1] is not None:
         hint = ": this takes a version, and no tag"
     raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
 
 
 def _meant(parent: Location, name: str) -> str:
-    near = get_close_matches(name, open_store(parent).names(""), 1, 0.8)
-    if near and (version_names(parent / near[0]) or is_corpus(parent / near[0])):
-        return f": did you mean {parent / near[0]}?"
+    near = parent / (nearest(name, open_store(parent).names("")) or name)
+    if near.name != name and (version_names(near) or is_corpus(near)):
+        return f" (did you mean {near}?)"
     return ""
 
 
@@ -207,8 +217,11 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
     if len(versions) == 1:
         return versions[0]
     if not versions:
-        there = [folder.name for folder in version_folders(split_tag(cache)[0])]
-        raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
+        folders = [folder.name for folder in version_folders(split_tag(cache)[0])]
+        raise StoreError(
+            f"{cache}: holds no version called {name!r}{did_you_mean(str(name), folders)}; it "
+            f"holds {listing(folders)}"
+        )
     tag = split_tag(cache)[1] if tag is None else tag
     raise _several([version.path for version in versions], tag)
 
@@ -226,8 +239,8 @@ def select_configured(
     if fitting:  # if there are several, only their names differ
         return next((version for version in fitting if version in namesakes), fitting[0])
     if not namesakes and len(versions) != 1:
-        there = listing(version.path.name for version in select_versions(path))
-        what = f"holds no version of this config, which would be {wanted}; it holds {there}"
+        held = listing(version.path.name for version in select_versions(path))
+        what = f"holds no version of this config, which would be {wanted}; it holds {held}"
         raise StoreError(f"{path}: {what}")
     other = (namesakes or versions)[0]
     keys = _differences(other.info.config, resolved)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from featcache.errors import ArgumentError, DamagedError, StoreError, listing
+from featcache.errors import ArgumentError, DamagedError, StoreError, did_you_mean, listing
 from featcache.format.documents import Count, Hash, put_document, read_document
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -53,8 +53,8 @@ def read_tag(version: Version, name: str) -> Tag:
     """Read a tag. Raises StoreError if it does not exist."""
     names = tag_names(version)
     if name not in names:
-        there = f"there are {listing(names)}" if names else "there are no tags"
-        raise StoreError(f"{version.path}: has no tag {name}: {there}")
+        others = f"there are {listing(names)}" if names else "there are no tags"
+        raise StoreError(f"{version.path}: has no tag {name}{did_you_mean(name, names)}: {others}")
     tag = read_document(version.store, f"tags/{name}", Tag)
     if tag.name != name:
         what = f"damaged: it is the tag {tag.name[:100]!r}"
@@ -84,12 +84,12 @@ def at_tag(version: Version, name: str | None) -> Version:
 def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """Describe each tag of a version with these shards (by default all): `name`, `made`,
     `utterances`, and `fault`, the reason why the tag cannot be read, or None."""
-    there, shown = {*(version.shard_names() if shards is None else shards)}, []
+    present, shown = {*(version.shard_names() if shards is None else shards)}, []
     for name in tag_names(version):
         known: dict[str, Any] = {"name": name, "made": None, "utterances": None}
         try:
             tag = read_tag(version, name)
-            known |= {"made": tag.made, "utterances": tag.items, "fault": _fault(tag, there)}
+            known |= {"made": tag.made, "utterances": tag.items, "fault": _fault(tag, present)}
         except DamagedError as error:
             known["fault"] = str(error)
         shown.append(known)

@@ -4,14 +4,16 @@ docs/format.md."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,7 +26,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import STORED_KINDS, FeatureSpec
+from featcache.spec import DTYPES, STORED_KINDS, FeatureSpec
 from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
@@ -43,6 +45,7 @@ _LIBRARIES = (
     "torch",
     "torchaudio",
     "transformers",
+    "onnxruntime",
     "soundfile",
     "miniaudio",
     "av",
@@ -91,6 +94,8 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
     spec: FeatureSpec
     made_by: dict[str, str]
     """See `library_versions`."""
+    silence: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The values of a frame of long silence, if the extractor has such a value for padding."""
 
     @property
     def folder_name(self) -> str:
@@ -101,6 +106,10 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         """Raise ValueError if the spec contradicts itself, or the config is odd."""
         msgspec.convert(self.config, _Config)
         self.spec.require_sound()
+        if self.silence is not msgspec.UNSET and len(self.silence) != math.prod(
+            self.spec.item_shape
+        ):
+            raise ValueError(f"silence of {len(self.silence):,} values: frames have others")
 
 
 class _Peek(msgspec.Struct):
@@ -122,6 +131,9 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
         what = f"has format {peek.format}; this featcache reads format {FORMAT}"
     elif kind not in STORED_KINDS:
         what = f"holds features of the kind {kind!r}, which this featcache cannot read"
+    elif peek.spec.get("dtype", DTYPES[0]) not in DTYPES:
+        what = f"holds features of the dtype {peek.spec['dtype']!r}, which this featcache "
+        what += "cannot read"
     if what:
         raise StoreError(f"{path}: {what}: upgrade it")
     info: VersionInfo = read_attributes(data, VersionInfo, path / "zarr.json", path)
@@ -132,6 +144,15 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
     return info
 
 
+@cache
+def _installed(library: str) -> str:
+    """Return the version of a library; empty if it is not installed."""
+    try:
+        return version_of(library)
+    except PackageNotFoundError:
+        return ""
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, of libraries that decide values, and of libsndfile.
     Every version and shard records them; the fingerprint does not depend on them."""
@@ -140,14 +161,19 @@ def library_versions() -> dict[str, str]:
         "machine": platform.machine(),
         "featcache": __version__,
     }
-    for library in _LIBRARIES:
-        with suppress(PackageNotFoundError):  # an optional one
-            versions[library] = version_of(library)
+    installed = {library: _installed(library) for library in _LIBRARIES}
+    versions |= {library: version for library, version in installed.items() if version}
     try:
         import soundfile
     except ImportError:
         return versions
     return {**versions, "libsndfile": soundfile.__libsndfile_version__}
+
+
+def renamed_note(original_name: str) -> str:
+    """Describe a version whose folder was made with another name."""
+    what = f"its folder is a copy of {original_name}, or was renamed"
+    return f"{what}: extract adds to a version only under that name"
 
 
 class ShardGoneError(StoreError):

@@ -91,10 +91,10 @@ class Wanted:
         if not len(index):
             return np.ones(len(self), bool)
         id_hash, row_hash, generation = self.rows
-        at = index.find_hashes(id_hash)
-        theirs = index.generation[at]
-        is_own = (theirs == generation) & (index.row_hash[at] == row_hash)
-        lacking: NDArray[np.bool_] = (at < 0) | ~(is_own | (theirs > generation))
+        positions = index.find_hashes(id_hash)
+        generations = index.generation[positions]
+        is_own = (generations == generation) & (index.row_hash[positions] == row_hash)
+        lacking: NDArray[np.bool_] = (positions < 0) | ~(is_own | (generations > generation))
         return lacking
 
     def find(self, id_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -110,18 +110,18 @@ class Wanted:
         """Tell whether it has all rows of another set, in any generation."""
         if len(other) > len(self):
             return False
-        at = self.find(other.rows[0])
-        return bool(((at >= 0) & (self.rows[1][at] == other.rows[1])).all())
+        numbers = self.find(other.rows[0])
+        return bool(((numbers >= 0) & (self.rows[1][numbers] == other.rows[1])).all())
 
     def joined(self, other: Wanted, above: Mapping[int, int]) -> Wanted:
         """Join it with its set in another copy of the version: of an id in both, the row of
         the higher generation stays. Rows that are one generation below their id hash's in
         `above` are raised to it."""
-        at = self.find(other.rows[0])
-        rows, both = self.rows.copy(), np.flatnonzero(at >= 0)
-        later = both[other.rows[2, both] > rows[2, at[both]]]
-        rows[:, at[later]] = other.rows[:, later]
-        rows = np.concatenate([rows, other.rows[:, at < 0]], axis=1)
+        numbers = self.find(other.rows[0])
+        rows, both = self.rows.copy(), np.flatnonzero(numbers >= 0)
+        later = both[other.rows[2, both] > rows[2, numbers[both]]]
+        rows[:, numbers[later]] = other.rows[:, later]
+        rows = np.concatenate([rows, other.rows[:, numbers < 0]], axis=1)
         for row in np.flatnonzero(np.isin(rows[0], np.array([*above], np.uint64))).tolist():
             rows[2, row] += int(rows[2, row]) + 1 == above[int(rows[0, row])]
         instead_of = self.instead_of | other.instead_of
@@ -219,20 +219,20 @@ def find_missing(
     of_rows = by_row(failures)
     standing_rows = standing(of_rows, index)
     failed_ids = np.array([id_hash for id_hash, _ in of_rows], np.uint64)
-    for one in wanted:
-        numbers, failed = np.flatnonzero(one.lacks(index)), list[Failure]()
+    for wanted_set in wanted:
+        numbers, failed = np.flatnonzero(wanted_set.lacks(index)), list[Failure]()
         if of_rows:  # else 10^7 rows would be searched for nothing
             is_missing = np.ones(len(numbers), bool)
-            may_have_failed = np.isin(one.rows[0, numbers], failed_ids)
+            may_have_failed = np.isin(wanted_set.rows[0, numbers], failed_ids)
             for place in np.flatnonzero(may_have_failed).tolist():
-                id_hash, row_hash, generation = one.rows[:, numbers[place]].tolist()
+                id_hash, row_hash, generation = wanted_set.rows[:, numbers[place]].tolist()
                 key = id_hash, row_hash
                 failure = of_rows.get(key)
                 if failure and (key in standing_rows or failure.generation >= generation):
                     failed.append(failure)
                     is_missing[place] = False
             numbers = numbers[is_missing]
-        yield one, numbers, failed
+        yield wanted_set, numbers, failed
 
 
 def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
@@ -243,10 +243,10 @@ def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
         return by_id(failures)
     ids, rows = np.array([*failures], np.uint64).T
     is_wanted = np.zeros(len(failures), bool)
-    for one in read_all_wanted(version, damaged):
-        at = one.find(ids)
-        found = np.flatnonzero(at >= 0)
-        is_wanted[found] |= one.rows[1][at[found]] == rows[found]
+    for wanted_set in read_all_wanted(version, damaged):
+        numbers = wanted_set.find(ids)
+        known = np.flatnonzero(numbers >= 0)
+        is_wanted[known] |= wanted_set.rows[1][numbers[known]] == rows[known]
     if damaged:
         return by_id(failures)
     return by_id(dict(compress(failures.items(), is_wanted)))
@@ -279,15 +279,15 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
         return []
     damaged, ledger, records = list[str](), list[str](), list[str]()
     wanted = [*read_all_wanted(version, damaged, index)]
-    known = {name for one in wanted for name in one.names}
+    known = {name for item in wanted for name in item.names}
     gaps = find_missing(wanted, index, read_failures(version, ledger))
     unfinished = [
-        Unfinished(one.manifest, len(one), len(rows), len(failed))
-        for one, rows, failed in gaps
+        Unfinished(item.manifest, len(item), len(rows), len(failed))
+        for item, rows, failed in gaps
         if len(rows)
     ]
     if ledger and unfinished:  # the damaged failures may be theirs
-        count = counted(sum(one.missing for one in unfinished), "utterance")
+        count = counted(sum(item.missing for item in unfinished), "utterance")
         unfinished = []
         ledger = [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
@@ -311,12 +311,12 @@ def forget_rows(version: Version, wanted_ids: NDArray[np.uint64], index: Index) 
     before = [read_wanted(version, name) for name in version.store.names("wanted")]
     goes = ~np.isin(index.id_hash, wanted_ids)
     forgotten = int(index.generation[index.by_hash[goes]].max(initial=0))
-    for one in before:
-        goes = ~np.isin(one.rows[0], wanted_ids)
-        forgotten = max(forgotten, int(one.rows[2, goes].max(initial=0)))
-    if before and forgotten > max(one.forgotten for one in before):
+    for wanted_set in before:
+        goes = ~np.isin(wanted_set.rows[0], wanted_ids)
+        forgotten = max(forgotten, int(wanted_set.rows[2, goes].max(initial=0)))
+    if before and forgotten > max(wanted_set.forgotten for wanted_set in before):
         replace(before[0], forgotten=forgotten).save(version)
-    for one in before:
-        stays = np.isin(one.rows[0], wanted_ids)
+    for wanted_set in before:
+        stays = np.isin(wanted_set.rows[0], wanted_ids)
         if not stays.all():
-            replace(one, rows=one.rows[:, stays]).save(version)
+            replace(wanted_set, rows=wanted_set.rows[:, stays]).save(version)

@@ -2,6 +2,7 @@
 them. Nothing is unpickled, and code in a model's folder runs only if `featcache.trust`
 allows it."""
 
+from featcache.weights.files import file_digest, find_file
 from featcache.weights.hub import locate
 from featcache.weights.models import (
     Located,
@@ -12,6 +13,7 @@ from featcache.weights.models import (
     load_module,
     read_config,
     read_json,
+    read_pickle,
     read_preprocessing,
     state_dict,
     transformers_class,
@@ -22,12 +24,15 @@ __all__ = [
     "Located",
     "Part",
     "digest",
+    "file_digest",
+    "find_file",
     "fold_weight_norm",
     "load",
     "load_module",
     "locate",
     "read_config",
     "read_json",
+    "read_pickle",
     "read_preprocessing",
     "state_dict",
     "transformers_class",

@@ -212,7 +212,7 @@ def digest(located: Located) -> str:
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     config = read_json(located, "config.json")
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in config else []
-    key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))
+    key = tuple(file_identity(path) for path in (*weight_files(located), *jsons, *code))
     if key not in _digests:
         sha256 = hashlib.sha256()
         for document in (config, read_preprocessing(located)):
@@ -240,9 +240,11 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
         raise weights_error(file, what) from error
 
 
-def _read_torch(file: Path) -> dict[str, Tensor]:
+def read_pickle(file: Path) -> Any:
+    """Read a file that torch saved, as weights only: nothing in it is run. Raises
+    ConfigError if it is damaged, or holds other things than tensors and plain values."""
     try:
-        loaded = torch.load(
+        return torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
         )
     except PermissionError:
@@ -250,6 +252,10 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
         what = "damaged, or not tensors alone; never unpickled: save it as safetensors"
         raise weights_error(file, what) from error
+
+
+def _read_torch(file: Path) -> dict[str, Tensor]:
+    loaded = read_pickle(file)
     if not isinstance(loaded, dict) or not all(
         isinstance(name, str) and _is_plain(value) for name, value in loaded.items()
     ):
@@ -264,7 +270,8 @@ def _is_plain(value: object) -> bool:
     return not (value.is_meta or value.is_conj() or value.is_neg())
 
 
-def _identity(path: Path) -> tuple[object, ...]:
+def file_identity(path: Path) -> tuple[object, ...]:
+    """Return what changes when a file is written again."""
     if not path.exists():
         return (path,)
     stat = path.stat()

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featcache.augment import Draws, GaussianNoise, MixEnergies, Mixup, SpecAugment, warp_time
+from featcache.augment import (
+    Draws,
+    GaussianNoise,
+    MixEnergies,
+    Mixup,
+    SpecAugment,
+    VaeNoise,
+    warp_time,
+)
 from featcache.errors import ArgumentError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -20,6 +28,7 @@ LENGTHS = [60, 41, 17, 1, 0]
 KINDS = {
     "noise": lambda **given: GaussianNoise(0.3, **given),
     "noise at a ratio": lambda **given: GaussianNoise(snr_db=(5.0, 20.0), **given),
+    "latents": lambda **given: VaeNoise(**given),
     "masks": lambda **given: SpecAugment(max_time_fraction=0.5, freq_width=4, **given),
     "masks of the mean, warped": lambda **given: SpecAugment(value="mean", time_warp=4, **given),
     "mixup": lambda **given: Mixup(1.0, **given),

@@ -7,6 +7,7 @@ from make_cache import codes_cache, make_features, make_version
 from featcache.care.diff import diff
 from featcache.errors import ArgumentError, DamagedError
 from featcache.loader.cache import Cache
+from featcache.spec import Clip, Track
 
 
 @pytest.fixture
@@ -90,3 +91,30 @@ def test_the_command(cli, old, tmp_path):
         "no utterance is in "
         "both, of the same row" in cli("diff", old.version.path, other.path, "--values", 5).out
     )
+
+
+def test_other_tracks_and_vectors_are_compared(tmp_path):
+    """Scores of each utterance, and a side track whose entries follow from its length."""
+    vectors = {f"utt-{n}": np.array([[n, 1.0]], np.float32) for n in range(3)}
+    others = {**vectors, "utt-2": vectors["utt-2"] + 0.5}
+    first, second = (
+        Cache(make_version(tmp_path / name, made, axis=Clip(), params={"of": name}))
+        for name, made in (("a", vectors), ("b", others))
+    )
+    compared = diff(first, second, values=3).values
+    assert (compared.identical, compared.worst, compared.largest) == (2, "utt-2", 0.5)
+    assert compared.tracks == {}
+    track = Track("scales", (2,), "float32", "")
+    features = make_features(4)
+    longer = {**features, "utt-1": np.concatenate([features["utt-1"]] * 4)}
+    caches = {
+        name: Cache(make_version(tmp_path / name, made, side=side, params={"of": name}))
+        for name, made, side in (
+            ("c", features, (track,)),
+            ("d", longer, (track,)),
+            ("e", features, ()),
+        )
+    }
+    scales = diff(caches["c"], caches["d"], values=9).values.tracks["scales"]
+    assert (scales.utterances, scales.identical, scales.other_lengths) == (4, 3, 1)
+    assert diff(caches["c"], caches["e"], values=9).values.tracks == {"scales": None}

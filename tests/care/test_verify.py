@@ -1,5 +1,6 @@
 """`verify`: whether the audio is still what was extracted, and what is said."""
 
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ from cache_contents import only_version, provenance
 from corpora import Corpus
 from damage import CHUNKS, assert_repaired, flip, victim
 from extractions import extracted
-from hostile_caches import EDITS, reseal
+from hostile_caches import EDITS, columns_of, reseal, seal_files, shard_folder, version_folder
 from make_cache import make_features, make_version
 from xxhash import xxh3_64_intdigest
 
@@ -200,6 +201,19 @@ def test_values_that_are_not_finite_are_found_and_repaired(cli, plain, sound, ca
         reseal(document.parent, lambda it: it.update(finite=claimed))
     assert cli("verify", cache).code == (0 if claimed else 1)
     assert "features are NaN or infinite" in cli("verify", cache, "--values").with_code(1).out
+    assert_repaired(cli, cache, sound, plain)
+
+
+def test_a_table_that_another_digest_stands_for_is_found_and_repaired(cli, plain, sound, cache):
+    """Under right seals, with --values; the shard has the name that the digest asks for."""
+    folder = shard_folder(cache)
+    columns_of(folder)["source_size"][0] += 1
+    attributes = json.loads((folder / "zarr.json").read_bytes())["attributes"]
+    seal_files(folder, lambda it: it.update(digest=attributes["featcache"]["digest"]))
+    shutil.rmtree(version_folder(cache) / "index")
+    cli("verify", cache).with_code(0)
+    found = cli("verify", cache, "--values").with_code(1).out
+    assert "its name does not follow from what is in it" in found
     assert_repaired(cli, cache, sound, plain)
 
 

@@ -167,7 +167,7 @@ def test_configs_are_listed_and_printed(cli):
 def test_a_cache_that_is_not_there_exits_with_1(cli, filled):
     said = cli.refused("verify", "filed0", cwd=filled.parent, code=1)
     assert (
-        said == f"featcache: filed0: there is no such cache folder: did you mean {filled.name}?\n"
+        said == f"featcache: filed0: there is no such cache folder (did you mean {filled.name}?)\n"
     )
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import click
+import numpy as np
 import pytest
 from pages import text_of
 
@@ -58,6 +59,8 @@ def home(cli, plain, tmp_path_factory):
     spoken.write_text("\n".join(["id,path,speaker,text", *lines]))
     configs = ("-c", "fbank80", "-c", "audio-stats")
     assert cli("extract", spoken, *configs, "-o", home / "stats").code == 0
+    (home / "theirs").mkdir()
+    np.save(home / "theirs/utt.npy", np.ones((9, 80), np.float32))
     return home
 
 
@@ -81,6 +84,8 @@ COMMANDS = {
     "index": "index {cache}",
     "copy": "copy {cache} {home}/copy",
     "copy --dry-run": "copy {cache} {home}/no-copy --dry-run",
+    "export": "export --to numpy {cache} -o {home}/numpy --manifest {new}",
+    "import": "import {home}/theirs --name theirs --made-by x --frame-rate 100 -o {home}/imported",
     "manifest": "manifest {gone} -o {home}/manifest.jsonl",
     "probe": "probe fbank80 {new} -o {cache}",
     "fit-kmeans": "fit-kmeans {cache} -k 2 -o {home}/units.safetensors",

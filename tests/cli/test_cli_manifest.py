@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import soundfile
 from cache_contents import items
+from make_cache import make_version
 from manifests import rows_of
 
 from featcache.manifest.read import read_manifest
 from featcache.manifest.segments import Utterance
+from featcache.spec import Clip
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +208,66 @@ def test_what_parquet_cannot_hold_is_text_in_it(cli, scratch, cells):
     cli("manifest", scratch / "m.jsonl", "-o", scratch / "m.parquet").with_code(0)
     given, written = read_manifest(scratch / "m.jsonl"), read_manifest(scratch / "m.parquet")
     assert written.columns == given.columns
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """A manifest of four rows, and a version with a score of three of them."""
+    folder = tmp_path_factory.mktemp("scored")
+    rows = [
+        f"{name},{name}.wav,{lang}" for name, lang in zip("abcd", ["en", "de"] * 2, strict=True)
+    ]
+    (folder / "train.csv").write_text("\n".join(["id,path,lang", *rows]))
+    scores = {
+        name: np.array([score], np.float32) for name, score in zip("abc", (4, 2, 3.5), strict=True)
+    }
+    at = {name: {"path": f"{name}.wav"} for name in scores}
+    make_version(folder / "features", scores, name="mos", axis=Clip(), rows=at)
+    return folder
+
+
+def test_where_writes_the_rows_that_fit(cli, scored, scratch):
+    path = scratch / "selected.csv"
+    where = ["--where", "mos > 3", "--column", f"mos={scored}/features/mos"]
+    ended = cli("manifest", scored / "train.csv", "-o", path, *where)
+    assert ended.code == 3
+    assert ended.out == f"{path}: 2 of 4 rows as csv, read as csv\n"
+    assert "1 row is left out, of which a version has no value: d\n" in ended.err
+    assert path.read_text() == "id,path,lang\na,a.wav,en\nc,c.wav,en\n"
+    ended = cli(
+        "manifest", scored / "train.csv", "-o", "-", "--to", "csv", "--where", "lang == 'de'"
+    )
+    assert (ended.code, ended.out) == (0, "id,path,lang\nb,b.wav,de\nd,d.wav,de\n")
+    ended = cli("manifest", scored / "train.csv", "-o", scratch / "new.csv", "--json", *where)
+    assert json.loads(ended.out) == {
+        "output": str(scratch / "new.csv"),
+        "format": "csv",
+        "where": "mos > 3",
+        "rows": 4,
+        "utterances": 2,
+        "lacking": 1,
+        "failed": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--column", "mos=features"], "--column gives --where a column: give --where, too"),
+        (
+            ["--where", "mos > 3", "--column", "mos"],
+            "--column: 'mos' is not NAME=VALUE, as mos=features/dnsmos",
+        ),
+        (
+            ["--where", "mos > 3", "--column", "mos=nothing"],
+            "nothing: there is no such cache folder",
+        ),
+        (["--where", "lang > 3"], "lang is text, and 3 is a number"),
+    ],
+)
+def test_where_that_cannot_be_done_is_one_line(cli, scored, scratch, arguments, message):
+    ended = cli("manifest", scored / "train.csv", "-o", scratch / "new.csv", *arguments)
+    assert ended.code in (1, 2)
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (scratch / "new.csv").exists()

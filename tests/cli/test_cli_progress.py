@@ -14,8 +14,8 @@ import pytest
 from extractions import ONE_EACH, write_config
 from processes import on_terminal
 
-from featcache.cli import runs
-from featcache.extraction.jobs import Progress
+from featcache.cli import progress
+from featcache.extraction.jobs import Progress, VersionCounts
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -56,26 +56,61 @@ class Terminal(io.StringIO):
 def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, stream):
     """The first after five seconds, so that what is short is silent, and one in thirty
     from there on."""
-    monkeypatch.setattr(runs, "monotonic", clock := Mock(return_value=1000.0))
+    monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := stream())
     told = []
-    with runs.Display(PLANNED) as display:
-        so_far = Progress(failures=Counter(empty=2))
+    with progress.Display(PLANNED) as display:
+        so_far = Progress(
+            failures=Counter(empty=2),
+            versions={"one": VersionCounts(5, 2), "other": VersionCounts(4, 1)},
+            stages={"decode": 2.0, "extract": 1.0},
+        )
         for second in range(70):
             clock.return_value = 1000.0 + second
             display.update(replace(so_far, audio_seconds=100.0 * second))
             if len(lines := written.getvalue().splitlines()) > len(told):
                 told.append(second)
     assert told == [5, 35, 65]
-    assert lines[1] == "58.3 min of 2.00 h, 00:37 left, 2 failed, 100 × real time"
+    assert lines[1] == (
+        "58.3 min of 2.00 h, 00:37 left, 2 failed, 100 × real time, most time: decoding, "
+        "7 utterances"
+    )
+
+
+def test_counted_things_have_the_same_form(monkeypatch):
+    monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    with progress.Steps(40, "shards") as steps, progress.Steps(None, "frames") as frames:
+        for second in range(36):
+            clock.return_value = 1000.0 + second
+            steps.update()
+            frames.update(100)
+    assert written.getvalue().splitlines() == [
+        "6 of 40 shards, 00:28 left, 1.2 shards/s",
+        "600 frames, 120.0 frames/s",
+        "36 of 40 shards, 00:03 left, 1.0 shards/s",
+        "3,600 frames, 102.9 frames/s",
+    ]
+
+
+def test_a_narrow_terminal_gets_the_first_words_and_nothing_is_shown_of_nothing(monkeypatch):
+    monkeypatch.setattr(progress, "terminal_columns", lambda: 40)
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    line = progress.Line(10)
+    line._bar = Mock(n=0)
+    line.show(3, lambda: ["3 of 10 s", "00:07 left", "0 failed", "1 utterance"])
+    assert line._bar.set_description_str.call_args.args == ("3 of 10 s, 00:07 left",)
+    monkeypatch.setattr(progress, "monotonic", lambda: 1e9)
+    progress.Line(0).show(0, lambda: ["never"])
+    assert "never" not in written.getvalue()
 
 
 def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
     """Shares and speeds of stages are those since the line before, and at the end of the
     whole run."""
-    monkeypatch.setattr(runs, "monotonic", clock := Mock(return_value=1000.0))
+    monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    with runs.Display(PLANNED, "json") as display:
+    with progress.Display(PLANNED, "json") as display:
         so_far = Progress(failures=Counter(empty=2), shards=3)
         for second in range(130):
             clock.return_value = 1000.0 + second
@@ -110,10 +145,10 @@ def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_json_goes_on_while_nothing_is_done(monkeypatch, has_begun):
-    monkeypatch.setattr(runs, "_JSON_SECONDS", 0.02)
-    monkeypatch.setattr(runs, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_JSON_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    with runs.Display(PLANNED, "json") as display:
+    with progress.Display(PLANNED, "json") as display:
         if has_begun:
             display.update(Progress())
         limit = monotonic() + 10

@@ -14,11 +14,11 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import model_validator
+from pydantic import BaseModel, model_validator
 
 from featcache import extractors
 from featcache.config import as_config, config_from, load_config, parse_config
-from featcache.config.config import find_differences
+from featcache.config.config import find_differences, keys_of
 from featcache.errors import ConfigError
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.kaldi import Fbank
@@ -76,7 +76,7 @@ def test_every_fault_is_told_at_once_by_its_dotted_path():
         extractor: fbank
         params: {num_mel_bins: 2, low_freq: .nan, bins: 80, window_type: triangle}
         audio: {sample_rate: fast, channel: left, rate: 8000, max_seconds: 0}
-        store: {dtype: bfloat16, shards: 3}
+        store: {dtype: bf16, shards: 3}
         steps: 5
         """
     )
@@ -271,6 +271,15 @@ def test_values_that_are_set_are_as_if_the_file_had_them():
     assert "params.low_freq: should be a number, not a mapping" in message
     assert "param: there is no such key (did you mean params?)" in message
     assert "augment: makes no copies" in message
+
+
+class _Tree(BaseModel):
+    depth: int = 0
+    left: _Tree | None = None
+
+
+def test_keys_of_a_model_that_contains_itself_end():
+    assert [*keys_of(_Tree)] == ["depth", "left"]
 
 
 def test_all_keys_of_a_config_are_known():

@@ -70,7 +70,7 @@ def test_what_is_valid_fits(schema, good):
         "{audio: {channel: left}}",
         "{audio: {resample: sinc}}",
         "{augment: {noise: {snr: [5]}}}",
-        "{store: {dtype: bfloat16}}",
+        "{store: {dtype: bf16}}",
     ],
 )
 def test_what_is_refused_does_not_fit(schema, bad):

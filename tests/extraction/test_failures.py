@@ -455,9 +455,28 @@ def test_features_beyond_float16_end_the_run_early_and_the_remedy_is_named(
     assert "overflowing: Overflowing gave no finite features for 5 utterances in a row" in (
         summary.too_many_failures
     )
-    assert "ends at 65,504: store.dtype: float32 holds them" in summary.too_many_failures
+    assert (
+        "ends at 65,504: store.dtype: bfloat16 or float32 holds them" in summary.too_many_failures
+    )
     whole = featcache.extract(plain.manifest(), config, scratch / "c", Options("cpu", 1))
     assert whole.versions[0].extracted == len(plain.rows)
+
+
+def test_float16_that_overflows_later_many_times_in_a_row_ends_the_run(
+    with_loud, scratch, monkeypatch
+):
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    loud = [{"id": f"loud-{number}", "path": f"loud-{number}.wav"} for number in range(30)]
+    for row in loud:
+        (with_loud.folder / row["path"]).symlink_to("loud.wav")
+    manifest = with_loud.manifest([*with_loud.rows[:3], *loud, *with_loud.rows[4:]], "many.csv")
+    config = write_config(scratch, "OverflowingWhenLoud", module="mistaken_extractors")
+    half = load_config(config, {"store.dtype": "float16"})
+    summary = featcache.extract(manifest, half, scratch / "c", Options("cpu", 1))
+    assert "gave no finite features for 20 utterances in a row" in summary.too_many_failures
+    assert "bfloat16 or float32 holds them" in summary.too_many_failures
+    assert summary.versions[0].extracted == 3
+    assert summary.failed < 30
 
 
 def test_features_that_no_dtype_holds_are_not_said_to_fit_float32(plain, scratch):

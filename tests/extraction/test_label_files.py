@@ -18,7 +18,7 @@ from processes import commands
 from shim import CHANGES, Faults, Strike, read_calls
 
 import featcache
-from featcache.errors import ConfigError, ManifestError
+from featcache.errors import ConfigError, DamagedError, ManifestError
 from featcache.loader.events import Event
 
 pytest.importorskip("praatio")
@@ -380,3 +380,56 @@ def test_parts_of_a_corpus_and_a_bucket_hold_labels(speech, tmp_path):
         assert sum(batch["lengths"].tolist()) == 22
         events = corpus.batch(speech.ids, start=0.05, duration=0.1, check=True)[0]
         assert events.labels == [f"w{number}" for number in range(12) if number != 3]
+
+
+def test_checked_events_have_checked_labels(speech, tmp_path, cli):
+    made, cache = config(tmp_path, params={"tier": "words"}), tmp_path / "cache"
+    cli("extract", speech.folder / "train.csv", "-c", made, "-o", cache).with_code(0)
+    words = featcache.open(cache)
+    expected_events = words.item("utt-07", check=True)
+    name, _ = words.index.place(words.position("utt-07"))
+    flip(words.version.path / "shards" / name / "side_labels/c/0", 1)
+    again = featcache.open(cache)
+    assert len(again.item("utt-07")) == len(expected_events)
+    for read in (again.item, lambda id_, check: again.batch([id_], check=check)):
+        with pytest.raises(DamagedError, match="side_labels"):
+            read("utt-07", check=True)
+
+
+def test_sources_of_labels_are_label_files_in_containers_too(tmp_path, cli):
+    text = ctm_of("a", [(0, 1, "x")]) + ctm_of("b", [(0, 1, "y")])
+    (tmp_path / "all.ctm").write_text(text)
+    manifest, cache = tmp_path / "train.csv", tmp_path / "cache"
+    manifest.write_text("id,path\na,a.wav\nb,b.wav\n")
+    cli("extract", manifest, "-c", config(tmp_path, "all.ctm/{stem}"), "-o", cache).with_code(0)
+    check = ("verify", cache, "--manifest", manifest)
+    for how in ("stat", "content"):
+        cli(*check, f"--sources={how}").with_code(0)
+    (tmp_path / "all.ctm").write_text(text.replace("y", "z"))
+    changed = cli(*check, "--sources=content").with_code(1)
+    assert "b: " in changed.out
+    assert "all.ctm/b" in changed.out
+    assert "all.ctm/a" not in changed.out
+
+
+def test_sources_of_labels_at_urls_are_asked_for_if_the_manifest_names_them(
+    speech, tmp_path, cli, server
+):
+    pytest.importorskip("obstore")
+    folder = speech.folder
+    server.files = {
+        f"/{path.relative_to(folder)}": path.read_bytes()
+        for path in folder.rglob("*.*")
+        if path.is_file()
+    }
+    manifest, cache, root = folder / "train.csv", tmp_path / "cache", ("--root", server.url("/"))
+    made = config(tmp_path, params={"tier": "words"})
+    cli("extract", manifest, "-c", made, "-o", cache, *root).with_code(0)
+    unasked = cli("verify", cache, "--sources").with_code(0)
+    assert "URLs are asked for only if --manifest has them" in unasked.out
+    check = ("verify", cache, "--manifest", manifest, *root)
+    for how in ("stat", "content"):
+        ended = cli(*check, f"--sources={how}").with_code(0)
+        assert "asked for" not in ended.out
+    server.files["/align/utt-02.TextGrid"] = b"changed"
+    assert "utt-02" in cli(*check, "--sources=content").with_code(1).out

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import analysis
 import pytest
 import small_models
 import small_ssl
@@ -110,6 +111,20 @@ class TestDac(OfModel):
 
 class TestMimi(OfModel):
     extractor_name, sample_rate, save = "mimi", 24000, staticmethod(small_models.mimi)
+
+
+class TestMimiLatents(TestMimi):
+    params = {"output": "latents"}  # noqa: RUF012
+
+
+class TestPocketTTS(OfModel):
+    extractor_name, sample_rate, save = "pocket_tts", 24000, staticmethod(small_models.pocket_tts)
+    params = {"chunk": {"seconds": 0.9, "overlap": 0.5}}  # noqa: RUF012
+    seconds = 1.5
+
+
+class TestVibeVoice(OfModel):
+    extractor_name, sample_rate, save = "vibevoice", 24000, staticmethod(small_models.vibevoice)
 
 
 class TestQwen3Tts(OfModel):
@@ -247,6 +262,81 @@ class TestUnits(OfModel):
         return path
 
 
+class OfOnnx(ExtractorSuite):
+    """The base of those with a small ONNX model.
+
+    Attributes:
+        form: its name in `small_onnx.PARAMS`.
+    """
+
+    form: ClassVar[str]
+    extractor_name = "onnx"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, tmp_path_factory) -> Config:
+        small_onnx = pytest.importorskip("small_onnx", reason="the package onnx is missing")
+        pytest.importorskip("onnxruntime")
+        return config_from(small_onnx.document(cls.form, tmp_path_factory.mktemp("onnx")))
+
+
+class TestOnnxFrames(OfOnnx):
+    form = "convolution"
+
+
+class TestOnnxFramesInWindows(OfOnnx):
+    form = "windows"
+
+
+class TestOnnxVector(OfOnnx):
+    form = "vector"
+
+
+class TestOnnxVectorOfWindows(OfOnnx):
+    form = "vectors"
+
+
+class TestOnnxCodes(OfOnnx):
+    form = "codes"
+
+
+class TestOnnxStates(OfOnnx):
+    form = "recurrent"
+
+
+class OfPackage(ExtractorSuite):
+    """The base of those whose weights come inside a package, which may be missing."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls) -> Config:
+        return analysis.loaded(cls.config)
+
+
+class TestVadSilero(OfPackage):
+    config = "vad-silero"
+
+
+class TestSwiftF0(OfPackage):
+    config = "f0-swift"
+
+
+class TestDnsmos(OfOnnx):
+    """Small models take the place of DNSMOS's, which take long."""
+
+    form = extractor_name = "dnsmos"
+    seconds = 0.2
+
+
+class TestGE2E(OfModel):
+    extractor_name, save = "ge2e", staticmethod(analysis.save_ge2e)
+    lengths = (30_000, 32_000)
+
+
+class TestCrepe(OfModel):
+    extractor_name, save = "crepe", staticmethod(analysis.save_crepe)
+
+
 if torch.cuda.is_available():
     CASES = {name: case for name, case in globals().items() if name.startswith("Test")}
     if not find_spec("speechtokenizer"):  # an extra of its own
@@ -259,12 +349,12 @@ if torch.cuda.is_available():
 
 def test_every_registered_extractor_has_a_case_above():
     cases = [case for name, case in globals().items() if name.startswith("Test")]
-    covered = {case.extractor_name for case in cases if issubclass(case, OfModel)}
-    configs = [case.config for case in cases if not issubclass(case, OfModel)]
+    covered = {case.extractor_name for case in cases if hasattr(case, "extractor_name")}
+    configs = [case.config for case in cases if not hasattr(case, "extractor_name")]
     covered |= {
         one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs
     }
-    assert covered == set(_BUILT_IN) - {"labels"}  # which takes no waveforms
+    assert covered == set(_BUILT_IN) - {"imported", "labels"}  # which take no waveforms
 
 
 # What the suite notices

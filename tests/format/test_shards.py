@@ -1,6 +1,7 @@
 """A shard keeps what it was given, is named after it, is plain Zarr, and takes only what
 its version holds."""
 
+import asyncio
 import math
 import shutil
 from dataclasses import replace
@@ -82,7 +83,7 @@ def test_a_shard_keeps_what_its_items_are_and_their_side_arrays(items, data):
             ).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", sorted({*DTYPES} - {"bfloat16"}))
 def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
     spec = replace(SPEC, dtype=dtype, side=(Track("all", (2, 3), dtype, ""),))
     version = create(scratch, structs.replace(INFO, spec=spec))
@@ -136,6 +137,19 @@ def test_a_code_that_is_missing_is_none(scratch):
         assert np.array_equal(read, np.full((3, 2), fill, spec.dtype), equal_nan=True)
         with pytest.raises(DamagedError, match="features/c/0/0: damaged: the file is missing"):
             shard.features  # noqa: B018
+
+
+# Written
+
+
+def test_a_shard_is_written_by_no_thread_of_zarr(version, monkeypatch):
+    """Nor does the loop of a notebook, in which a cell runs, change anything."""
+    monkeypatch.setattr("zarr.core.sync._get_loop", None)  # it would begin one
+
+    async def write_in_a_loop() -> str:
+        return write(create(version.path / "elsewhere"), [item("a")]).name
+
+    assert asyncio.run(write_in_a_loop()) == write(version, [item("a")]).name
 
 
 # Names
@@ -461,6 +475,10 @@ def test_what_is_not_known_yet_is_ignored(sided):
         (
             {"spec": {"kind": "vector"}},
             "holds features of the kind 'vector', which this featcache cannot read",
+        ),
+        (
+            {"spec": {"dtype": "float8"}},
+            "holds features of the dtype 'float8', which this featcache cannot read: upgrade it",
         ),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 
 from featcache.errors import ConfigError
 from featcache.extractors.codec import CodecExtractor, code_dtype
+from featcache.extractors.rows import pad_rows
 
 MANY = 300
 """Distinct codes that must occur where codes are compared: of too few, all could be equal
@@ -173,6 +174,32 @@ class CodecChecks(ABC):
         expected = [reference.codes for reference in self.all_alone(model, clips)]
         last = [found[row, : len(codes)][-3:] != codes[-3:] for row, codes in enumerate(expected)]
         assert sum(int(frames.any(1).sum()) for frames in last) >= 3
+
+    def test_latents_are_those_of_the_clip_alone(self, folder, clips, references):
+        """Whatever shares their batch; and no bit depends on the number of codebooks."""
+        extractor = self.build(folder, output="latents")
+        assert (extractor.spec.dtype, extractor.spec.codebook_sizes) == ("float32", ())
+        found = codes.extract(extractor, clips)
+        for latents, reference in zip(found, references, strict=True):
+            assert latents.shape[1:] == extractor.spec.item_shape
+            codes.assert_close(latents, reference.latents)
+        fewer = self.codec.Params(weights=str(folder), output="latents", codebooks=3)
+        assert fewer == extractor.params
+        assert extractor.stored_dtype(fewer) == "float32"
+
+    def test_one_pass_gives_the_bits_of_several(self, folder, clips):
+        takers = [
+            self.build(folder),
+            self.build(folder, output="latents"),
+            self.build(folder, codebooks=2),
+        ]
+        batch = pad_rows(clips[-3:], 4, takers[0].padded_length(len(clips[-1])))
+        with torch.inference_mode():
+            together = takers[1].run_for(takers, *batch)
+            apart = [taker.run(*batch) for taker in takers]
+        for one, other in zip(together, apart, strict=True):
+            assert torch.equal(one.features, other.features)
+            assert {*one.side} == {*other.side}
 
     def test_fewer_codebooks_are_the_first_of_all(self, folder):
         clips = cut([5003], self.rate)

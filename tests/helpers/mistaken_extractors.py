@@ -168,6 +168,15 @@ class Overflowing(Sound):
         return [features * 1e6 for features in super().extract(clips)]
 
 
+class OverflowingWhenLoud(Sound):
+    """Features that float16 cannot hold where the clip is loud."""
+
+    def extract(self, clips):
+        factors = [1e6 if clip.waveform.abs().max() > 0.9 else 1 for clip in clips]
+        features = super().extract(clips)
+        return [one * factor for one, factor in zip(features, factors, strict=True)]
+
+
 class NotANumber(Sound):
     def extract(self, clips):
         return [features * torch.nan for features in super().extract(clips)]

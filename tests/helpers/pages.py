@@ -37,6 +37,7 @@ INSTALLS = [
     "python3 -m venv .venv && .venv/bin/pip install -e '.[extract,test]'",
     "pip install '.[extract,models]'",
     "pip install '.[extract,bench]'",
+    "pip install --no-deps Resemblyzer==0.1.4 torchcrepe==0.0.24",
     "pip install '.[extract]'",
     ".ci/run",
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
@@ -79,6 +80,7 @@ SLOW = {"docs/stories.md"}
 
 PACKAGES = {
     "README.md": ["transformers"],
+    "docs/analysis.md": ["onnxruntime", "silero_vad", "swift_f0", "speechmos", "resemblyzer"],
     "docs/adapters.md": ["lightning", "speechbrain", "lhotse", "datasets"],
     "docs/extractors.md": ["transformers"],
     "docs/from-other-tools.md": ["lhotse", "datasets", "torchaudio"],
@@ -129,6 +131,17 @@ def blocks_of(page: str | Path, language: str | None = None) -> list[Block]:
             Block(str(page), first + 1, lines[first][3:], text, lead, below and below.text)
         )
     return [block for block in found[::-1] if language in (None, block.language)]
+
+
+def cells_of(notebook: Path) -> list[str]:
+    """The code of a notebook's cells, without magics. A `%cd` belongs to the cell before."""
+    code = [
+        cell["source"]
+        for cell in json.loads(text_of(notebook))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    joined = "\0".join(code).replace("\0%cd ", " && cd ").replace("cp -r ../", "cp -r ")
+    return [re.sub(r"^%%bash.*\n", "", cell) for cell in joined.split("\0")]
 
 
 def pages_in_order() -> list[str]:
@@ -186,9 +199,13 @@ class Reader:
         return self.names[page]
 
     def read_alone(self, page: str) -> None:
-        """Run a page by itself, and compare what its blocks print with what it shows."""
+        """Run a page by itself, by the cells of its notebook, and compare what they print with
+        what it shows."""
         self.names[page] = {"__name__": "__page__"}
+        cells = iter(cells_of(Path(page).with_suffix(".ipynb")))
         for block in blocks_of(page):
+            if block.language not in OUTPUT:
+                assert next(cells) == block.text.strip(), f"{block} is another cell"
             output = self._run_block(block)
             if block.printed is not None:
                 assert without_what_varies(output) == without_what_varies(block.printed), (

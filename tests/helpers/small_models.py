@@ -193,6 +193,44 @@ def qwen3_tts(folder: Path) -> Path:
 
 
 @torch.no_grad()
+def pocket_tts(folder: Path) -> Path:
+    """As eustlb/pocket-tts-audio-tokenizer: Mimi's encoder without a quantiser; 12.5 Hz."""
+    encoder = {"num_filters": 4, "hidden_size": 32, "upsample_groups": 32}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 20}
+    config = transformers.PocketTTSAudioTokenizerConfig(
+        **encoder, **attention, intermediate_size=64, layer_scale_initial_scale=1.0
+    )
+    torch.manual_seed(0)
+    model = transformers.PocketTTSAudioTokenizerModel(config).eval()
+    for name, parameter in model.encoder.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def vibevoice(folder: Path) -> Path:
+    """As microsoft/VibeVoice-AcousticTokenizer, with fewer layers: 7.5 Hz. As transformers
+    initialises its layer scales, 1e-6, most convolutions would do nothing."""
+    config = transformers.VibeVoiceAcousticTokenizerConfig(
+        num_filters=2, hidden_size=16, depths=(1, 1, 1, 1, 1, 1, 2)
+    )
+    torch.manual_seed(0)
+    model = transformers.VibeVoiceAcousticTokenizerModel(config).eval()
+    for name, parameter in model.encoder.named_parameters():
+        if name.endswith("gamma"):
+            nn.init.normal_(parameter, 0.5, 0.2)
+        elif name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+        elif parameter.ndim > 1:
+            nn.init.kaiming_normal_(parameter, nonlinearity="linear")
+    model.save_pretrained(folder)
+    transformers.VibeVoiceAcousticTokenizerFeatureExtractor().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
 def xcodec(folder: Path) -> Path:
     """As hf-audio/xcodec-hubert-librispeech: DAC's encoder beside a HuBERT with group
     norm; 8 codebooks at 50 Hz."""

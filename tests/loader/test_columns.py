@@ -298,12 +298,17 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
         (
             {"columns": {"digits": int}},
             ManifestError,
-            "has no column 'digits'; it has 'split', 'speaker', 'digit'",
+            r"has no column 'digits' \(did you mean digit\?\); it has 'split', 'speaker', 'digit'",
         ),
         (
-            {"where": "train"},
+            {"where": ["train"]},
             ArgumentError,
-            "where is 'train': give a function of a row, or values of columns: ",
+            r"where is \['train'\]: give an expression, values of columns, or a function of a row: ",
+        ),
+        (
+            {"where": "split == train"},
+            ManifestError,
+            "no column 'train' for where=; it has 'id', 'split', 'speaker'",
         ),
         (
             {"where": {"split": "valid"}},
@@ -338,7 +343,7 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
         (
             {"classes": "spaeker"},
             ManifestError,
-            "no column of text is 'spaeker', for classes=; there are 'split'",
+            r"no column of text is 'spaeker' \(did you mean speaker\?\), for classes=; there are 'split'",
         ),
         (
             {"classes": "speaker", "columns": ["digit"]},

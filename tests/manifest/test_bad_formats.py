@@ -35,7 +35,8 @@ def test_faults_of_a_data_directory(top):
         "of the recording",
         "segments, line 4: could not convert string to float: 'one'",
         "segments, line 5: 3 fields, but utterance, recording, start and end are expected",
-        "segments, line 6: id 'u1' is already on segments, line 1",
+        "segments, line 6: id 'u1' is already on segments, line 1, for another path, start, duration "
+        "or channel",
         "segments, line 7: start is negative: -1.0",
         "segments, line 9: ends at nan, and starts at 0.0: only an end of -1 is that "
         "of the recording",

@@ -47,8 +47,10 @@ def test_is_recognised_and_gives_its_rows(top, name):
 
 
 def test_every_format_is_tried():
-    # the first three elsewhere
-    tried = {"tsv", "parquet", "datasets"} | {write.split()[0] for write in WRITERS}
+    # the first five elsewhere
+    tried = {"tsv", "parquet", "datasets", "features", "webdataset"} | {
+        write.split()[0] for write in WRITERS
+    }
     assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
 
 
@@ -264,16 +266,43 @@ def test_the_path_and_what_is_cut_stand_for_an_id(written, row, expected):
     assert manifest.notes[-1].endswith(": read as nemo, paths stand for ids")
 
 
-def test_rows_that_would_have_one_id_are_refused(written):
-    lines = (
-        '{"audio": "x.wav", "text": "a"}\n{"audio": "x.wav", "text": "b"}\n{"audio": '
-        '"x\\u0007.wav"}\n'
+def test_rows_without_ids_that_cut_alike_are_rows_of_one_clip(written):
+    lines = '{"audio": "x.wav", "text": "a"}\n{"audio": "y.wav"}\n{"audio": "x.wav", "text": "b"}'
+    manifest = read_manifest(written(lines, "t.jsonl"))
+    assert list(manifest.ids) == ["x.wav", "y.wav", "x.wav"]
+    assert manifest.notes[-1].endswith(
+        "1 row repeats the clip of another row, which is extracted once; if they are parts of it, "
+        "name their columns start and duration"
     )
-    assert faults_of(written(lines, "t.jsonl")) == [
-        "line 2: id 'x.wav' is already on line 1: paths stand for ids, so add a column id",
-        "line 3: there is no id, and the path, which stands for it, has a control "
-        "character: 'x\\x07.wav'",
+    clips = manifest.clips()
+    assert list(clips.ids) == list(clips.clips().ids) == ["x.wav", "y.wav"]
+    assert list(clips.columns["text"]) == ["a", ""]
+    assert faults_of(written('{"audio": "x\\u0007.wav"}\n' * 2, "t.jsonl"))[0] == (
+        "line 1: there is no id, and the path, which stands for it, has a control character: "
+        "'x\\x07.wav'"
+    )
+
+
+def test_cuts_that_round_to_one_id_get_exact_ids(written):
+    """Ids of cuts that collide with no other cut are those of today: caches have them."""
+    cuts = [(1.5012, 2), (1.5049, 2), (3, 2), (1.5012, 2), (None, 4), (None, 5.5), (0, None)]
+    rows = [{"path": "x.wav", "start": start, "duration": seconds} for start, seconds in cuts]
+    manifest = read_manifest(written("\n".join(map(json.dumps, rows)), "t.jsonl"))
+    assert list(manifest.ids) == [
+        "x.wav-1.5012-2.0",
+        "x.wav-1.5049-2.0",
+        "x.wav-000300-000200",
+        "x.wav-1.5012-2.0",
+        "x.wav--4.0",
+        "x.wav--5.5",
+        "x.wav-000000",
     ]
+    assert len(manifest.clips()) == 6
+    order = np.random.default_rng(0).permutation(len(rows))
+    shuffled = read_manifest(
+        written("\n".join(json.dumps(rows[number]) for number in order), "t.jsonl")
+    )
+    assert list(shuffled.ids) == [manifest.ids[number] for number in order]
 
 
 def test_rows_that_nemo_skips_are_left_out_and_counted(written):
@@ -400,7 +429,7 @@ def test_a_format_that_there_is_not(written):
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets"})
+    "name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets", "features"})
 )
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
     assert "is a folder, and this format is a file's" in refused(tmp_path, format=name)

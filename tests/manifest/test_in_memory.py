@@ -77,7 +77,10 @@ def test_cells_are_what_python_and_numpy_have():
     [
         ([], r"<list>: 1 error\n  there are no rows"),
         ([{"id": "a"}, "b.wav"], r"<list>: 1 error\n  row 2: is a str, not a dictionary"),
-        ([{"id": "a"}, {"id": "b"}, {"id": "a"}], "row 3: id 'a' is already on row 1"),
+        (
+            [{"id": "a"}, {"id": "b"}, {"id": "a", "channel": 1}],
+            "row 3: id 'a' is already on row 1, for another path, start, duration or channel",
+        ),
         ([{"name": "a"}], "no id column among 'name'"),
         (
             [{"id": "a", "x": "hi"}, {"id": "b", "x": "\udcff"}],

@@ -101,7 +101,7 @@ def test_faults_are_named_by_row(tmp_path):
         "row 1: duration is zero: leave it empty to read to the end of the file",
         "row 2: path is a command, which runs only with --allow-commands: 'y'",
         "row 3: duration is not finite: inf",
-        "row 3: id 'a' is already on row 1",
+        "row 3: id 'a' is already on row 1, for another path, start, duration or channel",
         "row 4: id is missing",
     ]
     (fault,) = faults_of(parquet(tmp_path, {"id": ["a"], "sound": ["x.wav"]}))
@@ -158,3 +158,25 @@ def test_what_to_install_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependencyError, match=re.escape(install_hint("parquet"))):
         read_manifest(path)
+
+
+@pytest.mark.parametrize("name", ["audio", "WAV", "audio_bytes"])
+def test_bytes_in_a_column_of_such_a_name_are_audio_where_no_column_names_files(tmp_path, name):
+    columns = {"id": ["a", "b"], name: [b"RIFF", None], "picture": [b"1", b"2"]}
+    manifest = read_manifest(parquet(tmp_path, columns))
+    assert manifest.format == "datasets"
+    assert list(manifest.ids) == ["a", "b"]
+    assert list(manifest.paths) == [f"train.parquet/{name}/0", f"train.parquet/{name}/1"]
+    first, second = map(manifest.resolve, manifest.paths)
+    with copy_of(first).open() as copy:
+        assert copy.read() == b"RIFF"
+    with pytest.raises(AudioError, match="holds no bytes"):
+        copy_of(second)
+    files = read_manifest(parquet(tmp_path, {**columns, "path": ["x.wav", "y.wav"]}))
+    assert (files.format, list(files.paths)) == ("parquet", ["x.wav", "y.wav"])
+
+
+def test_a_table_without_audio_says_what_it_may_have(tmp_path):
+    path = parquet(tmp_path, {"id": ["a"], "picture": [b"1"]})
+    (fault,) = faults_of(path)
+    assert fault.endswith("; or the column audio, with the bytes of files")

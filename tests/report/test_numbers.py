@@ -14,6 +14,7 @@ from make_cache import add_shard, codes_cache, make_features, make_version
 import featcache
 from featcache.cli.info import describe_versions
 from featcache.extractors.audio_stats import STATISTICS
+from featcache.loader.cache import Cache
 from featcache.manifest.read import read_manifest
 from featcache.report import numbers
 from featcache.report.numbers import collect
@@ -24,8 +25,9 @@ from featcache.version.version import Version
 
 def numbers_of(path, manifest=None, **options):
     documents, _ = describe_versions(path)
-    versions = [Version.open(path.parent / path.name / d["path"].split("/")[-1]) for d in documents]
-    return collect(str(path), documents, versions, manifest, **options)
+    folders = [path.parent / path.name / d["path"].split("/")[-1] for d in documents]
+    caches = [Cache(Version.open(folder)) for folder in folders]
+    return collect(str(path), documents, caches, manifest, **options)
 
 
 @pytest.fixture(scope="module")

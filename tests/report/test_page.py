@@ -17,8 +17,11 @@ from corpora import speech
 from make_cache import codes_cache, make_features, make_version
 
 from featcache.cli.info import describe_versions
+from featcache.loader.cache import Cache
+from featcache.media.pictures import encode_png
+from featcache.media.sound import encode_wav
 from featcache.report import collect, make_page
-from featcache.report.media import RATE, Clip, encode_png, encode_wav
+from featcache.report.clips import RATE, Clip
 from featcache.version.version import Version
 
 VOID = {"meta", "img", "input", "br"}
@@ -139,7 +142,7 @@ def test_a_png_holds_its_shades():
 
 def test_a_wav_holds_its_samples():
     wave = np.array([0, 0.5, -0.25, 1.5, -1.5], np.float32)
-    samples, rate = soundfile.read(io.BytesIO(encode_wav(wave)))
+    samples, rate = soundfile.read(io.BytesIO(encode_wav(wave, RATE)))
     assert rate == RATE
     np.testing.assert_allclose(samples, wave.clip(-1, 1), atol=1e-4)
 
@@ -177,7 +180,7 @@ def test_long_sounds_and_texts_leave_room(cli, tmp_path):
 def test_what_has_no_room_is_left_out_from_the_end(cli, tmp_path):
     make_version(tmp_path / "c", make_features(30))
     documents, _ = describe_versions(tmp_path / "c")
-    report = collect("c", documents, [Version.open(Path(documents[0]["path"]))])
+    report = collect("c", documents, [Cache(Version.open(Path(documents[0]["path"])))])
     sound, picture = b"s" * 300_000, b"p" * 60_000
     clips = [Clip(shown, [("it", picture)], sound) for shown in report.shown]
     for large, sounds in (([("it", picture)], 2), ([("it", b"p" * 400_000)], 0)):
@@ -210,19 +213,108 @@ def test_wrong_input_is_one_line(cli, tmp_path, scratch):
     assert not (tmp_path / "x.html").exists()
 
 
-def test_a_corpus_is_refused_and_its_part_is_not(cli, plain, scratch):
-    manifests = [plain.manifest(plain.rows[:2], "a.csv"), plain.manifest(plain.rows[2:4], "b.csv")]
-    assert cli("extract", *manifests, "-o", scratch / "c").code == 0
-    assert "name one of its parts" in cli.refused("report", scratch / "c")
-    cli("report", scratch / "c" / "a", "-o", scratch / "a.html").with_code(0)
-    check(scratch / "a.html")
+@pytest.fixture(scope="module")
+def parts(cli, plain, tmp_path_factory):
+    """A corpus of two parts, and the cache of one manifest with the same rows."""
+    folder = tmp_path_factory.mktemp("parts")
+    manifests = [plain.manifest(plain.rows[:5], "a.csv"), plain.manifest(plain.rows[5:], "b.csv")]
+    configs = ("-c", "fbank80", "-c", "audio-stats")
+    cli("extract", *manifests, *configs, "-o", folder / "corpus").with_code(0)
+    cli("extract", plain.manifest(), *configs, "-o", folder / "cache").with_code(0)
+    return folder
+
+
+def test_a_corpus_has_the_numbers_of_one_cache_of_its_rows(cli, parts):
+    of_corpus = cli("report", parts / "corpus", "--json").with_code(0).json()
+    of_cache = cli("report", parts / "cache", "--json").with_code(0).json()
+    for name in ("durations", "duplicates", "shown"):
+        assert of_corpus[name] == of_cache[name], name
+    audio, other = of_corpus["audio"], of_cache["audio"]
+    assert audio["histograms"] == other["histograms"]
+    assert audio["outliers"] == other["outliers"]
+    for version, expected in zip(of_corpus["versions"], of_cache["versions"], strict=True):
+        assert version["shards"] == 2 * expected["shards"]
+        for name in ("utterances", "frames", "audio_seconds", "bytes", "failed", "unfinished"):
+            assert version[name] == pytest.approx(expected[name])
+        np.testing.assert_allclose(version["mean"], expected["mean"], rtol=1e-6)
+    page = parts / "corpus.html"
+    cli("report", parts / "corpus", "-o", page).with_code(0)
+    assert len(check(page).all("img")) == 12
+    cli("report", parts / "corpus" / "a", "-o", parts / "a.html").with_code(0)
+    refused = cli.refused("report", parts / "corpus", "--manifest", "a.csv", "-o", parts / "x.html")
+    assert "is a corpus: --manifest is about one part" in refused
+
+
+@pytest.mark.parametrize("place", ["cache", "corpus"])
+def test_a_report_of_a_version_has_the_statistics_next_to_it(cli, parts, place):
+    document = cli("report", parts / place / "fbank80", "--json").with_code(0).json()
+    assert [version["name"] for version in document["versions"]] == ["fbank80", "audio-stats"]
+    assert document["audio"]["utterances"] == 12
+
+
+def test_two_versions_stand_side_by_side(cli, plain, parts):
+    other = parts / "other"
+    cli("extract", plain.manifest(plain.rows[3:]), "--set", "params.low_freq=60", "-o", other)
+    page = parts / "against.html"
+    first = parts / "cache" / "fbank80"
+    cli("report", first, "--against", other, "-o", page).with_code(0)
+    text = check(page).text
+    assert "config: params.low_freq: 20.0 -> 60.0" in text
+    assert "9 utterances in both" in text
+    assert any(line.startswith("3 utterances only in ") for line in text)
+    pictures = [image["alt"] for image in check(page).all("img")]
+    assert len(pictures) == 12 + 9
+    assert page.read_text().count('class="line other"') == 1
+    numbers = cli("report", first, "--against", other, "--json").with_code(0).json()
+    assert numbers["compared"] == {
+        "config": ["params.low_freq: 20.0 -> 60.0"],
+        "common": 9,
+        "gone": 3,
+        "added": 0,
+        "changed": 0,
+    }
+    cached = cli("report", parts / "cache", "--against", other, "-o", parts / "no.html")
+    assert "--against: " in cached.with_code(2).err
+    assert "holds 2 versions: name one" in cached.err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [320, 1400])
+def test_a_browser_shows_two_versions_of_hostile_names(cli, hostile, tmp_path, width):
+    """As below, of a page of two versions side by side."""
+    cache = hostile.parent / "<c>"
+    other = hostile.parent / f"<d>{width}"
+    row = hostile.parent / "<m>.csv"
+    cli("extract", row, "--set", "params.low_freq=60", "-o", other).with_code(3)
+    page = tmp_path / "against.html"
+    cli("report", cache / "fbank80", "--against", other, "-o", page).with_code(0)
+    check(page)
+    assert EVIL not in page.read_text()
+    shown_by_chromium(page)
+    (tmp_path / "frame.html").write_text(_frame(_asking(page, tmp_path), width))
+    assert f"<title>{width},0,true," in shown_by_chromium(tmp_path / "frame.html")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [320, 1400])
 def test_a_browser_shows_it_without_an_error(hostile, tmp_path, width):
     """Nothing is refused or thrown, tables sort and filter, and nothing is wider than a frame
-    of this width. The page is asked in a copy whose policy allows a script more."""
+    of this width."""
+    (tmp_path / "frame.html").write_text(_frame(_asking(hostile, tmp_path), width))
+    assert f"<title>{width},0,true,true</title>" in shown_by_chromium(tmp_path / "frame.html")
+    shown = shown_by_chromium(hostile)
+    assert 'th scope="col" class="n"' in shown, "its script has run, which its hash allows"
+
+
+def _frame(page, width):
+    return f"""
+<script>addEventListener("message", (event) => (document.title = event.data))</script>
+<iframe src="{page.name}" width="{width}" height="800" frameborder="0"></iframe>
+"""
+
+
+def _asking(page, folder):
+    """A copy of a page whose policy allows a script more, which asks how the page is."""
     asking = """
 addEventListener("load", () => {
   document.querySelectorAll("th button").forEach((button) => button.click());
@@ -234,17 +326,10 @@ addEventListener("load", () => {
   parent.postMessage([innerWidth, wider, count("[aria-sort]"), count("tr[hidden]")].join(), "*");
 });
 """
-    copy = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", hostile.read_text())
-    (tmp_path / "page.html").write_text(
-        copy.replace("</body>", f"<script>{asking}</script></body>")
-    )
-    (tmp_path / "frame.html").write_text(f"""
-<script>addEventListener("message", (event) => (document.title = event.data))</script>
-<iframe src="page.html" width="{width}" height="800" frameborder="0"></iframe>
-""")
-    assert f"<title>{width},0,true,true</title>" in shown_by_chromium(tmp_path / "frame.html")
-    shown = shown_by_chromium(hostile)
-    assert 'th scope="col" class="n"' in shown, "its script has run, which its hash allows"
+    copy = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", page.read_text())
+    place = folder / "asking.html"
+    place.write_text(copy.replace("</body>", f"<script>{asking}</script></body>"))
+    return place
 
 
 def shown_by_chromium(page):

@@ -79,7 +79,8 @@ def test_a_path_may_name_a_version_by_its_config(scratch):
     may be damaged. A folder of that name comes first."""
     made = create(scratch)
     with pytest.raises(
-        StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"
+        StoreError,
+        match=rf"mien: there is no such cache folder \(did you mean mine\?\); {scratch} holds {made.path.name}$",
     ):
         version_folders(scratch / "mien")
     create(scratch, structs.replace(INFO, name="other"))

@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from featcache.errors import ArgumentError, ManifestError, listing
-from featcache.manifest.formats import folders, kaldi, lhotse, tables, toolkits
+from featcache.errors import ArgumentError, ManifestError, did_you_mean, listing
+from featcache.manifest.formats import (
+    features,
+    folders,
+    kaldi,
+    lhotse,
+    tables,
+    toolkits,
+    webdataset,
+)
 from featcache.manifest.formats.source import Batch, Source
 
 
@@ -30,6 +38,7 @@ FORMATS = {
     "parquet": Format(
         lambda source: tables.parquet_batches(tables.parquet_table(source.stream), source)
     ),
+    "webdataset": Format(webdataset.read_tar, webdataset.is_tar),
     "datasets": Format(folders.read_dataset, folders.is_dataset),
     "nemo": Format(toolkits.read_nemo, lambda source: "audio_filepath" in source.first_object),
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),
@@ -39,6 +48,7 @@ FORMATS = {
         name: Format(partial(toolkits.read_bars, name), partial(toolkits.bars_fit, name))
         for name in toolkits.BARS
     },
+    "features": Format(features.read_features),  # never recognised: `import` means it
     "paths": Format(toolkits.read_paths, toolkits.paths_fit),
 }
 """Every format, by name."""
@@ -52,9 +62,14 @@ def format_of(source: Source, name: str | None = None) -> str:
     if name is not None:
         if name not in FORMATS:
             known = listing(FORMATS, len(FORMATS))
-            raise ArgumentError(f"--format: there is no {name!r}: choose {known}")
-        if source.no_manifest is None or name in ("datasets", "parquet"):
+            meant = did_you_mean(name, FORMATS)
+            raise ArgumentError(f"--format: there is no {name!r}{meant}: choose {known}")
+        if source.no_manifest is None or name in ("datasets", "parquet", "webdataset"):
             return name
+    if webdataset.is_tar(source):
+        if name is not None:
+            raise ManifestError(f"is a tar, which --format {name} does not read: leave it out")
+        return "webdataset"
     if source.no_manifest is not None:
         raise ManifestError(source.no_manifest)
     fitting = [name for name, format_ in FORMATS.items() if format_.fits(source)]

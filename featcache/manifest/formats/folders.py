@@ -16,7 +16,14 @@ from contextlib import suppress
 from functools import partial
 
 from featcache.errors import ManifestError, counted, listing
-from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched
+from featcache.manifest.formats.source import (
+    AUDIO_SUFFIXES,
+    HEAD_BYTES,
+    PLACE,
+    Batch,
+    Source,
+    batched,
+)
 from featcache.manifest.formats.tables import (
     Table,
     arrow_table,
@@ -35,8 +42,6 @@ _MANIFEST = re.compile(
     r"\.(?:csv|tsv|json|jsonl|parquet|arrow|scp)(?:\.gz)?$|\.(?:tar|tgz|tar\.\w+|zip)$", re.I
 )
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_PLACE = "audio.path"
-"""The column with the places of audio: a name without a meaning."""
 
 _STATE_BYTES = 4 << 20
 
@@ -46,10 +51,10 @@ def read_folder(source: Source) -> Iterator[Batch]:
     the path without its suffix."""
     audio: list[str] = []
     others: list[str] = []
-    for path in _walk(source.path):
+    for path in files_below(source.path):
         (audio if path.lower().endswith(AUDIO_SUFFIXES) else others).append(path)
     _note_others(source, sorted(others))
-    rows = enumerate(_with_ids(source, sorted(audio)), source.faults.file("", "file") + 1)
+    rows = enumerate(with_ids(source, sorted(audio)), source.faults.file("", "file") + 1)
     return batched(rows, ("id", "path"), tuple, source.faults)
 
 
@@ -64,7 +69,8 @@ def _note_others(source: Source, paths: Sequence[str]) -> None:
         source.note(f"tables and tars among them are read when they are given: {names}")
 
 
-def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+def with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Give each path with its id, the path without its suffix. Two of one id are a fault."""
     path_of: dict[str, str] = {}
     for path in paths:
         try:
@@ -81,8 +87,8 @@ def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]
             source.faults.add(0, what)
 
 
-def _walk(top: os.PathLike[str]) -> Iterator[str]:
-    """List all files, each folder once, even behind links."""
+def files_below(top: os.PathLike[str]) -> Iterator[str]:
+    """List the paths of all files below a folder, each folder once, even behind links."""
     start, seen = len(os.path.join(top, "")), set()
     for folder, folders, files in os.walk(top, onerror=_not_listed, followlinks=True):
         status = os.stat(folder)
@@ -157,7 +163,7 @@ def is_dataset(source: Source) -> bool:
 def read_dataset(source: Source) -> Iterator[Batch]:
     """Read the columns without bytes of all tables of a dataset. Raises ManifestError if it
     has none, or one is damaged, or lacks a column of audio or the suffix `.parquet`."""
-    source.renamed = partial(names_of_whole_files, _PLACE)
+    source.renamed = partial(names_of_whole_files, PLACE)
     if not source.is_folder:
         # the path of audio in it needs the suffix
         if source.path.suffix != ".parquet":
@@ -195,11 +201,11 @@ def _with_places(table: Table, file: str, source: Source) -> Table:
     outside = table.paths_outside(audio)
 
     def batches(columns: Collection[str]) -> Iterator[Batch]:
-        for rows, cells in table.batches([name for name in columns if name != _PLACE]):
+        for rows, cells in table.batches([name for name in columns if name != PLACE]):
             places = [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows]
-            yield rows, {_PLACE: places, **cells}
+            yield rows, {PLACE: places, **cells}
 
-    return Table([_PLACE, *table.names], batches)
+    return Table([PLACE, *table.names], batches)
 
 
 def _is_parquet(name: str) -> bool:

@@ -59,7 +59,7 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
                 lookups[column] = _lookup(stack.enter_context(source.opened(name)))
         if source.is_folder:
             file = stack.enter_context(source.opened("wav.scp"))
-        batches = _recordings(file or source.text, source.allow_commands)
+        batches = recordings(file or source.text, source.allow_commands)
         if "segments" in source.names:
             segments = stack.enter_context(source.opened("segments"))
             batches = _segments(segments, _by_id(batches, source.faults))
@@ -92,7 +92,8 @@ def _files_of(path: str) -> list[str]:
     return [path]
 
 
-def _recordings(file: Text, allow_commands: bool) -> Iterator[Batch]:
+def recordings(file: Text, allow_commands: bool) -> Iterator[Batch]:
+    """Read lines of an id and a path, such as `wav.scp`."""
     for places, lines in _fields(file, 1):
         if set(map(len, lines)) == {2}:
             ids, paths = zip(*lines, strict=True)

@@ -23,7 +23,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from featcache.errors import ManifestError, counted
-from featcache.manifest.segments import repeated_rows
+from featcache.manifest.segments import SegmentColumns, repeated_rows
 from featcache.manifest.times import Time
 from featcache.strings import Strings
 
@@ -34,6 +34,9 @@ _KINDS = (
 )
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
 """The suffixes of audio files."""
+
+PLACE = "audio.path"
+"""The column with the places of audio in a container: a name without a meaning."""
 
 ROWS_PER_BATCH = 256
 """So few that they stay in a core's caches."""
@@ -49,8 +52,6 @@ _TO_SEGMENTS = (
 )
 _AUDIO = "is an audio file, not a manifest: give its folder, or a list of paths"
 _NO_MANIFESTS = {
-    rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > "
-    "list.txt`), for --root FILE.tar",
     rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n": _AUDIO,
     rb"caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]": _AUDIO,
     rb"\0...ftyp|\x1a\x45\xdf\xa3": _AUDIO,
@@ -139,15 +140,24 @@ class Faults:
                 values.append(default)
         return values
 
-    def add_repeated(self, ids: Strings, places: Sequence[int], remedy: str = "") -> None:
-        """Add each id that repeats an earlier one."""
-        first_rows: dict[str, int] = {}
-        for row in repeated_rows(ids.hashes()).tolist():
+    def add_repeated(
+        self, ids: Strings, places: Sequence[int], segments: SegmentColumns | None = None
+    ) -> int:
+        """Add each id that repeats an earlier one; with segments, of another segment. Returns
+        the number of rows with the id and segment of an earlier one."""
+        rows, repeats = repeated_rows(ids.hashes()), 0
+        hashes = rows if segments is None else segments.segments(rows).hashes()
+        remedy = "" if segments is None else ", for another path, start, duration or channel"
+        first_rows: dict[str, tuple[int, int]] = {}
+        for row, segment in zip(rows.tolist(), hashes.tolist(), strict=True):
             name = ids[row]
-            first = first_rows.setdefault(name, row)
-            if name and first != row:
+            first, first_segment = first_rows.setdefault(name, (row, segment))
+            if name and first != row and segment == first_segment:
+                repeats += 1
+            elif name and first != row:
                 first_place = self.where(places[first])
                 self.add(places[row], f"id {name!r} is already on {first_place}{remedy}")
+        return repeats
 
     def where(self, place: int) -> str:
         """Name a place: `line 3`, or `segments, line 3`; empty for the whole manifest."""

@@ -34,6 +34,9 @@ from featcache.manifest.utterances import SPELLINGS, meaning_of, names_of_whole_
 _OF_CLIPS = {"slice_file_name", "fsid"}
 """Columns of UrbanSound8K, in lower case: its files are clips already."""
 
+_NAMES_OF_BYTES = {*SPELLINGS["path"], "audio_bytes", "wav_bytes", "bytes", "flac", "mp3", "opus"}
+"""The columns of bytes that are audio, in lower case."""
+
 _ROWS_OF_PARQUET = 8192
 _CELLS_AT_ONCE = 1 << 20
 
@@ -52,7 +55,8 @@ class Table(NamedTuple):
     batches: Callable[[Collection[str]], Iterator[Batch]]
     """Gives the cells of all rows in these columns; places are rows, from 1."""
     audio: Sequence[str] = ()
-    """The columns with audio as Hugging Face stores it, as bytes and paths."""
+    """The columns with audio: bytes and paths, as Hugging Face stores it; or if no column
+    names files, bytes in a column of such a name."""
     paths_outside: Callable[[str], dict[int, Any]] = lambda _: {}
     """Gives the paths of the rows, from 0, without bytes in a column of audio."""
 
@@ -359,6 +363,8 @@ def _require(names: Collection[str], line: int, source: Source) -> None:
     column = _missing_column(names, source)
     if column:
         known = f"rename or add one; known spellings: {', '.join(SPELLINGS[column])}"
+        if source.is_parquet and column == "path":
+            known += "; or the column audio, with the bytes of files"
         source.faults.add(line, f"no {column} column among {listing(map(repr, names))}: {known}")
 
 
@@ -502,17 +508,27 @@ def _table(
     schema: Any, read: Callable[[list[str]], Iterator[Any]], outside: Callable[[str], Rows]
 ) -> Table:
     """Make a table: `read` gives batches of some columns, `outside` the `paths_outside`."""
-    types, audio = pyarrow().types, []
-    for field in filter(lambda field: types.is_struct(field.type), schema):
-        parts = {part.name for part in field.type if not types.is_nested(part.type)}
-        if {"bytes", "path"} <= parts:
-            audio.append(field.name)
+    types = pyarrow().types
+    with_paths, bytes_alone = [], []
+    for field in schema:
+        parts = {}
+        if types.is_struct(field.type):
+            parts = {part.name: part.type for part in field.type if not types.is_nested(part.type)}
+        if {"bytes", "path"} <= parts.keys():
+            with_paths.append(field.name)
+        elif is_bytes(parts.get("bytes", field.type)) and field.name.lower() in _NAMES_OF_BYTES:
+            bytes_alone.append(field.name)
 
     def paths_outside(name: str) -> dict[int, Any]:
+        if name in bytes_alone:
+            return {}
         with _checking():
             return dict(outside(name))
 
     names = [field.name for field in schema if not _holds_bytes(field.type)]
+    audio = with_paths
+    if not with_paths and "path" not in map(meaning_of, names):
+        audio = bytes_alone
     return Table(names, lambda columns: _numbered(read([*columns])), audio, paths_outside)
 
 

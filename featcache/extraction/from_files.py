@@ -1,4 +1,5 @@
-"""Reads a batch of label files, for all versions that are filled together."""
+"""Reads a batch of files that stand in the place of audio, for all versions that are filled
+together: label files, or features that another program made."""
 
 from __future__ import annotations
 
@@ -9,39 +10,47 @@ from pathlib import Path
 from time import perf_counter
 from typing import cast
 
+import numpy as np
+import torch
 from xxhash import xxh3_64_intdigest
 
-from featcache.audio.members import open_file
+from featcache.audio.content_hash import hash_of_content
+from featcache.audio.members import open_file, stamp_now
 from featcache.audio.remote import FileStamp, os_errors_as
 from featcache.errors import AudioError, Reason
 from featcache.extraction.built_config import BuiltConfig
-from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes
+from featcache.extraction.features import ClipFeatures, Extracted, Result, WorkerTimes, download
 from featcache.extraction.from_audio import Fetch
 from featcache.extraction.padded_rows import PendingRows
+from featcache.extractors.imported import Imported
 from featcache.extractors.labels import Labels, packed
 from featcache.format.shard import Item
-from featcache.manifest.audio_locations import AudioLocation, Command, locate
+from featcache.manifest.audio_locations import AudioLocation, Command, Member, Url, locate, url_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import nearest_sample
+from featcache.quantize import is_quantized
 from featcache.spec import LABELS, Events
 
 
-def read_labels(
+def read_files(
     root: AudioLocation,
     configs: Sequence[BuiltConfig],
     fetched: Fetch,
     batch: Sequence[Utterance],
     times: WorkerTimes,
 ) -> Iterator[list[Extracted | PendingRows]]:
-    """Read a batch of label files. Yields the results of all configs in their order."""
+    """Read the files of a batch. Yields the results of all configs in their order."""
     began = perf_counter()
-    results = [Extracted(config.computed_spec, root) for config in configs]
+    results = [Extracted(config.computed_spec, root, config.config.pool) for config in configs]
     for utterance in batch:
         content = None
         for config, result in zip(configs, results, strict=True):
             try:
-                content = content or _content(root, utterance.path, fetched)
-                item, features = _read(config, utterance, *content)
+                if isinstance(config.extractor, Imported):
+                    item, features = _read_features(config, config.extractor, utterance, root)
+                else:
+                    content = content or _content(root, utterance.path, fetched)
+                    item, features = _read_labels(config, utterance, *content)
             except AudioError as error:
                 result.fail(utterance, error.with_traceback(None))
             else:
@@ -49,6 +58,46 @@ def read_labels(
     for result in results:
         result.seconds = (perf_counter() - began) / len(results)
     yield [*results]
+
+
+def _read_features(
+    config: BuiltConfig, extractor: Imported, utterance: Utterance, root: AudioLocation
+) -> tuple[Item, Result]:
+    """Read the features of a row, cut to its segment."""
+    location = locate(root, utterance.path)
+    if isinstance(location, Command | Url) or url_of(location):
+        raise AudioError(Reason.FILE_UNREADABLE, "imported features lie on this machine")
+    content_hash = 0
+    if isinstance(location, Member):
+        entries = extractor.read(str(location.container), location.name)
+        size, mtime_ns = stamp_now(location)
+    else:
+        file, (size, mtime_ns) = open_file(location)
+        with closing(file), os_errors_as("the file cannot be read"):
+            content_hash = hash_of_content(file.fileno())
+        entries = extractor.read(str(location), "")
+    axis, start = extractor.spec.axis, utterance.start or 0.0
+    if axis.exact_rate and (start or utterance.duration):
+        last = float(axis.seconds(len(entries)))
+        if start >= last:
+            what = f"the segment begins at {start:.3f} s, and the features end at {last:.3f} s"
+            raise AudioError(Reason.SEGMENT_OUTSIDE, what)
+        (first,), (count,) = axis.span(np.array([len(entries)]), start, utterance.duration)
+        entries = entries[first : first + count]
+    seconds = axis.seconds(len(entries)) if axis.exact_rate else 0.0
+    item = Item(
+        **utterance.row(),
+        num_samples=nearest_sample(seconds, config.sample_rate),
+        size=size or 0,
+        mtime_ns=mtime_ns,
+        sample_rate=config.sample_rate,
+        content_hash=content_hash,
+    )
+    quantizes = is_quantized(extractor.spec.dtype, config.config.dtype)
+    if entries.dtype.kind != "f":
+        entries = entries.astype(np.int64)  # as codes come from models
+    (features,) = download(config, [torch.from_numpy(entries)], quantizes)
+    return item, features
 
 
 def _content(root: AudioLocation, path: str, fetched: Fetch) -> tuple[bytes, FileStamp]:
@@ -68,7 +117,7 @@ def _content(root: AudioLocation, path: str, fetched: Fetch) -> tuple[bytes, Fil
             return file.readall(), stamp
 
 
-def _read(
+def _read_labels(
     config: BuiltConfig, utterance: Utterance, data: bytes, stamp: FileStamp
 ) -> tuple[Item, ClipFeatures]:
     """Read the labels of a row, cut to its segment, at the speed of its copy."""

@@ -1,0 +1,144 @@
+"""`featcache import`: features of other tools as a version."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import note, say_json
+from featcache.cli.extract import Shown, import_torch_when_used
+from featcache.errors import ArgumentError, AudioError, ManifestError
+from featcache.storage.location import Location
+
+if TYPE_CHECKING:
+    from featcache.config import Config
+    from featcache.manifest.utterances import Manifest
+
+_RATE = 16000
+
+
+@options.command("import")
+@click.argument("source", type=options.TEXT)
+@options.cache(help="The cache that gets the version.", default="features", show_default=True)
+@click.option(
+    "--name", metavar="NAME", required=True, help="The version's name, such as fbank-kaldi."
+)
+@click.option(
+    "--made-by",
+    metavar="TEXT",
+    required=True,
+    help="Who made the features, and how: program, config and version.",
+)
+@click.option(
+    "--frame-rate",
+    type=float,
+    metavar="HZ",
+    help="Frames per second.  [default: what Lhotse says; else one vector for each utterance]",
+)
+@click.option("--units", metavar="TEXT", help="What a value means: log mel energy (natural log).")
+@click.option(
+    "--codebook-size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="For codes: the size of each codebook.",
+)
+@click.option(
+    "--sample-rate",
+    type=click.IntRange(1),
+    metavar="HZ",
+    help="The sample rate of the audio.  [default: what Lhotse says, else 16000]",
+)
+@options.root()
+@options.threads(help="Threads that read and write.  [default: every core, at most 8]")
+@options.flag("--dry-run", "Only print what would be done.")
+@options.as_json
+def import_(
+    source: str,
+    cache: Location,
+    name: str,
+    sample_rate: int | None,
+    root: Any,
+    threads: int | None,
+    dry_run: bool,
+    **described: Any,
+) -> int:
+    """Import features that another program made. They become a version with checksums.
+    SOURCE is a folder of .npy or .pt files, a feats.scp of Kaldi's, or features or cuts of
+    Lhotse's in lilcom, NumPy or HDF5. Nothing in a file is executed.
+
+    Run it again to import what is missing. Manifests of audio are compared with such a
+    version by ids alone. `featcache repair` needs SOURCE as --manifest, with --format
+    features.
+
+    \b
+    Examples:
+      featcache import exp/feats.scp --name fbank-kaldi --made-by 'Kaldi 5.5' --frame-rate 100
+      featcache import xvectors/ --name xvector --made-by 'SpeechBrain spkrec-xvect-voxceleb'
+      featcache import cuts.jsonl.gz --name fbank-lhotse --made-by 'Lhotse 1.33, Fbank' --root .
+    """
+    import_torch_when_used()
+    from featcache.engines.main_job import Observer, extract
+    from featcache.extraction.options import Options
+    from featcache.manifest.read import read_manifest
+
+    manifest = read_manifest(source, root=root, format="features")
+    config = _config_of(manifest, name, sample_rate, described)
+    shown = Shown(trial=False, progress_kind="bar")
+    run_options = Options(threads=threads, dry_run=dry_run, device="cpu")
+    observer = Observer(
+        running=shown.running, planned=shown.planned, progress=shown.progress, done=shown.done
+    )
+    extract(manifest, config, cache, run_options, observer=observer, stop=shown.stop)
+    say_json(shown.documents[cache])
+    return shown.codes[cache]
+
+
+def _config_of(
+    manifest: Manifest, name: str, sample_rate: int | None, described: dict[str, Any]
+) -> Config:
+    """Make the config of imported features, by the options and the first utterance's array."""
+    import numpy as np
+
+    from featcache.config.config import config_from
+    from featcache.extractors.imported import read_array
+    from featcache.manifest.audio_locations import Member
+
+    location = manifest.resolve(manifest.paths[0])
+    file, inside = str(location), ""
+    if isinstance(location, Member):
+        file, inside = str(location.container), location.name
+    try:
+        first = read_array(file, inside)
+    except AudioError as error:
+        raise ManifestError(f"{manifest.source}: {manifest.ids[0]}: {file}: {error}") from error
+    given = {
+        column: next(iter(manifest.cells(column)), None)
+        for column in ("frame_rate", "sample_rate")
+        if column in manifest.values
+    }
+    codebook_size = described.pop("codebook_size")
+    params = {key: value for key, value in described.items() if value is not None}
+    params.setdefault("frame_rate", given.get("frame_rate"))
+    shape = first.shape
+    if params["frame_rate"] is not None:
+        shape = first.shape[1:]
+    elif len(shape) > 1:
+        what = f"the features of {manifest.ids[0]} have the shape {[*shape]}"
+        raise ArgumentError(f"{manifest.source}: {what}: give --frame-rate, in frames per second")
+    dtype = first.dtype.name
+    if dtype == "float64":
+        dtype = "float32"
+        note("float64 is stored as float32")
+    if codebook_size is not None:
+        dtype = str(np.min_scalar_type(codebook_size - 1))
+        params["codebook_sizes"] = [codebook_size] * max(1, math.prod(shape))
+    document = {
+        "name": name,
+        "extractor": "imported",
+        "params": {**params, "item_shape": [*shape], "dtype": dtype},
+        "audio": {"sample_rate": sample_rate or given.get("sample_rate") or _RATE},
+    }
+    return config_from(document, "of import")

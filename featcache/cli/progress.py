@@ -1,0 +1,238 @@
+"""Progress on stderr: a bar on a terminal, elsewhere a line now and then; of a run, also JSON.
+What commands do is shown in one form: how much of how much, the time left, the speed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Never
+
+import click
+
+from featcache.cli.common import note
+from featcache.cli.process import terminal_columns
+from featcache.errors import counted, hours
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from featcache.extraction.jobs import Progress
+    from featcache.extraction.plan import ExtractionPlan
+
+_FIRST_SECONDS = 5.0
+"""The time before the first line where stderr is no terminal."""
+_LINE_SECONDS = 30.0
+_JSON_SECONDS = 60.0
+_TICK_SECONDS = 1.0
+
+_BAR_COLUMNS = 16
+"""The columns of a terminal that the bar and the percentage get at least."""
+
+_STAGES = {
+    "decode": "decoding",
+    "resample": "resampling",
+    "extract": "the device",
+    "write": "writing",
+    "wait": "waiting",
+}
+
+
+class Line:
+    """A line of progress: a bar and some words on a terminal, or lines of words at intervals.
+    Nothing is shown of a total of 0; a total of None is unknown."""
+
+    def __init__(self, total: float | None) -> None:
+        self._total = total
+        self._bar: tqdm[Never] | None = None
+        if total != 0 and terminal_columns():
+            from tqdm import tqdm
+
+            form = "{desc}" if total is None else "{percentage:3.0f}%|{bar}| {desc}"
+            self._bar = tqdm(
+                total=total,
+                bar_format=form,
+                dynamic_ncols=True,
+                miniters=0,
+                leave=False,
+                file=sys.stderr,
+            )
+        self._next = monotonic() + _FIRST_SECONDS
+        if total == 0:
+            self._next = math.inf
+
+    def show(self, done: float, parts: Callable[[], Sequence[str]]) -> None:
+        """Show how much is done, and as many of the parts of a text, the first ones, as a
+        terminal has room for. tqdm limits how often a bar changes."""
+        if self._bar is not None:
+            text, *others = parts()
+            room = terminal_columns() - _BAR_COLUMNS
+            for part in others:
+                if len(text) + len(part) + 2 <= room:
+                    text += f", {part}"
+            self._bar.set_description_str(text, refresh=False)
+            self._bar.update(min(done, self._total or math.inf) - self._bar.n)
+        elif monotonic() >= self._next:
+            self._next = monotonic() + _LINE_SECONDS
+            note(", ".join(parts()))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def time_left(done: float, total: float, elapsed: float) -> str:
+    """Return the time that the rest will take, at the speed so far: `00:37 left`."""
+    from tqdm import tqdm
+
+    if not 0 < done <= total:
+        return "…"
+    return f"{tqdm.format_interval((total - done) / done * elapsed)} left"
+
+
+class Steps:
+    """The progress of counted things, such as shards; use it as a context manager."""
+
+    def __init__(self, total: int | None, things: str) -> None:
+        self._total, self._things = total, things
+        self._done = 0
+        self._started = monotonic()
+        self._line = Line(total)
+
+    def update(self, count: int = 1) -> None:
+        """Show that so many more are done. One thread may call this at a time."""
+        self._done += count
+        self._line.show(self._done, self._parts)
+
+    def _parts(self) -> list[str]:
+        elapsed = monotonic() - self._started
+        speed = f"{self._done / (elapsed or math.inf):,.1f} {self._things}/s"
+        if self._total is None:
+            return [f"{self._done:,} {self._things}", speed]
+        amount = f"{self._done:,} of {self._total:,} {self._things}"
+        return [amount, time_left(self._done, self._total, elapsed), speed]
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+
+
+def _tried(progress: Progress) -> int:
+    """Count the utterances that were extracted or have failed; of several versions, of the
+    one with most."""
+    counts = progress.versions.values()
+    return max((version.extracted + version.failed for version in counts), default=0)
+
+
+class Display:
+    """Shows progress as a bar, lines or JSON; use it as a context manager.
+
+    Args:
+        kind: `bar` (without a terminal, lines at intervals), `json` or `none`.
+    """
+
+    def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
+        from featcache.extraction.jobs import Progress
+
+        self._total = plan.seconds_to_decode
+        self._kind = kind
+        self._line = Line(self._total if kind == "bar" else 0)
+        self._started = monotonic()
+        self._next_document = self._started + _JSON_SECONDS
+        self._latest = Progress()
+        self._printed = Progress()
+        """The progress as of the last line of JSON."""
+        self._showing = threading.Lock()
+        self._ended = threading.Event()
+
+    def update(self, progress: Progress | None = None) -> None:
+        """Show the progress, or the latest again."""
+        with self._showing:
+            progress = self._latest = progress or self._latest
+            now = monotonic()
+            if self._kind == "bar":
+                self._line.show(progress.computed_seconds, partial(self._parts, progress, now))
+            elif self._kind == "json" and now >= self._next_document:
+                self._next_document = now + _JSON_SECONDS
+                self._print_document(progress, self._printed, now)
+                self._printed = progress
+
+    def _parts(self, progress: Progress, now: float) -> list[str]:
+        done = progress.computed_seconds
+        left = time_left(done, self._total, now - self._started)
+        parts = [f"{hours(done)} of {hours(self._total)}", left]
+        parts.append(f"{sum(progress.failures.values()):,} failed")
+        parts.append(f"{self._speed(done, now):,.0f} × real time")
+        if any(progress.stages.values()):
+            slowest = max(progress.stages, key=progress.stages.__getitem__)
+            parts.append(f"most time: {_STAGES[slowest]}")
+        return [*parts, counted(_tried(progress), "utterance")]
+
+    def _speed(self, done: float, now: float) -> float:
+        return done / (now - self._started or math.inf)
+
+    def _print_document(
+        self, progress: Progress, before: Progress, now: float, is_end: bool = False
+    ) -> None:
+        """Print the line of `--progress json`, with shares and speeds of stages since the
+        progress `before`."""
+        done = progress.computed_seconds
+        speed = self._speed(done, now)
+        seconds_left = None
+        if speed:
+            seconds_left = round(max(0.0, self._total - done) / speed)
+        spent = {
+            stage: seconds - before.stages.get(stage, 0.0)
+            for stage, seconds in progress.stages.items()
+        }
+        total = sum(spent.values())
+        shares = {stage: round(seconds / total, 4) for stage, seconds in spent.items() if total}
+        document = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "is_end": is_end,
+            "elapsed_seconds": round(now - self._started, 1),
+            "audio_seconds": round(done, 1),
+            "audio_seconds_in_all": round(self._total, 1),
+            "times_real_time": round(speed, 1),
+            "seconds_left": seconds_left,
+            "utterances": _tried(progress),
+            "failed": sum(progress.failures.values()),
+            "shards": progress.shards,
+            "stages": shares,
+            "stages_times_real_time": {
+                stage: round((done - before.computed_seconds) / seconds, 1)
+                for stage, seconds in spent.items()
+                if seconds and stage != "wait"
+            },
+            "bottleneck": max(shares, key=shares.__getitem__, default=None),
+        }
+        click.echo(json.dumps(document), err=True)
+
+    def _tick(self) -> None:
+        """Show a line in time even if nothing is done: a file server may hang."""
+        while not self._ended.wait(_TICK_SECONDS):
+            self.update()
+
+    def __enter__(self) -> Display:
+        from featcache.extraction.jobs import PROGRESS_THREAD
+
+        if self._kind == "json":
+            threading.Thread(target=self._tick, name=PROGRESS_THREAD, daemon=True).start()
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._ended.set()
+        self._line.close()
+        if error is None and self._kind == "json":
+            from featcache.extraction.jobs import Progress
+
+            with self._showing:
+                self._print_document(self._latest, Progress(), monotonic(), is_end=True)

@@ -1,0 +1,119 @@
+"""`featcache vad`: a manifest of the segments of speech."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import note, note_unfinished, say, say_json
+from featcache.cli.progress import Steps
+from featcache.errors import FeatcacheError, counted, hours, percent
+from featcache.storage.location import Location
+
+if TYPE_CHECKING:
+    from featcache.stats.speech import SpeechSegment
+
+_FORMATS = ("csv", "jsonl", "parquet")
+
+
+def _seconds(name: str, default: float | None, meaning: str) -> options.Decorator:
+    return click.option(
+        name,
+        type=click.FloatRange(min=0),
+        default=default,
+        show_default=default is not None,
+        metavar="SECONDS",
+        help=meaning,
+    )
+
+
+@options.command()
+@options.version_location
+@options.output_file(
+    help="The manifest of the segments: CSV, JSONL or Parquet, by its suffix.", required=True
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.5,
+    show_default=True,
+    metavar="P",
+    help="The probability at which speech begins. It ends 0.15 below.",
+)
+@_seconds("--min-speech", 0.25, "Leave out shorter segments.")
+@_seconds("--min-silence", 0.1, "Shorter pauses do not end a segment.")
+@_seconds("--pad", 0.03, "Added to both ends of a segment.")
+@_seconds("--max-speech", None, "Cut longer segments, at the longest pause.  [default: no limit]")
+@options.force
+@options.as_json
+def vad(
+    path: Location,
+    output: Path,
+    threshold: float,
+    min_speech: float,
+    min_silence: float,
+    pad: float,
+    max_speech: float | None,
+    force: bool,
+) -> None:
+    """Write a manifest of speech segments. It is made from the probabilities in a version such
+    as vad-silero, by Silero VAD's own rule and defaults. Rows have the file, start, duration
+    and channel of a segment, the id UTTERANCE-NUMBER, and the column `utterance`.
+
+    \b
+    Examples:
+      featcache vad features/vad-silero -o segments.csv
+      featcache vad features/vad-silero -o segments.csv --threshold 0.7 --max-speech 20
+    """
+    import math
+
+    from featcache.loader.cache import Cache
+    from featcache.manifest.read import manifest_of
+    from featcache.manifest.write import WRITTEN, format_to_write, packed
+    from featcache.stats.speech import SpeechRule, find_speech
+    from featcache.storage.files import write_file
+    from featcache.version.join import describe_origin
+    from featcache.version.selection import select_version
+
+    options.refuse_output(output, force)
+    kind = format_to_write(output, None)
+    longest = math.inf if max_speech is None else max_speech
+    rule = SpeechRule(threshold, min_speech, min_silence, pad, longest)
+    version = select_version(path)
+    note_unfinished(version)
+    cache = Cache(version)
+
+    def compute() -> list[SpeechSegment]:
+        with Steps(len(cache), "utterances") as bar:
+            return [*find_speech(cache, rule, bar.update)]
+
+    segments = version.reading(compute)
+    if not segments:
+        what = f"no segment of speech in {counted(len(cache), 'utterance')}"
+        raise FeatcacheError(f"{version.path}: {what}: nothing is written")
+    root = describe_origin(version, segments[0].utterance)["root"]
+    rows = manifest_of([segment.row() for segment in segments], root=root)
+    write_file(output, packed(WRITTEN[kind](rows), output))
+    speech_seconds = sum(segment.duration for segment in segments)
+    utterances = {segment.utterance for segment in segments}
+    document = {
+        "path": str(version.path),
+        "output": str(output),
+        "utterances": len(cache),
+        "with_speech": len(utterances),
+        "segments": len(segments),
+        "audio_seconds": cache.spec.axis.seconds(int(cache.lengths.sum())),
+        "speech_seconds": speech_seconds,
+    }
+    say_json(document)
+    counts = f"{counted(len(segments), 'segment')} of {counted(len(utterances), 'utterance')}"
+    share = percent(speech_seconds / document["audio_seconds"])
+    say(f"{output}: {counts}, {hours(speech_seconds)}: {share} of the audio")
+    silent = len(cache) - len(utterances)
+    if silent:
+        say(f"  {counted(silent, 'utterance')} without speech")
+    if not all(Path(segment.path).is_absolute() for segment in segments) and root:
+        note(f"{output}: relative paths are relative to {root}: give --root {root}")

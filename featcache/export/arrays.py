@@ -1,0 +1,23 @@
+"""Files of NumPy's, one for each utterance, and `index.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from featcache.export.rows import Rows, encode_npy
+
+
+def write_numpy(rows: Rows, folder: Path, target: Path) -> list[str]:
+    """Write `<id>.npy` for each utterance, below a folder for each slash, and `index.jsonl`
+    with the ids, files and columns."""
+    rows.refuse_names()
+    with (folder / "index.jsonl").open("w", encoding="utf-8") as index:
+        for row in rows:
+            name = f"{row.id}.npy"
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode_npy(row.features))
+            entry = {**row.columns, "id": row.id, "file": name}
+            index.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    return []

@@ -1,0 +1,169 @@
+"""The job of an export: finds the utterances, writes them, and lets the output appear whole."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from featcache.errors import ArgumentError, StoreError, listing
+from featcache.export.arrays import write_numpy
+from featcache.export.codes import write_moshi, write_qwen3_tts
+from featcache.export.huggingface import write_datasets
+from featcache.export.kaldi import write_kaldi
+from featcache.export.lhotse import write_lhotse, write_shar
+from featcache.export.rows import Rows
+from featcache.export.webdataset import write_webdataset
+from featcache.loader.cache import Cache
+from featcache.loader.utterances import Choices, find_utterances, flat, versions_of
+from featcache.manifest.utterances import Manifest
+from featcache.storage.files import flush, make_folder
+from featcache.strings import are_distinct
+from featcache.version.ledger import standing_failures
+
+
+class Format(NamedTuple):
+    """A format of exports."""
+
+    write: Callable[[Rows, Path, Path], list[str]]
+    """Writes utterances into a new folder or file, that will appear at another path.
+    Returns notes on what the format cannot hold. Raises ArgumentError if it cannot hold
+    the utterances."""
+    is_file: bool = False
+
+
+FORMATS = {
+    "lhotse": Format(write_lhotse, is_file=True),
+    "shar": Format(write_shar),
+    "kaldi": Format(write_kaldi),
+    "datasets": Format(write_datasets),
+    "webdataset": Format(write_webdataset),
+    "numpy": Format(write_numpy),
+    "qwen3-tts": Format(write_qwen3_tts, is_file=True),
+    "moshi": Format(write_moshi, is_file=True),
+}
+"""Every format, by name."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export: see docs/json.md."""
+
+    output: str
+    format: str
+    utterances: int
+    files: int
+    num_bytes: int
+    failed: dict[str, int]
+    """The utterances of the manifest that are in the failure ledger instead, by reason."""
+    missing: list[str]
+    """The ids of other utterances of the manifest that the version lacks."""
+    notes: list[str]
+    """Notes on what the format cannot hold."""
+
+
+def export(
+    cache: Cache,
+    format: str,  # noqa: A002
+    output: Path,
+    manifest: Manifest | None = None,
+    report: Callable[[int], object] = lambda _: None,
+) -> Exported:
+    """Write the features of a version for another tool.
+
+    Each utterance is compared with its checksum. The output appears when it is whole.
+
+    Args:
+        cache: The opened version, or a corpus.
+        format: A name of `FORMATS`.
+        output: A file, which is replaced, or for most formats a folder, which must be new
+            or empty.
+        manifest: The utterances to export, in its order, with its columns. By default all.
+        report: Called with 1 after each utterance.
+
+    Raises:
+        ArgumentError: The format does not exist, or cannot hold these features or ids; or
+            the folder is not empty.
+        ManifestError: Rows have features of another row or file.
+        MissingItemError: The version has no utterance of the manifest.
+        DamagedError: Features are not what was written.
+        StoreError: The output cannot be written.
+    """
+    if format not in FORMATS:
+        known = listing(FORMATS, len(FORMATS))
+        raise ArgumentError(f"--to: there is no {format!r}: choose {known}")
+    chosen = FORMATS[format]
+    if not chosen.is_file and output.exists() and (output.is_file() or any(output.iterdir())):
+        raise ArgumentError(f"-o: {output}: --to {format} makes a folder, and this is not empty")
+    if cache.spec.axis.has_times:
+        raise ArgumentError(f"{cache.version.path}: holds events, which no format here has")
+    rows, absent = _select(cache, manifest, report)
+    with _appearing(output) as staged:
+        if not chosen.is_file:
+            staged.mkdir()
+        notes = chosen.write(rows, staged, output.absolute())
+        sizes = [path.stat().st_size for path in [staged, *staged.rglob("*")] if path.is_file()]
+    failures = standing_failures(cache.version, cache.index) if absent else {}
+    return Exported(
+        output=str(output),
+        format=format,
+        utterances=len(rows),
+        files=len(sizes),
+        num_bytes=sum(sizes),
+        failed=dict(Counter(failures[id_].reason for id_ in absent if id_ in failures)),
+        missing=[id_ for id_ in absent if id_ not in failures],
+        notes=_losses(cache) + notes,
+    )
+
+
+def _select(
+    cache: Cache, manifest: Manifest | None, report: Callable[[int], object]
+) -> tuple[Rows, list[str]]:
+    """Find the utterances to export. Returns also the ids that the version lacks."""
+    choices = Choices(skip_missing=True)
+    utterances, absent = find_utterances(versions_of(cache, None, 0), manifest, choices)
+    ids = flat(utterances.ids)
+    if not are_distinct(ids.hashes()):
+        raise ArgumentError(f"{utterances.source}: two parts have the same id: export each part")
+    positions = utterances.versions[0].positions_of(np.arange(len(ids)))
+    return Rows(cache, ids, positions, utterances.columns, report), absent
+
+
+def _losses(cache: Cache) -> list[str]:
+    spec = cache.spec
+    notes = []
+    if spec.is_quantized:
+        notes.append("quantised features are written as float32, as they are read")
+    others = [track.name for track in spec.outputs]
+    if others:
+        notes.append(f"tracks left out: {listing(others)}")
+    return notes
+
+
+@contextmanager
+def _appearing(output: Path) -> Iterator[Path]:
+    """Give a hidden name beside the output, which is renamed at the end of the block. After
+    an error, what has that name is removed. Raises StoreError if a file cannot be written."""
+    target = output.absolute()
+    staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        make_folder(staged.parent)
+        yield staged
+        os.sync()  # thousands of files, at once
+        staged.replace(target)
+        flush(target.parent)
+    except OSError as error:
+        raise StoreError(f"{output}: cannot be written: {error.strerror}") from error
+    finally:
+        if staged.is_dir():
+            shutil.rmtree(staged, ignore_errors=True)
+        else:
+            staged.unlink(missing_ok=True)

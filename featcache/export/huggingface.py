@@ -1,0 +1,106 @@
+"""Parquet for Hugging Face datasets, with the types of its columns. Written by pyarrow
+alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError, listing
+from featcache.export.rows import Rows
+from featcache.manifest.columns import TypedColumn, carried, to_arrow
+from featcache.manifest.formats.tables import pyarrow
+from featcache.strings import Strings
+
+_GROUP_BYTES = 32 << 20
+"""About so many bytes of features stand in a row group."""
+
+_OWN = ("id", "features")
+_TYPES = {"string": "string", "int64": "int64", "double": "float64", "bool": "bool"}
+"""The types of columns, in Arrow and in datasets."""
+
+
+def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
+    """Write `data.parquet`, with the columns `id` and `features`, and the manifest's.
+    Features are nested lists, which datasets reads as arrays."""
+    rows.require_frames("Hugging Face datasets", 5)
+    clashing = [repr(name) for name in _OWN if name in rows.columns]
+    if clashing:
+        raise ArgumentError(f"the manifest's {listing(clashing)} would hide ours: rename it")
+    arrow = pyarrow("Parquet for Hugging Face datasets")
+    columns = {name: _column(column, arrow) for name, column in rows.columns.items()}
+    types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
+    types |= {name: _value(_TYPES[str(column.type)]) for name, column in columns.items()}
+    metadata = {"huggingface": json.dumps({"info": {"features": types}})}
+    writer, first = None, 0
+    for ids, features in _groups(rows):
+        part = slice(first, first + len(ids))
+        arrays = {"id": arrow.array(ids, arrow.string()), "features": _nested(features, arrow)}
+        arrays |= {name: column[part] for name, column in columns.items()}
+        table = arrow.table(arrays).replace_schema_metadata(metadata)
+        if writer is None:
+            writer = arrow.parquet.ParquetWriter(folder / "data.parquet", table.schema)
+        writer.write_table(table)
+        first = part.stop
+    if writer is not None:
+        writer.close()
+    return []
+
+
+def _groups(rows: Rows) -> Iterator[tuple[list[str], list[NDArray[Any]]]]:
+    """Give ids and features of about `_GROUP_BYTES` at a time."""
+    ids: list[str] = []
+    features: list[NDArray[Any]] = []
+    num_bytes = 0
+    for row in rows:
+        ids.append(row.id)
+        features.append(row.features)
+        num_bytes += row.features.nbytes
+        if num_bytes >= _GROUP_BYTES:
+            yield ids, features
+            ids, features, num_bytes = [], [], 0
+    if ids:
+        yield ids, features
+
+
+def _value(dtype: str) -> dict[str, str]:
+    return {"dtype": dtype, "_type": "Value"}
+
+
+def _type_of_features(rows: Rows) -> dict[str, Any]:
+    spec = rows.spec
+    shape: list[int | None] = [*spec.item_shape]
+    if spec.axis.dimensions:
+        shape = [None, *shape]
+    if len(shape) == 1:
+        return {"feature": _value(spec.dtype), "_type": "List"}
+    return {"shape": shape, "dtype": spec.dtype, "_type": f"Array{len(shape)}D"}
+
+
+def _nested(arrays: Sequence[NDArray[Any]], arrow: Any) -> Any:
+    """Make an array of Arrow of nested lists, one for each array."""
+    values = arrow.array(np.concatenate([array.reshape(-1) for array in arrays]))
+    for size in reversed(arrays[0].shape[1:]):
+        ends = np.arange(0, len(values) + 1, size, dtype=np.int32)
+        values = arrow.ListArray.from_arrays(ends, values)
+    ends = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
+    return arrow.ListArray.from_arrays(ends, values)
+
+
+def _column(column: TypedColumn, arrow: Any) -> Any:
+    """Return a column as an array of Arrow; as text if datasets has no such plain type."""
+    if isinstance(column, np.ndarray):
+        array = arrow.array(column)
+    elif isinstance(column, Strings):
+        array = arrow.array(column, arrow.string())
+    else:
+        array = to_arrow(column, arrow)
+    if str(array.type) in _TYPES:
+        return array
+    texts = [None if cell is None else carried(cell) for cell in column]
+    return arrow.array(texts, arrow.string())

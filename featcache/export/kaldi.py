@@ -1,0 +1,64 @@
+"""Kaldi's archives: matrices of float32, or vectors, with `feats.scp`, `text` and `utt2spk`."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError
+from featcache.export.rows import Rows, left_out
+
+_EXACT = 1 << np.finfo(np.float32).nmant + 1
+"""Whole numbers up to here are exact in float32."""
+
+_FILES = {"text": "text", "utt2spk": "speaker"}
+"""Files of a data directory, and the columns that they hold."""
+
+
+def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
+    """Write a data directory whose `feats.scp` leads into `feats.ark`, sorted by id."""
+    rows.require_frames("Kaldi")
+    rows.refuse_ids(lambda id_: id_.split() != [id_], "an id of Kaldi's has no white space")
+    if any(char.isspace() for char in str(target)):
+        raise ArgumentError(f"-o: {target}: a path in feats.scp has no white space")
+    dtype = np.dtype(rows.spec.dtype)
+    largest = max(rows.spec.codebook_sizes, default=0)
+    if dtype.kind != "f" and not largest:
+        largest = int(np.iinfo(dtype).max)
+    if largest > _EXACT:
+        raise ArgumentError(
+            f"{rows.where}: may have integers above {_EXACT:,}, and Kaldi stores float32"
+        )
+    used = [column for column in _FILES.values() if column in rows.columns]
+    with ExitStack() as stack:
+        archive = stack.enter_context((folder / "feats.ark").open("wb"))
+        scp = stack.enter_context((folder / "feats.scp").open("w", encoding="utf-8"))
+        tables = {
+            column: stack.enter_context((folder / file).open("w", encoding="utf-8"))
+            for file, column in _FILES.items()
+            if column in used
+        }
+        for row in rows.sorted_by_id():
+            archive.write(f"{row.id} ".encode())
+            scp.write(f"{row.id} {target / 'feats.ark'}:{archive.tell()}\n")
+            archive.write(_encoded(row.features))
+            for column, table in tables.items():
+                if column in row.columns:
+                    words = str(row.columns[column]).split()
+                    table.write(f"{' '.join([row.id, *words])}\n")
+    notes = left_out(rows, *used)
+    if dtype != np.float32:
+        notes.append(f"{dtype} is stored as float32, which holds every value exactly")
+    return notes
+
+
+def _encoded(features: NDArray[Any]) -> bytes:
+    values = np.ascontiguousarray(features, "<f4")
+    kind = {1: b"FV ", 2: b"FM "}[values.ndim]
+    sizes = b"".join(struct.pack("<bi", 4, size) for size in values.shape)
+    return b"\0B" + kind + sizes + values.tobytes()

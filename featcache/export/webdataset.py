@@ -1,0 +1,36 @@
+"""Tars of WebDataset: for each utterance its features as `.npy`, and its id and columns as
+`.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+
+from featcache.errors import ArgumentError, counted
+from featcache.export.rows import NumberedTars, Rows, encode_npy
+from featcache.strings import Strings, are_distinct
+
+_NOT_IN_KEYS = re.compile(r"[^\w/+=@%,-]")
+"""A key ends at the first dot of a name's last component, so it has none."""
+
+
+def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
+    """Write `features-N.tar`. A key is the id, with `_` for dots and the like."""
+    keys = Strings.of(_NOT_IN_KEYS.sub("_", id_.strip("/")) for id_ in rows.ids)
+    if not are_distinct(keys.hashes()):
+        raise ArgumentError(
+            f"{rows.where}: two ids differ only in dots or marks, and WebDataset's keys have none"
+        )
+    with closing(NumberedTars(folder, "features-%06d.tar")) as tars:
+        for key, row in zip(keys, rows, strict=True):
+            if tars.is_full:
+                tars.begin()
+            columns = json.dumps({**row.columns, "id": row.id}, ensure_ascii=False)
+            tars.add({f"{key}.npy": encode_npy(row.features), f"{key}.json": columns.encode()})
+    num_changed = sum(key != id_ for key, id_ in zip(keys, rows.ids, strict=True))
+    if num_changed:
+        keys_are = counted(num_changed, "key")
+        return [f"{keys_are} with _ in the place of dots or marks; .json has the ids"]
+    return []

@@ -1,0 +1,368 @@
+"""`onnx`: frames, codes or a vector from any ONNX model.
+
+The config says what the model takes (the waveform, or frames of `fbank`, `mfcc` or
+`log_mel`), the names of its inputs and outputs, and the order of their dimensions. When
+the extractor is built, the model is tried out, so what does not fit is known before a run
+begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from featcache.errors import ConfigError
+from featcache.extractors.base import Batching, Clip, Extractor, Params, main_track
+from featcache.extractors.codec import code_dtype
+from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
+from featcache.extractors.log_mel import LogMel, LogMelParams
+from featcache.extractors.model import LONGEST_SECONDS
+from featcache.extractors.onnx_model import Array, OnnxError, OnnxModel
+from featcache.extractors.weight_file import WeightFileParams
+from featcache.spec import MAIN, FeatureSpec, Frames, Track
+from featcache.spec import Clip as ClipAxis
+from featcache.weights import weights_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TRIALS = (1.0, 1.37)
+"""Lengths of the waveforms with which a model is tried out, in seconds."""
+
+
+class FbankInput(FbankParams):
+    """The parameters of `fbank`, as the input of a model."""
+
+    extractor: Literal["fbank"]
+    """`fbank`."""
+
+
+class MfccInput(MfccParams):
+    """The parameters of `mfcc`, as the input of a model."""
+
+    extractor: Literal["mfcc"]
+    """`mfcc`."""
+
+
+class LogMelInput(LogMelParams):
+    """The parameters of `log_mel`, as the input of a model."""
+
+    extractor: Literal["log_mel"]
+    """`log_mel`."""
+
+
+_SOURCES: dict[str, Any] = {"fbank": Fbank, "mfcc": Mfcc, "log_mel": LogMel}
+
+
+def _kind_of(features: Any) -> Any:
+    if isinstance(features, dict):
+        return features.get("extractor")
+    return getattr(features, "extractor", None)
+
+
+_Features = Annotated[
+    Annotated[FbankInput, Tag("fbank")]
+    | Annotated[MfccInput, Tag("mfcc")]
+    | Annotated[LogMelInput, Tag("log_mel")],
+    Discriminator(_kind_of),
+]
+
+
+class Window(Params):
+    """The windows in which a model computes a clip."""
+
+    length: int = Field(ge=1)
+    """Steps in a window."""
+    hop: int = Field(ge=1)
+    """From one window's start to the next one's, in steps. Of frames, each window gives
+    those of `hop` steps."""
+    before: int = Field(default=0, ge=0)
+    """Steps of a window that are only context for what follows them."""
+    pad: bool = False
+    """Fill windows with zeros where they reach beyond the clip, so that all have one
+    length. Otherwise they end with the clip."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Window:
+        if self.before + self.hop > self.length:
+            raise ValueError(
+                f"{self.before} steps before and {self.hop} of hop do not fit into {self.length}"
+            )
+        return self
+
+
+class OnnxParams(WeightFileParams):
+    """The parameters of `onnx`."""
+
+    input: str
+    """The name of the model's input for the waveform or the features."""
+    input_axes: Literal["T", "BT", "TD", "BTD", "DT", "BDT"] = "BT"
+    """The dimensions of this input: a batch of one, time steps, and the values of a
+    step."""
+    features: _Features | None = None
+    """The features that the model takes: `{extractor: fbank, num_mel_bins: 80}`, or with
+    `mfcc` or `log_mel`, with the parameters of that extractor. Default: the waveform. A
+    step is a frame of these features, or a sample."""
+    subtract_mean: bool = False
+    """Subtract the mean over the clip from each dimension of the features."""
+    length_input: str | None = None
+    """The name of an input for the number of steps, if there is one."""
+    constants: dict[str, float] = Field(default_factory=dict)
+    """The values of further inputs, by name."""
+    states: dict[str, str] = Field(default_factory=dict)
+    """Inputs that are zeros at first, and in each later window of a clip the output of this
+    name from the window before."""
+    output: str
+    """The name of the output that is stored."""
+    output_axes: Literal["T", "BT", "TD", "BTD", "DT", "BDT", "D", "BD"] = "BTD"
+    """The dimensions of the output, as in `input_axes`. Without `T`, it is one vector for
+    the clip: of several windows, the mean."""
+    stride: int = Field(default=1, ge=1)
+    """Steps from one frame of the output to the next. The model must give `(n + extra) //
+    stride` frames for `n` steps."""
+    extra: int = 0
+    """See `stride`: `stride - 1` if a frame that has begun counts; below 0 if a frame needs
+    more than `stride` steps."""
+    codebook_size: int | None = Field(default=None, ge=2, le=1 << 24)
+    """The number of codewords, if the output is codes."""
+    window: Window | None = None
+    """Windows, for long recordings. Without it, clips are computed whole, and may have 120
+    s."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> OnnxParams:
+        if self.subtract_mean and self.features is None:
+            raise ValueError("subtract_mean: is about features, and there are none")
+        if self.features is not None and "D" not in self.input_axes:
+            raise ValueError("input_axes: features have a dimension D, as in BTD")
+        if self.states and (self.window is None or not self.gives_frames):
+            raise ValueError("states: are handed on between windows of frames: give a window")
+        if self.codebook_size and not self.gives_frames:
+            raise ValueError("codebook_size: a vector has no codes")
+        window = self.window
+        if window is None:
+            return self
+        if not self.gives_frames and window.before:
+            raise ValueError("window.before: a vector has no frames to leave out")
+        steps = {"hop": window.hop} if window.pad else {"hop": window.hop, "before": window.before}
+        for name, count in steps.items():
+            if self.gives_frames and count % self.stride:
+                raise ValueError(f"window.{name}: {count} steps are no multiple of the stride")
+        return self
+
+    @property
+    def gives_frames(self) -> bool:
+        """True if the output is along time."""
+        return "T" in self.output_axes
+
+
+class Onnx(Extractor[OnnxParams]):
+    """The output of an ONNX model for the clip alone: frames, codes, or a vector.
+
+    Frames are float32 `[T, D]`, codes int64 `[T, D]`, a vector float32 `[D]`; `D` is 1 if
+    the output has no such dimension. A clip is computed by itself, in one call or window
+    after window, so no neighbour changes a bit.
+
+    Shapes: `S` steps of the input, `C` values of a step (1 of a waveform)."""
+
+    Params: ClassVar[type[OnnxParams]] = OnnxParams
+    revision = 1
+    batching: Batching = "single"
+
+    def __init__(self, params: OnnxParams, sample_rate: int, device: torch.device) -> None:
+        self._params = params
+        self._source = None
+        if params.features is not None:
+            self._source = _SOURCES[params.features.extractor](params.features, sample_rate, device)
+        self._model = OnnxModel(params.file, device)
+        self._require_names()
+        filled = self._model.filled
+        self._constants = {name: filled(name, value) for name, value in params.constants.items()}
+        self._first_states = {name: filled(name, 0) for name in params.states}
+        if params.window is None:
+            self.max_seconds = LONGEST_SECONDS
+        num_values = self._values_of_trials(sample_rate, device)
+        axis: Frames | ClipAxis = ClipAxis()
+        if params.gives_frames:
+            step_rate = self._source.spec.frame_rate if self._source else sample_rate
+            axis = Frames(step_rate / params.stride)
+        dtype, kind = "float32", params.output
+        sizes: tuple[int, ...] = ()
+        if params.codebook_size:
+            dtype, kind, sizes = "int64", "codes", (params.codebook_size,) * num_values
+        units = f"{kind} of an ONNX model"
+        self.spec = FeatureSpec.of(
+            sample_rate, Track(MAIN, (num_values,), dtype, units, axis, sizes)
+        )
+
+    @classmethod
+    def stored_dtype(cls, params: OnnxParams) -> str:
+        return code_dtype(params.codebook_size) if params.codebook_size else "float32"
+
+    @classmethod
+    def weights_digest(cls, params: OnnxParams) -> str:
+        digest = params.digest
+        if params.features is not None:
+            digest += f" {_SOURCES[params.features.extractor].revision}"
+        return digest
+
+    def num_frames(self, num_samples: int) -> int:
+        steps = num_samples
+        if self._source is not None:
+            steps = self._source.num_frames(num_samples)
+        if not steps:
+            return 0
+        return self._frames_of(steps) if self._params.gives_frames else 1
+
+    def extract(self, clips: Sequence[Clip]) -> list[Tensor]:
+        return [self._computed(clip) for clip in clips]
+
+    def _computed(self, clip: Clip) -> Tensor:
+        steps_SC = clip.waveform[:, None]
+        if self._source is not None:
+            steps_SC = main_track(self._source.extract([clip])[0])
+            if self._params.subtract_mean:
+                steps_SC = steps_SC - steps_SC.mean(dim=0)
+        windows = self._windows(steps_SC.cpu().numpy())
+        if self._params.gives_frames:
+            computed = np.concatenate([*windows])
+        else:
+            computed = np.mean([*windows], axis=0, dtype=np.float64)
+        dtype: type[Any] = np.float32
+        size = self._params.codebook_size
+        if size is not None:
+            dtype = np.int64
+            if computed.min() < 0 or computed.max() >= size:
+                raise ConfigError(
+                    f"params.codebook_size: {size}, but {self._model.file.name} gives the codes "
+                    f"{computed.min()} to {computed.max()}"
+                )
+        return torch.from_numpy(computed.astype(dtype)).to(clip.waveform.device)
+
+    def _frames_of(self, num_steps: int) -> int:
+        return max(0, (num_steps + self._params.extra) // self._params.stride)
+
+    def _windows(self, steps_SC: Array) -> Iterator[Array]:
+        """Yield the frames `[n, D]` that each window gives, or its vector `[D]`."""
+        window, states = self._params.window, self._first_states
+        num_steps = len(steps_SC)
+        if window is None:
+            yield self._run(steps_SC, states, 0, self._frames_of(num_steps))[0]
+            return
+        if not self._params.gives_frames:
+            for start in _starts(num_steps, window):
+                yield self._run(_cut(steps_SC, start, window), states, 0, 1)[0]
+            return
+        stride, total = self._params.stride, self._frames_of(num_steps)
+        for first in range(0, total, window.hop // stride):
+            start = first * stride - window.before
+            begins = start if window.pad else max(0, start)
+            count = min(window.hop // stride, total - first)
+            skip = (first * stride - begins) // stride
+            piece = _cut(steps_SC, start, window)
+            frames, states = self._run(piece, states, skip, count)
+            yield frames
+
+    def _run(
+        self, steps_SC: Array, states: Mapping[str, Array], skip: int, count: int
+    ) -> tuple[Array, dict[str, Array]]:
+        """Compute a window. Returns `count` frames after the first `skip` frames, or its
+        vector; and the states after it."""
+        params, model = self._params, self._model
+        inputs = {**self._constants, **states}
+        inputs[params.input] = model.cast(params.input, _arranged(steps_SC, params.input_axes))
+        if params.length_input is not None:
+            inputs[params.length_input] = model.filled(params.length_input, len(steps_SC))
+        output, *next_states = model.run(inputs, [params.output, *params.states.values()])
+        values = self._rearranged(output)
+        if params.gives_frames:
+            is_exact = params.window is None or not params.window.pad
+            expected = self._frames_of(len(steps_SC)) if is_exact else skip + count
+            if len(values) < skip + count or (is_exact and len(values) != expected):
+                raise ConfigError(
+                    f"params.stride: {model.file.name} gives {len(values)} frames for "
+                    f"{len(steps_SC)} steps; with this stride, extra and window they are {expected}"
+                )
+            values = values[skip : skip + count]
+        return values, dict(zip(params.states, next_states, strict=True))
+
+    def _rearranged(self, output: Array) -> Array:
+        """Return an output as `[T, D]` or `[D]`."""
+        axes: str = self._params.output_axes
+        if output.ndim != len(axes) or (axes[0] == "B" and len(output) != 1):
+            raise ConfigError(
+                f"params.output_axes: {axes}, but {self._params.output} of "
+                f"{self._model.file.name} is {[*output.shape]}"
+            )
+        values = output[0] if axes[0] == "B" else output
+        axes = axes.removeprefix("B")
+        if axes == "T":
+            return values[:, None]
+        return values.T if axes == "DT" else values
+
+    def _require_names(self) -> None:
+        """Raise ConfigError unless the parameters name what the model has."""
+        params, model = self._params, self._model
+        lengths = [] if params.length_input is None else [params.length_input]
+        model.require_inputs(
+            {
+                "input": [params.input],
+                "length_input": lengths,
+                "constants": params.constants,
+                "states": params.states,
+            }
+        )
+        model.require_outputs({"output": [params.output], "states": params.states.values()})
+        if model.dtype(params.input).kind != "f":
+            raise ConfigError(f"params.input: {params.input} is {model.dtype(params.input)}")
+        is_codes = model.dtype(params.output).kind in "iu"
+        if is_codes != bool(params.codebook_size):
+            has = model.dtype(params.output)
+            raise ConfigError(
+                f"params.codebook_size: {params.codebook_size}, but {params.output} is {has}: "
+                "codes are whole numbers, and have one"
+            )
+
+    def _values_of_trials(self, sample_rate: int, device: torch.device) -> int:
+        """Try the model out. Returns the number of values of a frame, or of a vector."""
+        noise = torch.Generator().manual_seed(0)
+        for seconds in _TRIALS:
+            waveform = torch.randn(round(seconds * sample_rate), generator=noise) / 10
+            try:
+                computed = self._computed(Clip("trial", waveform.to(device)))
+            except OnnxError as error:
+                raise weights_error(self._model.file, str(error)) from error
+        return computed.shape[-1]
+
+
+def _starts(num_steps: int, window: Window) -> list[int]:
+    """Return where the windows of a vector begin. The last one reaches the clip's end."""
+    beyond = max(0, num_steps - window.length)
+    starts = [*range(0, beyond + 1, window.hop)]
+    if starts[-1] < beyond:
+        starts.append(starts[-1] + window.hop if window.pad else beyond)
+    return starts
+
+
+def _cut(steps_SC: Array, start: int, window: Window) -> Array:
+    """Cut a window that begins at a step, which may be before the first one."""
+    end = start + window.length
+    piece_SC = steps_SC[max(0, start) : end]
+    if not window.pad:
+        return piece_SC
+    before = max(0, -start)
+    after = window.length - before - len(piece_SC)
+    return np.pad(piece_SC, ((before, after), (0, 0)))
+
+
+def _arranged(steps_SC: Array, axes: str) -> Array:
+    """Return steps with the dimensions of an input."""
+    array = steps_SC
+    if "D" not in axes:
+        array = array[:, 0]
+    elif axes.endswith("DT"):
+        array = array.T
+    return array[None] if axes[0] == "B" else array

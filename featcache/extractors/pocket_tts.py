@@ -1,0 +1,59 @@
+"""The continuous latents of Pocket TTS (Kyutai, 2026), as in transformers: Mimi's encoder
+without a quantiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from featcache import weights
+from featcache.extractors.codec import LatentExtractor, latent_spec
+from featcache.extractors.dac import in_whole_hops
+from featcache.extractors.mimi import CausalEncoder
+from featcache.extractors.model import ModelParams
+from featcache.extractors.rows import Rows
+from featcache.spec import MAIN
+
+
+class PocketTTSParams(ModelParams):
+    """The parameters of `pocket_tts`."""
+
+
+class PocketTTS(LatentExtractor[PocketTTSParams]):
+    """Pocket TTS's latents: those of `PocketTTSAudioTokenizerModel.encode` for the clip
+    alone, padded with zeros to whole frames, as the model's documentation wants.
+
+    Latents are float32 `[T, 32]`, ceil(num_samples / 1920) frames, from one sample on. A
+    frame sees 2.7 s, so chunks that overlap by 3 s are exact to rounding."""
+
+    Params = PocketTTSParams
+    revision = 1
+    _model_name = "PocketTTSAudioTokenizerModel"
+    gpu_factor = 2
+    causal = True
+
+    def _prepare(self) -> None:
+        model = self._load_model()
+        if model.encoder is None:
+            raise weights.weights_error(self.params.weights, "holds a decoder only")
+        config = model.config
+        self._encoder = CausalEncoder(model.encoder, config)
+        self.granularity = self._encoder.hop
+        frame_rate = self.sample_rate / self.granularity
+        self.spec = latent_spec(
+            "Pocket TTS",
+            config.latent_dim,
+            frame_rate,
+            self._encoder.frame_length,
+            self.sample_rate,
+        )
+
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        whole_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)
+        return Rows(self._encoder(whole_RP, lengths).float())
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by the model's own decoder, which is loaded for this."""
+        decoded: Tensor = self._load_model().decode(tracks[MAIN][None].float()).audio_values
+        return decoded.flatten()

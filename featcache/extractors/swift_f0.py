@@ -1,0 +1,116 @@
+"""SwiftF0's pitch and confidence (Nieradzik, 2025), by the model in the package `swift-f0`.
+
+The formulas are those of the package's `core.py`, release 0.3.0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from featcache.errors import ConfigError
+from featcache.extractors.base import Batching, Clip, Extractor
+from featcache.extractors.onnx_model import Array, OnnxModel
+from featcache.extractors.weight_file import WeightFileParams
+from featcache.spec import MAIN, FeatureSpec, Frames, Track
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAMPLE_RATE = 16_000
+
+_HOP = 256
+
+_LOWEST, _HIGHEST = 46.875, 2093.75
+"""The band of the model, in Hz."""
+
+_WINDOW, _BEFORE, _AFTER = 1875, 11, 10
+"""Frames of a window, and those around it on which its frames depend."""
+
+_SILENT = 1e-3
+"""The magnitude below which all samples of a silent frame lie. For digital silence, the
+model itself gives pitches of 2,000 Hz, and is sure of them."""
+
+
+class SwiftF0Params(WeightFileParams):
+    """The parameters of `swift_f0`."""
+
+    fmin: float = Field(default=_LOWEST, ge=_LOWEST)
+    """The lowest pitch, in Hz. The band changes the confidence too."""
+    fmax: float = Field(default=_HIGHEST, le=_HIGHEST)
+    """The highest pitch, in Hz."""
+
+    @model_validator(mode="after")
+    def _is_a_band(self) -> SwiftF0Params:
+        if self.fmin >= self.fmax:
+            raise ValueError(f"fmin: {self.fmin:g} Hz is not below fmax, {self.fmax:g} Hz")
+        return self
+
+
+class SwiftF0(Extractor[SwiftF0Params]):
+    """Pitch in Hz, and the confidence that the frame is voiced: float32 `[T, 2]`.
+
+    A frame is voiced from a confidence of 0.5 on; every frame has a pitch. Frame `t` lies
+    at `t * 0.016` seconds. A clip has one frame for each whole hop of 256 samples, but at
+    least one. Long clips are computed in windows, with the values of the whole clip."""
+
+    Params = SwiftF0Params
+    revision = 1
+    batching: Batching = "single"
+
+    def __init__(self, params: SwiftF0Params, sample_rate: int, device: torch.device) -> None:
+        require_16_khz(sample_rate, "SwiftF0")
+        self._model = OnnxModel(params.file, device)
+        self._model.require_inputs({"weights": ["audio", "fmin", "fmax"]})
+        self._model.require_outputs({"weights": ["pitch", "confidence"]})
+        self._band = {
+            "fmin": self._model.filled("fmin", params.fmin),
+            "fmax": self._model.filled("fmax", params.fmax),
+        }
+        axis = Frames(SAMPLE_RATE / _HOP)
+        units = "pitch (Hz), confidence that it is voiced (0 to 1)"
+        self.spec = FeatureSpec.of(SAMPLE_RATE, Track(MAIN, (2,), "float32", units, axis))
+
+    @classmethod
+    def weights_digest(cls, params: SwiftF0Params) -> str:
+        return params.digest
+
+    def num_frames(self, num_samples: int) -> int:
+        return max(1, num_samples // _HOP) if num_samples else 0
+
+    def extract(self, clips: Sequence[Clip]) -> list[Tensor]:
+        return [self._computed(clip.waveform) for clip in clips]
+
+    def _computed(self, waveform: Tensor) -> Tensor:
+        samples = waveform.cpu().numpy()
+        num_frames = self.num_frames(len(samples))
+        frames = np.empty((num_frames, 2), np.float32)
+        for start in range(0, num_frames, _WINDOW):
+            end = min(start + _WINDOW, num_frames)
+            first = max(0, start - _BEFORE)
+            piece = samples[first * _HOP :]
+            if end < num_frames:
+                piece = samples[first * _HOP : (end + _AFTER) * _HOP]
+            inputs = {"audio": np.ascontiguousarray(piece[None]), **self._band}
+            pitch, confidence = self._model.run(inputs, ["pitch", "confidence"])
+            kept = slice(start - first, end - first)
+            frames[start:end, 0] = pitch[0, kept]
+            frames[start:end, 1] = confidence[0, kept]
+        frames[_are_silent(samples, num_frames), 1] = 0
+        return torch.from_numpy(frames).to(waveform.device)
+
+
+def _are_silent(samples: Array, num_frames: int) -> Array:
+    """Tell which frames are silent, bool `[T]`."""
+    whole = samples[: num_frames * _HOP].reshape(num_frames, -1)
+    silent: Array = np.abs(whole).max(axis=1) < _SILENT
+    return silent
+
+
+def require_16_khz(sample_rate: int, model: str) -> None:
+    """Raise ConfigError for waveforms at another rate than 16 kHz."""
+    if sample_rate != SAMPLE_RATE:
+        raise ConfigError(f"audio.sample_rate: {sample_rate}; {model} is for {SAMPLE_RATE}")

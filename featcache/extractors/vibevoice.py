@@ -1,0 +1,92 @@
+"""VibeVoice's acoustic tokenizer (Peng et al., 2025, "VibeVoice Technical Report"), as in
+transformers: the encoder of a variational autoencoder.
+
+Its convolutions pad with zeros before a row only, and its norms are over channels, so a
+row needs no padding of its own. Samples first get one level over the whole clip, so a
+chunk is scaled as its clip is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from featcache import weights
+from featcache.errors import ConfigError
+from featcache.extractors import ragged
+from featcache.extractors.codec import LatentExtractor, latent_spec
+from featcache.extractors.dac import in_whole_hops
+from featcache.extractors.model import ModelParams
+from featcache.extractors.rows import Rows
+from featcache.spec import MAIN
+
+_SAMPLE_RATE = 24000
+
+_BLOCK = 1 << 20
+"""The number of samples that are squared at once."""
+
+
+class VibeVoiceParams(ModelParams):
+    """The parameters of `vibevoice`. `normalize_audio`, `target_dB_FS` and `eps` in
+    preprocessor_config.json beside the weights say which level a clip gets: by default an
+    RMS of -25 dBFS, or less if its peak would pass 1."""
+
+
+class VibeVoice(LatentExtractor[VibeVoiceParams]):
+    """VibeVoice's acoustic latents: the means of `VibeVoiceAcousticTokenizerModel.encode`
+    for the clip alone, as `VibeVoiceAcousticTokenizerFeatureExtractor` prepares it.
+
+    Latents are float32 `[T, 64]`, ceil(num_samples / 3200) frames, from one sample on. A
+    frame sees 7.9 s, so chunks that overlap by 8 s are exact to rounding. The model adds
+    noise to them by default; here, `featcache.augment.VaeNoise` draws it in training."""
+
+    Params = VibeVoiceParams
+    revision = 1
+    _model_name = "VibeVoiceAcousticTokenizerModel"
+    gpu_factor = 2
+    causal = True
+
+    def _prepare(self) -> None:
+        settings = weights.read_preprocessing(self._locate())
+        sample_rate = settings.get("sampling_rate", _SAMPLE_RATE)
+        model = self._load_model(sample_rate)
+        self._encoder = model.encoder
+        self._is_normalized = bool(settings.get("normalize_audio", True))
+        self._target = 10 ** (float(settings.get("target_dB_FS", -25)) / 20)
+        self._epsilon = float(settings.get("eps", 1e-6))
+        field, self.granularity = ragged.receptive_field(ragged.convolutions(model.encoder))
+        padded_to = settings.get("pad_to_multiple_of", self.granularity)
+        if padded_to != self.granularity:
+            raise ConfigError(
+                f"params.weights: {self.params.weights}: clips are padded to multiples of "
+                f"{padded_to} samples, and a frame has {self.granularity}: featcache needs one "
+                "frame of each"
+            )
+        frame_rate = self.sample_rate / self.granularity
+        self.spec = latent_spec(
+            "VibeVoice", model.config.hidden_size, frame_rate, field, self.sample_rate
+        )
+
+    def prepare(self, waveform: Tensor) -> Tensor:
+        if not self._is_normalized:
+            return waveform
+        blocks = torch.split(waveform, _BLOCK)
+        energy = sum(float(block.double().square().sum()) for block in blocks)
+        gain = self._target / (math.sqrt(energy / len(waveform)) + self._epsilon)
+        peak = float(waveform.abs().max()) * gain
+        if peak > 1:
+            gain /= peak + self._epsilon
+        return waveform * gain
+
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        whole_RP, _ = in_whole_hops(waveforms, num_samples, self.granularity)
+        return Rows(self._encoder(whole_RP[:, None]).latents.float())
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        """Decode by the model's own decoder, which is loaded for this. The sound has the level
+        that the model was given."""
+        model = self._load_model(self.sample_rate)
+        decoded: Tensor = model.decode(tracks[MAIN][None].float()).audio
+        return decoded.flatten()

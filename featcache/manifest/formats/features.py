@@ -1,0 +1,79 @@
+"""Manifests of features that another program made: a folder of `.npy` or `.pt` files, a
+`feats.scp` of Kaldi's, or features or cuts of Lhotse's. A path is that of the features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from featcache.errors import listing
+from featcache.manifest.formats.folders import files_below, with_ids
+from featcache.manifest.formats.kaldi import recordings
+from featcache.manifest.formats.source import Batch, Rows, Source, batched
+from featcache.manifest.formats.tables import json_rows
+
+SUFFIXES = (".npy", ".pt")
+"""The suffixes of files that hold the features of one utterance."""
+
+_STORAGES = (
+    "lilcom_files",
+    "lilcom_chunky",
+    "lilcom_hdf5",
+    "chunked_lilcom_hdf5",
+    "numpy_files",
+    "numpy_hdf5",
+)
+"""Lhotse's storages whose path and key together are a path here."""
+
+_COLUMNS = ("id", "path", "start", "duration", "frame_rate", "sample_rate")
+
+
+def read_features(source: Source) -> Iterator[Batch]:
+    """Read where the features of each utterance are."""
+    if not source.is_folder:
+        if {"features", "storage_type"} & source.first_object.keys():
+            source.has_types = True
+            yield from batched(json_rows(source.text), _COLUMNS, _of_lhotse, source.faults)
+        else:
+            yield from recordings(source.text, False)
+    elif "feats.scp" in source.names:
+        with source.opened("feats.scp") as file:
+            yield from recordings(file, False)
+    else:
+        rows: Rows = enumerate(_files(source), source.faults.file("", "file") + 1)
+        yield from batched(rows, _COLUMNS[:2], tuple, source.faults)
+
+
+def _files(source: Source) -> Iterator[tuple[str, str]]:
+    paths = [path for path in files_below(source.path) if path.lower().endswith(SUFFIXES)]
+    return with_ids(source, sorted(paths))
+
+
+def _of_lhotse(row: dict[str, Any]) -> list[Any]:
+    """Read the cells of a cut, or of features without a cut, whose id is the recording's."""
+    try:
+        return _cells_of(row)
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"these are no cut with features of Lhotse's: {error!r}") from None
+
+
+def _cells_of(row: dict[str, Any]) -> list[Any]:
+    features = row
+    if "storage_type" not in row:
+        features = row.get("features") or {}
+    storage = features.get("storage_type")
+    if storage not in _STORAGES:
+        known = listing(_STORAGES)
+        raise ValueError(f"the storage {storage!r} of its features is none of {known}")
+    id_ = row.get("id", features.get("recording_id"))
+    start = duration = None
+    if features is not row:
+        start = row["start"] - features["start"]
+        duration = row["duration"]
+        is_whole = math.isclose(duration, features["duration"], abs_tol=1e-4)
+        if is_whole and abs(start) < 1e-4:
+            start = duration = None
+    path = f"{features['storage_path']}/{features['storage_key']}"
+    rate = round(1 / features["frame_shift"], 6)
+    return [id_, path, start, duration, rate, features["sampling_rate"]]

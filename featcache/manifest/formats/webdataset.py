@@ -1,0 +1,149 @@
+"""Tars of audio, as WebDataset packs them: neighbours of one key are a sample, and a key
+ends at the first dot of a name's last component. JSON and text beside audio are columns."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from featcache.errors import ManifestError, counted, listing
+from featcache.manifest.audio_locations import names_container
+from featcache.manifest.formats.source import AUDIO_SUFFIXES, PLACE, Batch, Rows, Source
+from featcache.manifest.formats.tables import json_batches
+from featcache.manifest.formats.tar import DamagedTarError, members_of
+from featcache.manifest.utterances import names_of_whole_files
+
+_USTAR = re.compile(rb".{257}ustar", re.DOTALL)
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+_LINKED_OR_WHOLE = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE)
+_COLUMNS_BYTES = 4 << 20
+_SHOWN = 3
+
+
+class _Member(NamedTuple):
+    """A member of a sample."""
+
+    place: int
+    key: str
+    extension: str
+    """The rest of its name, in lower case."""
+    header: tarfile.TarInfo
+
+
+def is_tar(source: Source) -> bool:
+    """Tell whether a file is a tar, by its name or its beginning."""
+    if source.is_folder:
+        return False
+    return source.suffix in (".tar", ".tgz") or _USTAR.match(source.head) is not None
+
+
+def read_tar(source: Source) -> Iterator[Batch]:
+    """Read the samples of a tar that have audio. Raises ManifestError if the tar is damaged,
+    has no audio, or has a name that paths into it cannot have."""
+    name = source.path.name
+    if source.is_folder:
+        raise ManifestError("is a folder, and this format is a file's: of tars, give a pattern")
+    if not names_container(f"{name}/"):
+        what = "name it with .tar, .tar.gz or .tgz at its end, as a file"
+        raise ManifestError(f"is a tar: {what}: features belong to its members")
+    source.renamed = partial(names_of_whole_files, PLACE)
+    left_out: Counter[str] = Counter()
+    try:
+        yield from json_batches(_rows(source, left_out), source)
+    except DamagedTarError as damage:
+        raise ManifestError(f"is no tar, or {damage}: fetch or pack it again") from None
+    if left_out:
+        members = counted(left_out.total(), "member")
+        source.note(f"{members} of the tar left out: {_counts(left_out)}")
+
+
+def _rows(source: Source, left_out: Counter[str]) -> Rows:
+    """Give each sample with audio. Counts the extensions of members that are not read."""
+    has_audio = False
+    for key, group in groupby(_members(source), lambda member: member.key):
+        members = [*group]
+        audio = [member for member in members if _is_audio(member)]
+        if not audio:
+            left_out.update(f"*.{member.extension} without audio" for member in members)
+            continue
+        has_audio = True
+        first, *others = audio
+        if others:
+            names = listing(repr(member.header.name) for member in audio)
+            what = f"{names} have one key, {key!r}, and are one sample: a key ends at the first dot"
+            source.faults.add(others[0].place, what)
+            continue
+        columns = _columns_of(members, source, left_out)
+        original_id = columns.pop("id", key)
+        if original_id != key:
+            columns["original_id"] = original_id
+        path = first.header.name.removeprefix("./")
+        yield first.place, {PLACE: f"{source.path.name}/{path}", "id": key, **columns}
+    if not has_audio:
+        raise ManifestError(
+            f"is a tar of {_counts(left_out) or 'nothing'}: there is no audio in it"
+        )
+
+
+def _members(source: Source) -> Iterator[_Member]:
+    """List the files of a tar that belong to samples, as WebDataset does."""
+    base = source.faults.file("", "member")
+    for number, header in enumerate(members_of(source.stream), base + 1):
+        name = header.name
+        while name.startswith("./"):
+            name = name[2:]
+        parts = _NAME.fullmatch(name)
+        is_file = header.type in _LINKED_OR_WHOLE
+        if parts and is_file and not (name.startswith("__") and name.endswith("__")):
+            yield _Member(number, parts[1], parts[2].lower(), header)
+
+
+def _is_audio(member: _Member) -> bool:
+    return f".{member.extension}".endswith(AUDIO_SUFFIXES)
+
+
+def _columns_of(members: list[_Member], source: Source, left_out: Counter[str]) -> dict[str, Any]:
+    """Read the columns beside audio: the keys of a JSON object, and a text as `text`, or if
+    the object has that key, as `txt`."""
+    columns: dict[str, Any] = {}
+    beside: str | None = None
+    for member in members:
+        if member.extension not in ("json", "txt"):
+            if not _is_audio(member):
+                left_out[f"*.{member.extension}"] += 1
+            continue
+        try:
+            text = _read(member.header, source)
+            if member.extension == "json":
+                columns = _object(text)
+            else:
+                beside = text.strip()
+        except (ValueError, RecursionError) as error:
+            source.faults.add(member.place, f"{member.header.name!r}: {error}")
+    if beside is not None:
+        columns["txt" if "text" in columns else "text"] = beside
+    return columns
+
+
+def _read(header: tarfile.TarInfo, source: Source) -> str:
+    if header.size > _COLUMNS_BYTES:
+        raise ValueError(f"has {header.size:,} bytes, and may have {_COLUMNS_BYTES:,}")
+    source.stream.seek(header.offset_data)
+    return source.stream.read(header.size).decode()
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("is no JSON object, whose keys would be columns")
+    return value
+
+
+def _counts(left_out: Counter[str]) -> str:
+    return listing(f"{count:,} {kind}" for kind, count in left_out.most_common(_SHOWN))

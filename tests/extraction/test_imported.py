@@ -1,0 +1,268 @@
+"""Features that other tools wrote become a version like any other: with the values that
+their own readers give, by id, verified and repaired from their source; and damaged files
+are failures."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from damage import flip
+from make_cache import make_features
+
+import featcache
+from featcache.errors import AudioError, Reason
+from featcache.extractors.imported import read_array
+
+_ARRAYS = make_features(3, dtype="float32").values()
+FEATURES = dict(zip(("a", "x/b.1", "c"), _ARRAYS, strict=True))
+
+
+def write_files(folder, features=FEATURES, suffix=".npy"):
+    for id_, values in features.items():
+        path = folder / f"{id_}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".npy":
+            np.save(path, values)
+        else:
+            torch.save(torch.from_numpy(values), path)
+    return folder
+
+
+def write_ark(folder, features=FEATURES, **how):
+    kaldiio = pytest.importorskip("kaldiio")
+    folder.mkdir()
+    with kaldiio.WriteHelper(f"ark,scp:{folder}/f.ark,{folder}/feats.scp", **how) as writer:
+        for id_, values in features.items():
+            writer(id_, values)
+    return folder / "feats.scp"
+
+
+def import_into(cli, cache, source, *more, name="theirs", rate=100):
+    return cli(
+        *(
+            "import",
+            source,
+            "-o",
+            cache,
+            "--name",
+            name,
+            "--made-by",
+            "a test",
+            "--frame-rate",
+            rate,
+        ),
+        *more,
+    )
+
+
+def assert_holds(path, features, dtype=None):
+    cache = featcache.open(path)
+    assert set(cache) == set(features)
+    for id_, values in features.items():
+        expected = values if dtype is None else values.astype(dtype)
+        assert cache[id_].dtype == expected.dtype
+        np.testing.assert_array_equal(cache[id_], expected)
+    return cache
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".pt"])
+def test_a_folder_of_files_is_a_version_that_verifies(cli, tmp_path, suffix):
+    source = write_files(tmp_path / "theirs", suffix=suffix)
+    assert import_into(cli, tmp_path / "c", source).code == 0
+    cache = assert_holds(tmp_path / "c", FEATURES)
+    assert cache.config["params"]["made_by"] == "a test"
+    assert cache.spec.axis.exact_rate == 100
+    again = import_into(cli, tmp_path / "c", source)
+    assert (again.code, "nothing to do" in again.out) == (0, True)
+    # an audio manifest is compared by ids, and the source by its files too
+    (tmp_path / "m.csv").write_text(
+        "id,path,text\n" + "".join(f"{i},{i}.wav,hi\n" for i in FEATURES)
+    )
+    assert cli("verify", tmp_path / "c", "--manifest", tmp_path / "m.csv").code == 0
+    as_source = ("--manifest", source, "--format", "features")
+    assert cli("verify", tmp_path / "c", *as_source, "--sources=content").code == 0
+    assert featcache.FeatureDataset(cache, tmp_path / "m.csv")[1]["text"] == "hi"
+    named = tmp_path / f"theirs/c{suffix}"
+    named.write_bytes(named.read_bytes() + b"more")
+    changed = cli("verify", tmp_path / "c", *as_source, "--sources")
+    assert (changed.code, "has changed since" in changed.out) == (1, True)
+
+
+def test_repair_imports_damaged_utterances_again_and_never_from_audio(cli, tmp_path):
+    source = write_files(tmp_path / "theirs")
+    import_into(cli, tmp_path / "c", source)
+    shard = next((featcache.open(tmp_path / "c").version.path / "shards").glob("*/features/c/0/0"))
+    flip(shard, 5)
+    (tmp_path / "m.csv").write_text("id,path\n" + "".join(f"{i},{i}.wav\n" for i in FEATURES))
+    refused = cli("repair", tmp_path / "c/theirs", "--manifest", tmp_path / "m.csv")
+    assert refused.code == 1
+    assert "made by a test), and cannot be extracted from audio. Nothing has been" in refused.err
+    assert "--manifest SOURCE --format features" in refused.err
+    done = cli("repair", tmp_path / "c/theirs", "--manifest", source, "--format", "features")
+    assert done.code == 0, done.err
+    assert_holds(tmp_path / "c", FEATURES)
+
+
+@pytest.mark.parametrize("method", [None, 1, 2, 3, 5])
+def test_kaldi_s_archives_as_kaldiio_reads_them(cli, tmp_path, method):
+    features = {id_: values for id_, values in FEATURES.items() if len(values) > 1}
+    scp = write_ark(tmp_path / "k", features, compression_method=method)
+    assert import_into(cli, tmp_path / "c", scp).code == 0
+    kaldiio = pytest.importorskip("kaldiio")
+    cache = featcache.open(tmp_path / "c")
+    for id_, values in kaldiio.load_scp(str(scp)).items():
+        # of compressed values, the last bit of a float32 depends on the order of operations
+        np.testing.assert_allclose(cache[id_], values, rtol=0, atol=0 if method is None else 2e-6)
+
+
+def test_vectors_and_codes(cli, tmp_path):
+    vectors = {f"v{number}": np.full(5, number, np.float64) for number in range(3)}
+    source = write_files(tmp_path / "v", vectors)
+    options = ("-o", tmp_path / "c", "--name", "xvector", "--made-by", "x")
+    done = cli("import", source, *options)
+    assert (done.code, "float64 is stored as float32" in done.err) == (0, True)
+    assert_holds(tmp_path / "c", vectors, "float32")
+    frames = cli("import", write_files(tmp_path / "f"), *options)
+    assert (frames.code, "give --frame-rate" in frames.err) == (2, True)
+    codes = make_features(3, (8,), "int64")
+    source = write_files(tmp_path / "codes", codes, ".pt")
+    assert import_into(cli, tmp_path / "d", source, "--codebook-size", 1024, rate=12.5).code == 0
+    cache = assert_holds(tmp_path / "d", codes, "uint16")
+    assert cache.spec.codebook_sizes == (1024,) * 8
+    beyond = import_into(cli, tmp_path / "e", source, "--codebook-size", 100, rate=12.5)
+    assert (beyond.code, "not_features 3" in beyond.err + beyond.out) == (3, True)
+
+
+class TestLhotse:
+    """Each storage, and cuts that are parts of their features."""
+
+    @pytest.fixture(
+        params=[
+            "LilcomChunky",
+            "LilcomFiles",
+            "LilcomHdf5",
+            "ChunkedLilcomHdf5",
+            "NumpyFiles",
+            "NumpyHdf5",
+        ]
+    )
+    def cuts(self, tmp_path, request):
+        lhotse = pytest.importorskip("lhotse")
+        pytest.importorskip("lilcom")
+        if "Hdf5" in request.param:
+            pytest.importorskip("h5py")
+        cuts = []
+        writer = getattr(lhotse, f"{request.param}Writer")(tmp_path / "store")
+        features = make_features(3, dtype="float32", max_frames=1200, seed=3)
+        with writer as storage:
+            for id_, values in features.items():
+                seconds = len(values) / 100
+                manifest = lhotse.Features(
+                    type="fbank",
+                    num_frames=len(values),
+                    num_features=80,
+                    frame_shift=0.01,
+                    sampling_rate=16000,
+                    start=0,
+                    duration=seconds,
+                    recording_id=id_,
+                    channels=0,
+                    storage_type=storage.name,
+                    storage_path=str(storage.storage_path),
+                    storage_key=storage.write(id_, values),
+                )
+                cut = lhotse.MonoCut(
+                    id=f"cut-{id_}", start=0, duration=seconds, channel=0, features=manifest
+                )
+                cuts += [cut]
+                if seconds > 2:
+                    cuts += [cut.truncate(offset=0.5, duration=1.25).with_id(f"part-{id_}")]
+        cuts = lhotse.CutSet.from_cuts(cuts)
+        cuts.to_file(tmp_path / "cuts.jsonl.gz")
+        return cuts
+
+    def test_features_are_those_of_lhotse_s_own_readers(self, cli, tmp_path, cuts):
+        options = ("-o", tmp_path / "c", "--name", "l", "--made-by", "Lhotse")
+        done = cli("import", tmp_path / "cuts.jsonl.gz", *options)
+        assert done.code == 0, done.err
+        assert_holds(tmp_path / "c", {cut.id: cut.load_features() for cut in cuts})
+        source = ("--manifest", tmp_path / "cuts.jsonl.gz", "--format", "features")
+        assert cli("verify", tmp_path / "c", *source, "--sources").code == 0
+
+
+# Files that are damaged, or from a stranger
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def refused(path, inside=""):
+    with pytest.raises(AudioError) as caught:
+        read_array(str(path), inside)
+    return caught.value.reason, str(caught.value)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path, capsys):
+    (tmp_path / "a.pt").write_bytes(pickle.dumps(Evil()))
+    torch.save({"weights": Evil()}, tmp_path / "b.pt")
+    np.save(tmp_path / "c.npy", np.array([Evil()], object), allow_pickle=True)
+    for name in ("a.pt", "b.pt", "c.npy"):
+        assert refused(tmp_path / name)[0] == Reason.NOT_FEATURES
+    torch.save({"x": torch.zeros(3)}, tmp_path / "d.pt")
+    assert "holds a dict, and not one tensor" in refused(tmp_path / "d.pt")[1]
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_damaged_files_are_failures_that_take_no_memory(tmp_path):
+    huge = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 80), }"
+    (tmp_path / "a.npy").write_bytes(huge.ljust(128) + b"\n")
+    assert refused(tmp_path / "a.npy")[0] == Reason.NOT_FEATURES
+    (tmp_path / "b.ark").write_bytes(b"b \0BFM \x04\xff\xff\xff\x7f\x04\xff\xff\xff\x7f")
+    reason, message = refused(tmp_path / "b.ark", "2")
+    assert (reason, "bytes too early" in message) == (Reason.TRUNCATED, True)
+    (tmp_path / "c.ark").write_bytes(b"c  [ 1 2 ]")
+    assert "copy-feats makes them" in refused(tmp_path / "c.ark", "2")[1]
+    for name in ("gone.npy", "gone.ark", "gone.pt"):
+        assert refused(tmp_path / name)[0] == Reason.FILE_MISSING
+    assert "none of the endings" in refused(tmp_path / "a.wav")[1]
+
+
+def test_an_entry_of_hdf5_never_leads_to_another_file(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "secret").write_bytes(bytes(80))
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros((3, 80), np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.ones((3, 80), np.float32)
+        file["linked"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
+        file.create_dataset("raw", (80,), "u1", external=[(str(tmp_path / "secret"), 0, 80)])
+    assert read_array(str(tmp_path / "a.h5"), "x").shape == (3, 80)
+    for name in ("linked", "raw"):
+        assert "leads to another file" in refused(tmp_path / "a.h5", name)[1]
+
+
+@pytest.mark.parametrize(
+    "cut", [{"features": {}}, {"features": [1]}, {"features": {"storage_type": "numpy_files"}}]
+)
+def test_a_cut_that_is_none_of_lhotse_s_is_named_by_its_line(cli, tmp_path, cut):
+    (tmp_path / "cuts.jsonl").write_text(json.dumps({"id": "a", "start": 0, "duration": 1, **cut}))
+    done = import_into(cli, tmp_path / "c", tmp_path / "cuts.jsonl")
+    assert (done.code, "line 1: " in done.err, "Traceback" in done.err) == (2, True, False)
+
+
+def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):
+    source = write_files(tmp_path / "theirs")
+    data = (source / "c.npy").read_bytes()
+    (source / "c.npy").write_bytes(data[:-7])
+    nan = FEATURES["a"].copy()
+    nan[0, 0] = np.nan
+    np.save(source / "nan.npy", nan)
+    np.save(source / "wide.npy", np.zeros((3, 81), np.float32))
+    done = import_into(cli, tmp_path / "c", source, "--json")
+    assert done.code == 3
+    assert json.loads(done.out)["failed_by_reason"] == {"non_finite_features": 1, "not_features": 2}
+    assert set(featcache.open(tmp_path / "c")) == {"a", "x/b.1"}

@@ -1,0 +1,191 @@
+"""`extractor: onnx`, held to numpy on small models; what it refuses; files inside packages."""
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from featcache.config import config_from, load_config
+from featcache.errors import ConfigError
+from featcache.extractors.base import Clip
+from featcache.testing import make_clip
+from featcache.weights import find_file
+
+pytest.importorskip("onnxruntime")
+small_onnx = pytest.importorskip("small_onnx", reason="the package onnx is missing")
+
+CPU = torch.device("cpu")
+LENGTHS = (560, 1_999, 16_000, 37_777)
+
+
+def build(document, **params):
+    document = {**document, "params": {**document["params"], **params}}
+    return config_from(document).build(CPU)
+
+
+def extract(extractor, clip: Clip) -> np.ndarray:
+    with torch.inference_mode():
+        return extractor.extract([clip])[0].numpy()
+
+
+def features_of(document, clip: Clip) -> np.ndarray:
+    """The frames of the input, as the named extractor itself gives them."""
+    given = dict(document["params"]["features"])
+    config = config_from({"name": "a", "extractor": given.pop("extractor"), "params": given})
+    return extract(config.build(CPU), clip)
+
+
+def convolved(waveform: np.ndarray) -> np.ndarray:
+    frames = np.lib.stride_tricks.sliding_window_view(waveform, small_onnx.KERNEL)
+    return frames[:: small_onnx.STRIDE] @ small_onnx.FILTERS[:, 0].T
+
+
+@pytest.mark.parametrize("form", ["convolution", "windows"])
+@pytest.mark.parametrize("num_samples", LENGTHS)
+def test_frames_are_those_of_the_whole_clip_in_windows_too(form, num_samples, tmp_path):
+    extractor = build(small_onnx.document(form, tmp_path))
+    clip = make_clip(3, num_samples)
+    expected = convolved(clip.waveform.numpy())
+    assert extractor.num_frames(num_samples) == len(expected)
+    assert extractor.spec.frame_rate == 100
+    np.testing.assert_allclose(extract(extractor, clip), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_vector_is_of_features_less_their_mean(tmp_path):
+    document = small_onnx.document("vector", tmp_path)
+    clip = make_clip(1, 20_000)
+    feats = features_of(document, clip)
+    assert abs(extract(build(document), clip)).max() < 1e-4  # the mean of what has no mean
+    expected = (feats @ small_onnx.MATRIX).mean(axis=0)
+    vector = extract(build(document, subtract_mean=False), clip)
+    np.testing.assert_allclose(vector, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_samples", [400, 8_000, 16_000])
+def test_a_vector_of_windows_is_their_mean_and_the_last_reaches_the_end(num_samples, tmp_path):
+    document = small_onnx.document("vectors", tmp_path)
+    clip = make_clip(1, num_samples)
+    values = features_of(document, clip) @ small_onnx.MATRIX
+    last = max(0, len(values) - 40)
+    starts = sorted({*range(0, last, 30), last})
+    expected = np.mean([values[start : start + 40].mean(axis=0) for start in starts], axis=0)
+    np.testing.assert_allclose(extract(build(document), clip), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_samples", LENGTHS)
+def test_codes_are_of_features_with_their_number(num_samples, tmp_path):
+    document = small_onnx.document("codes", tmp_path)
+    extractor = build(document)
+    clip = make_clip(2, num_samples)
+    values = features_of(document, clip)[::4] @ small_onnx.MATRIX
+    assert (extract(extractor, clip)[:, 0] == values.argmax(axis=1)).mean() > 0.99  # but ties
+    assert extractor.spec.codebook_sizes == (16,)
+    assert config_from(document).dtype == "uint8"
+
+
+@pytest.mark.parametrize("num_samples", [1, 256, 257, 5_000])
+def test_states_are_handed_on_within_a_clip_and_no_further(num_samples, tmp_path):
+    extractor = build(small_onnx.document("recurrent", tmp_path))
+    clip = make_clip(2, num_samples)
+    padded = np.pad(clip.waveform.numpy(), (64, 256))
+    expected, state = [], 0.0
+    for number in range(-(-num_samples // 256)):
+        state = padded[256 * number :][:320].mean() + 0.5 * state
+        expected.append([state])
+    for _ in range(2):
+        np.testing.assert_allclose(extract(extractor, clip), expected, atol=1e-6)
+
+
+WRONG = {
+    "input": ("convolution", {"input": "x"}, "params.input: model.onnx has no input 'x'; it has"),
+    "output": ("convolution", {"output": "y"}, "has no output 'y'; it has frames"),
+    "unfed": ("recurrent", {"constants": {}}, "model.onnx also needs the input decay"),
+    "state": ("recurrent", {"states": {"state": "z"}}, "params.states: model.onnx has no output 'z'"),
+    "rank": ("convolution", {"input_axes": "T"}, "refuses audio [16000]: "),
+    "size": ("vector", {"features": {"extractor": "fbank", "num_mel_bins": 40}}, "Expected: 80"),
+    "axes": ("convolution", {"output_axes": "BD"}, "params.output_axes: BD, but frames"),
+    "stride": ("convolution", {"stride": 320}, "gives 98 frames for 16000 steps; with this"),
+    "codes": ("codes", {"codebook_size": None}, "params.codebook_size: None, but indices is int64"),
+    "few codes": ("codes", {"codebook_size": 2}, "params.codebook_size: 2, but model.onnx gives"),
+    "no codes": ("convolution", {"codebook_size": 9}, "but frames is float32: codes are whole"),
+    "hash": ("vector", {"sha256": "0" * 64}, "and the config asks for 0000"),
+    "features": ("vector", {"features": {"extractor": "mel"}}, "params.features"),
+    "fbank": ("vector", {"features": {"extractor": "fbank", "num_mel_bin": 8}}, "num_mel_bins?"),
+    "mean": ("convolution", {"subtract_mean": True}, "is about features, and there are none"),
+    "window": ("windows", {"window": {"length": 9, "hop": 160}}, "do not fit into 9"),
+    "hop": ("windows", {"window": {"length": 900, "hop": 161}}, "are no multiple of the stride"),
+    "no window": ("recurrent", {"window": None}, "are handed on between windows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_does_not_fit_is_one_line_before_a_run_begins(fault, tmp_path):
+    form, params, words = WRONG[fault]
+    with pytest.raises(ConfigError) as caught:
+        build(small_onnx.document(form, tmp_path), **params)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    document = small_onnx.document("vector", tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=r"model.onnx: onnxruntime cannot load it: [^\n]+$"):
+        build(document)
+    (tmp_path / "model.onnx").unlink()
+    with pytest.raises(ConfigError, match="there is no file"):
+        build(document)
+
+
+def test_weights_in_a_second_file_are_refused_since_the_hash_does_not_cover_them(
+    tmp_path, monkeypatch
+):
+    import onnx
+
+    document = small_onnx.document("vector", tmp_path)
+    model = onnx.load(tmp_path / "model.onnx")
+    onnx.save_model(
+        model,
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="model.data",
+        size_threshold=0,
+    )
+    monkeypatch.chdir(tmp_path)  # where onnxruntime would look for them
+    assert os.path.exists("model.data")
+    with pytest.raises(ConfigError, match="External data path"):
+        build(document)
+
+
+def test_the_fingerprint_has_the_content_and_not_the_place_or_the_pin(tmp_path):
+    document = small_onnx.document("vector", tmp_path)
+    path = tmp_path / "model.onnx"
+    before = config_from(document).fingerprint()
+    document["params"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.rename(tmp_path / "other.onnx")
+    document["params"]["weights"] = str(tmp_path / "other.onnx")
+    assert config_from(document).fingerprint() == before
+    document["params"]["features"] = {**document["params"]["features"], "low_freq": 0.0}
+    assert config_from(document).fingerprint() != before
+
+
+def test_without_its_package_the_command_to_install_it_is_named(monkeypatch):
+    with pytest.raises(ConfigError) as caught:
+        find_file("package:no-such-package==1.2.3/inside/model.onnx")
+    assert "pip install --no-deps no-such-package==1.2.3" in str(caught.value)
+    assert find_file("package:pytest==0.0/pytest/__init__.py").is_file()  # the hash decides
+
+
+def test_without_onnxruntime_the_extra_is_named(monkeypatch, tmp_path):
+    import sys
+
+    document = small_onnx.document("vector", tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(Exception, match=r"\[onnx\]|extra 'onnx'"):
+        build(document)
+
+
+def test_vad_silero_is_a_config_of_onnx():
+    assert load_config("vad-silero").extractor == "onnx"

@@ -1,0 +1,149 @@
+"""Features as sound: codes as the real model's decoder makes it, log mel spectrograms with
+the same mel energies again."""
+
+import math
+
+import pytest
+import small_models
+import torch
+import transformers
+
+from featcache.config import config_from, load_config
+from featcache.errors import ExtractorError
+from featcache.extractors import Clip
+from featcache.extractors.dac import Dac
+from featcache.extractors.encodec import Encodec
+from featcache.extractors.griffin_lim import griffin_lim
+from featcache.extractors.mimi import Mimi
+from featcache.extractors.speechtokenizer import SpeechTokenizer
+from featcache.extractors.xcodec import Xcodec
+from featcache.spec import MAIN
+
+CPU = torch.device("cpu")
+
+
+def tracks_of(extractor, waveform):
+    with torch.inference_mode():
+        (tracks,) = extractor.extract([Clip("clip", waveform)])
+    return tracks if isinstance(tracks, dict) else {MAIN: tracks}
+
+
+@torch.inference_mode()
+def heard(extractor, tracks):
+    return extractor.synthesize({name: track.clone() for name, track in tracks.items()})
+
+
+CODECS = {
+    "encodec_24khz": (Encodec, transformers.EncodecModel, 24000),
+    "dac_16khz": (Dac, transformers.DacModel, 16000),
+    "mimi": (Mimi, transformers.MimiModel, 24000),
+    "xcodec": (Xcodec, transformers.XcodecModel, 16000),
+}
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codes_are_decoded_as_the_model_decodes_them(tmp_path, name):
+    codec, model_class, rate = CODECS[name]
+    folder = getattr(small_models, name)(tmp_path / "model")
+    extractor = codec(codec.Params(weights=str(folder), codebooks=4), rate, CPU)
+    waveform = small_models.speech_like(0.7, rate)
+    tracks = tracks_of(extractor, waveform)
+    model = model_class.from_pretrained(folder).eval()
+    codes_1QF = tracks[MAIN].long().mT[None]
+    with torch.inference_mode():
+        if name.startswith("encodec"):
+            expected = model.decode(codes_1QF[None], [None]).audio_values
+        else:
+            expected = model.decode(audio_codes=codes_1QF).audio_values
+    found = heard(extractor, tracks)
+    assert found.ndim == 1
+    # the decoder of DAC, with a stride of 5, returns 8 samples less than whole hops
+    assert -8 <= len(found) - len(waveform) <= extractor.granularity
+    torch.testing.assert_close(found, expected.flatten(), rtol=1e-4, atol=1e-5)
+    assert found.std() > 0
+
+
+def test_chunks_of_stereo_encodec_are_those_that_the_model_joins(tmp_path):
+    folder = small_models.encodec_48khz(tmp_path / "model")
+    extractor = Encodec(Encodec.Params(weights=str(folder)), 48000, CPU)
+    waveform = small_models.speech_like(2.3, 48000)
+    found = heard(extractor, tracks_of(extractor, waveform))
+    model = transformers.EncodecModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        stereo = waveform[None, None].expand(1, 2, -1)
+        encoded = model.encode(stereo, bandwidth=24.0)
+        pad = getattr(encoded, "last_frame_pad_length", 0) or 0
+        decoded = model.decode(
+            encoded.audio_codes, encoded.audio_scales, last_frame_pad_length=pad
+        ).audio_values
+    torch.testing.assert_close(found, decoded[0].mean(0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "most"),
+    [
+        ("fbank80", {}, 0.2),
+        ("fbank80", {"use_energy": True, "snip_edges": False, "use_power": False}, 0.2),
+        ("fbank80", {"use_log_fbank": False, "htk_compat": True, "use_energy": True}, None),
+        ("fbank80-lhotse", {}, 0.2),
+        ("whisper-mel80", {}, 0.2),
+        ("hifigan-mel80", {}, 0.2),
+    ],
+)
+def test_sound_of_mels_has_their_energies_at_their_times(name, params, most):
+    """Where it is loud, within `most` nepers of power. The sound begins where the clip does,
+    and is as loud."""
+    resolved = load_config(name).resolved()
+    config = config_from(resolved | {"params": {**resolved["params"], **params}})
+    extractor = config.build(CPU)
+    rate = config.audio.sample_rate
+    waveform = small_models.speech_like(2, rate) * 0.5
+    tracks = tracks_of(extractor, waveform)
+    found = heard(extractor, tracks)
+    hop = round(rate / extractor.spec.frame_rate)
+    assert abs(len(found) - len(waveform)) <= 1100
+    found = torch.nn.functional.pad(found, (0, max(0, len(waveform) - len(found))))[: len(waveform)]
+    loudness = found.square().mean().sqrt() / waveform.square().mean().sqrt()
+    assert 0.85 < loudness < 1.15
+    envelopes = [x.square().unfold(0, 4 * hop, hop).mean(1).log1p() for x in (found, waveform)]
+    assert torch.corrcoef(torch.stack(envelopes))[0, 1] > 0.95
+    if most is not None:
+        scale = math.log(10) * 4 if "whisper" in name else 1 + ("hifigan" in name)
+        again = tracks_of(extractor, found.contiguous())[MAIN]
+        values = tracks[MAIN] * scale
+        is_loud = values > values.max() - 9
+        assert (again * scale - values)[is_loud].abs().mean() < most
+
+
+def test_a_tone_keeps_its_pitch():
+    rate = 16000
+    extractor = load_config("fbank80").build(CPU)
+    tone = 0.3 * torch.sin(2 * math.pi * 1000 * torch.arange(rate) / rate)
+    found = heard(extractor, tracks_of(extractor, tone))
+    spectrum = torch.fft.rfft(found[:rate]).abs()
+    assert abs(int(spectrum.argmax()) * rate / rate - 1000) < 60  # a filter's width
+
+
+def test_griffin_lim_finds_consistent_spectra_again():
+    """Of real spectra, the magnitudes of what it finds are theirs to some percent."""
+    waveform, window = small_models.speech_like(1, 16000), torch.hann_window(400)
+    spectra = torch.fft.rfft(waveform.unfold(0, 400, 100) * window, n=512).abs()
+    found = griffin_lim(spectra, window, 100, 512)
+    again = torch.fft.rfft(found.unfold(0, 400, 100) * window, n=512).abs()
+    assert (again - spectra).norm() / spectra.norm() < 0.1
+
+
+def test_what_nobody_hears_is_refused():
+    extractor = load_config("mfcc13").build(CPU)
+    tracks = tracks_of(extractor, small_models.speech_like(1, 16000))
+    with pytest.raises(ExtractorError, match=r"cepstrum.*: cannot be turned into sound$"):
+        extractor.synthesize(tracks)
+
+
+def test_speechtokenizer_decodes_by_its_own_package(tmp_path):
+    folder = small_models.speechtokenizer(tmp_path / "model")
+    extractor = SpeechTokenizer(SpeechTokenizer.Params(weights=str(folder)), 16000, CPU)
+    waveform = small_models.speech_like(0.6, 16000)
+    found = heard(extractor, tracks_of(extractor, waveform))
+    assert len(waveform) <= len(found) <= len(waveform) + 320
+    assert found.std() > 0

@@ -1,0 +1,248 @@
+"""Pictures of utterances: what lies where, in files and in terminals."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from unittest.mock import Mock
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from make_cache import made_cache
+
+from featcache.cli import process
+from featcache.errors import ArgumentError, FeatcacheError
+from featcache.loader.events import Event
+from featcache.media.pictures import PALETTE, SHADES, picture_of
+from featcache.spec import Clip, Events, FeatureSpec, Frames, Track
+
+MELS = FeatureSpec.of(16000, Track("features", (40,), "float16", "log mel energy (e)", Frames(100)))
+CODES = FeatureSpec.of(16000, Track("features", (4,), "uint16", "code", Frames(50), (1024,) * 4))
+VECTOR = FeatureSpec.of(16000, Track("features", (6,), "float32", "an embedding", Clip()))
+EVENTS = FeatureSpec.of(16000, Track("features", (2,), "float64", "seconds", Events()))
+
+
+def draw(spec, item, columns=120, rows=40):
+    return picture_of("one", spec, item, columns, rows)
+
+
+def falling():
+    """Mels of a tone that falls from the last bin to the first within 2 s."""
+    frames = np.zeros((200, 40), np.float16)
+    frames[np.arange(200), 39 - np.arange(200) // 5] = 5
+    return frames
+
+
+def test_low_bins_are_below_and_time_goes_to_the_right():
+    picture = draw(MELS, falling(), 200, 40)
+    assert picture.shades.shape == (40, 200)
+    brightest = picture.shades.argmax(axis=0)
+    assert brightest[0] == 0, "the tone begins at the top"
+    assert brightest[-1] == 39
+    assert (np.diff(brightest.astype(int)) >= 0).all()
+    assert (picture.across.high, picture.across.unit) == (2.0, "seconds")
+    places = {label: place for place, label in picture.up.ticks(40, 0)}
+    assert places["0"] == pytest.approx(39.5)
+    assert places["20"] == pytest.approx(19.5)
+    assert picture.span[1].endswith(" log mel energy")
+
+
+def test_the_first_codebook_is_above():
+    codes = np.tile(np.array([0, 300, 600, 1023], np.uint16), (10, 1))
+    picture = draw(CODES, codes)
+    assert picture.shades.shape == (4, 10)
+    assert picture.shades[:, 0].tolist() == [0, 300 * 64 // 1024, 600 * 64 // 1024, 63]
+    places = {label: place for place, label in picture.up.ticks(4, 0)}
+    assert places["0"] == pytest.approx(0.5)
+    assert places["3"] == pytest.approx(3.5)
+
+
+def test_a_vector_has_bars_from_zero():
+    picture = draw(VECTOR, np.array([1, -1, 0.5, 0, np.nan, 0.25], np.float32))
+    heights = (picture.shades > 0).sum(axis=0)
+    rows = len(picture.shades)
+    assert heights[0] == pytest.approx(rows / 2, abs=1)
+    assert heights[2] == pytest.approx(rows / 4, abs=1)
+    assert heights[3] <= 1
+    assert picture.shades[0, 0] > 0, "the largest reaches the top"
+    assert picture.shades[-1, 1] > 0, "the least the bottom"
+
+
+def test_events_that_overlap_have_lanes_of_their_own():
+    events = [Event(0, 1, "a"), Event(0.5, 2, "b"), Event(1, 1.5, None), Event(3, 4, "d")]
+    picture = draw(EVENTS, events)
+    assert len(picture.shades) == 16
+    first, second = picture.shades[4], picture.shades[12]
+    columns = picture.shades.shape[1]
+    assert first[: columns // 4].all()
+    assert not second[: columns // 8 - 1].any()
+    assert second[columns // 8 + 1 : columns // 2].all()
+    assert not first[columns // 2 : columns * 3 // 4 - 1].any()
+    assert [label.text for label in picture.labels] == ["a", "b", "", "d"]
+    assert picture.across.high == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "item"),
+    [
+        (MELS, np.zeros((0, 40), np.float16)),
+        (MELS, np.full((3, 40), np.nan, np.float16)),
+        (CODES, np.zeros((1, 4), np.uint16)),
+        (VECTOR, np.zeros(6, np.float32)),
+        (EVENTS, []),
+    ],
+)
+def test_what_is_empty_or_flat_has_a_picture(spec, item):
+    picture = draw(spec, item)
+    assert picture.as_svg().startswith("<svg")
+    assert picture.encode(".png").startswith(b"\x89PNG")
+    for colours in (0, 256, 1 << 24):
+        assert picture.as_lines(60, colours)
+
+
+def test_a_png_and_an_svg_show_the_same_colours():
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(draw(MELS, falling()).encode(".png")))
+    pixels = np.asarray(image)
+    assert pixels.shape == (660, 2000, 3)
+    inside = pixels[80:560, 150:1770].reshape(-1, 3)
+    palette = {tuple(colour) for colour in PALETTE.astype(int).tolist()}
+    assert {tuple(colour) for colour in np.unique(inside, axis=0).tolist()} <= palette
+    svg = ElementTree.fromstring(draw(MELS, falling()).as_svg())
+    names = [element.tag.rpartition("}")[2] for element in svg.iter()]
+    assert names.count("image") == 2
+    texts = [element.text for element in svg.iter() if element.tag.endswith("text")]
+    assert {"one", "seconds", "dimension", "0", "20"} <= set(texts)
+
+
+def test_markup_in_names_is_text():
+    evil = "<script>&\"'"
+    spec = FeatureSpec.of(16000, Track("features", (4,), "float32", evil, Frames(100)))
+    svg = picture_of(evil, spec, np.zeros((3, 4), np.float32), 10, 10).as_svg()
+    assert "<script" not in svg
+    assert ElementTree.fromstring(svg) is not None
+
+
+def test_lines_of_a_terminal_fit_and_have_its_colours():
+    picture = draw(MELS, falling(), 70, 40)
+    plain = picture.as_lines(80)
+    assert max(map(len, plain)) <= 80
+    assert len(plain) == 21
+    assert plain[0].strip().startswith("="), "the tone begins at the top left"
+    assert plain[19].rstrip().endswith("=")
+    for colours, form in ((256, r"5;\d{1,3}"), (1 << 24, r"2;\d{1,3};\d{1,3};\d{1,3}")):
+        lines = picture.as_lines(80, colours)
+        for line in lines[:20]:
+            shown = re.sub(rf"\x1b\[38;{form};48;{form}m|\x1b\[0m", "", line)
+            assert "\x1b" not in shown
+            assert shown.count("▀") == 73
+    assert SHADES == 64
+
+
+def test_a_cache_shows_an_utterance_in_a_notebook(tmp_path):
+    cache = made_cache(tmp_path, {"utt<1>": np.ones((30, 40), np.float16)})
+    shown = cache.show("utt<1>")
+    html = shown._repr_html_()
+    assert html.count("<svg") == 1
+    assert "fbank80: utt&lt;1&gt;" in html
+    assert "no sound: " in html, "nobody knows the extractor made_up"
+    with pytest.raises(FeatcacheError):
+        cache.show("nobody")
+
+
+def test_vectors_and_events_are_not_heard(tmp_path):
+    cache = made_cache(tmp_path, {"utt": np.ones(6, np.float32)}, axis=Clip())
+    with pytest.raises(ArgumentError, match="one vector for each utterance cannot be turned into"):
+        cache.show("utt").wav()
+
+
+@pytest.fixture(scope="module")
+def spoken(cli, plain, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spoken")
+    configs = [word for name in ("fbank80", "mfcc13", "audio-stats") for word in ("-c", name)]
+    cli("extract", plain.manifest(plain.rows[:2]), *configs, "-o", folder / "c").with_code(0)
+    return folder
+
+
+def test_show_writes_a_picture_and_a_sound(cli, spoken, tmp_path):
+    import soundfile
+
+    picture, sound = tmp_path / "a.svg", tmp_path / "a.wav"
+    shown = cli("show", spoken / "c" / "fbank80", "utt-01", "--plot", picture, "--wav", sound)
+    assert f"{picture}: " in shown.with_code(0).out
+    assert "to the right: seconds; up: dimension" in shown.out
+    assert "\x1b" not in shown.out, "a pipe has no colours"
+    samples, rate = soundfile.read(sound)
+    assert (rate, len(samples)) == (16000, 400 + 39 * 160), "the samples that frames see"
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    again = ("show", spoken / "c" / "fbank80", "utt-01", "--wav", sound)
+    assert "already exists" in cli.refused(*again)
+    cli(*again, "--force", "--json").with_code(0)
+
+
+def test_named_values_are_named(cli, spoken):
+    shown = cli("show", spoken / "c" / "audio-stats", "utt-01").with_code(0).out
+    assert re.search(r"^level +-\d+\.?\d* dB of full scale$", shown, re.MULTILINE)
+    assert re.search(r"^silent start +[\d.]+ s$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "what"),
+    [
+        ("c/mfcc13", ("--wav", "x.wav"), "mfcc13: mel-frequency cepstrum.*: cannot be turned into"),
+        ("c/audio-stats", ("--wav", "x.wav"), "one vector for each utterance cannot be turned"),
+        ("c/fbank80", ("--wav", "x.mp3"), "--wav: .*x.mp3 does not end in .wav"),
+        ("c/fbank80", ("--plot", "x.gif"), r"--plot: .*x.gif does not end in .png or .svg"),
+        ("c", ("--plot", "x.png"), "holds audio-stats-.*: .*x.png shows one of them: name it"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(cli, spoken, tmp_path, version, options, what):
+    name, file = options
+    refused = cli.refused("show", spoken / version, "utt-01", name, tmp_path / file)
+    assert re.search(what, refused)
+    assert not (tmp_path / file).exists()
+
+
+def test_a_terminal_gets_colours(spoken, monkeypatch):
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    environment.pop("NO_COLOR", None)
+    command = [sys.executable, "-m", "featcache", "show", spoken / "c" / "fbank80", "utt-00"]
+    with open(theirs, "wb") as terminal:
+        running = subprocess.Popen(command, stdout=terminal, env=environment)
+    shown = b""
+    with suppress(OSError):  # which ends it
+        while block := os.read(ours, 1 << 16):
+            shown += block
+    os.close(ours)
+    assert running.wait() == 0
+    lines = shown.decode().splitlines()
+    assert sum("\x1b[38;2;" in line for line in lines) == 20
+    for line in lines:
+        if "▀" in line:
+            assert len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("variables", "colours"),
+    [
+        ({"TERM": "xterm-256color"}, 256),
+        ({"TERM": "xterm", "COLORTERM": "24bit"}, 1 << 24),
+        ({"TERM": "xterm"}, 0),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, 0),
+        ({"COLORTERM": "truecolor", "TERM": "dumb"}, 0),
+    ],
+)
+def test_a_terminal_says_its_colours(monkeypatch, variables, colours):
+    for name in ("TERM", "COLORTERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process.os, "get_terminal_size", lambda _: os.terminal_size((99, 20)))
+    monkeypatch.setattr(sys, "stdout", Mock())
+    assert process.terminal_of_results() == (99, colours)
