@@ -21,7 +21,14 @@ UNPINNED = {"neucodec", "pocket-tts", "vibevoice", "wavtokenizer"}
 """Configs for which you choose the commit of the weights."""
 
 WITHOUT_HUB = {
-    *("audio_stats", "fbank", "imported", "labels", "log_mel", "mfcc", "torchaudio", "units"),
+    "audio_stats",
+    "fbank",
+    "imported",
+    "labels",
+    "log_mel",
+    "mfcc",
+    "torchaudio",
+    "units",
 }
 """Extractors without weights, with torchaudio's own, or with yours."""
 
