@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 _BLOCK = 1 << 16  # the number of strings that are handled at once
-_SEARCHED, _OTHER_LENGTH, _MOST_ALIKE = 1_000_000, 2, 50
+_SEARCHED = 1_000_000
 
 
 class Strings(Sequence[str]):
@@ -137,22 +137,6 @@ class Strings(Sequence[str]):
         starts, ends = self.offsets[positions].tolist(), self.offsets[positions + 1].tolist()
         data, spans = self.blob.data, zip(starts, ends, strict=True)
         return [str(data[start:end], "utf-8", "replace") for start, end in spans]
-
-    def alike(self, text: str) -> list[str]:
-        """List the strings that a text with one typing error may mean, the likest first: of
-        about its length, with the longest beginning and end in common with it. Only the
-        first million strings are searched."""
-        wanted = np.frombuffer(text.encode(errors="replace"), np.uint8)
-        lengths = np.diff(self.offsets[: _SEARCHED + 1]).astype(np.int64)
-        at = np.flatnonzero(np.abs(lengths - len(wanted)) <= _OTHER_LENGTH)
-        lengths, common = lengths[at], np.zeros(len(at), np.int64)
-        for edges, step in ((self.offsets[at], 1), (self.offsets[at + 1] - 1, -1)):
-            alike = np.arange(len(at))
-            for place, byte in enumerate(wanted[::step].tolist()):
-                alike = alike[lengths[alike] > place]
-                alike = alike[self.blob[edges[alike] + step * place] == byte]
-                common[alike] += 1
-        return self.texts(at[np.argsort(-common, kind="stable")[:_MOST_ALIKE]])
 
     def beginning_with(self, text: str, most: int) -> list[str]:
         """List at most so many strings that begin with a text, of the first million."""

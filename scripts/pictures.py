@@ -19,7 +19,7 @@ import torch
 
 import featcache
 from featcache.config import load_config, packaged_configs
-from featcache.media.look import Shown
+from featcache.media.pictures import picture_of
 from featcache.spec import MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,8 +44,8 @@ Each packaged config that loads no weights has drawn `anna-1` of [examples/](../
 * Time goes to the right. The first dimension of a spectrogram is below, the first codebook of codes is above.
 * The darkest shade is the 2nd percentile of the values, the brightest the 99.5th. Values at the floor of a logarithm, such
   as digital silence, take no part.
-* A vector is drawn as bars from zero, or as its values if each has a name. Events are blocks with their labels; events
-  that overlap have lanes of their own.
+* A vector is drawn as bars from zero; values that have names are printed. Events are blocks with
+  their labels; events that overlap have lanes of their own.
 
 ## What can be heard
 
@@ -121,7 +121,7 @@ def measure(paths):
 
 
 def drawn():
-    """The configs that run without weights, each with its picture."""
+    """The configs that run without weights, each with its picture, and its named values."""
     for name, text in packaged_configs().items():
         config = load_config(name) if "weights" not in text else None
         if config is None or config.extractor == "torchaudio":
@@ -129,10 +129,11 @@ def drawn():
         live = featcache.extractor(config=config, device="cpu")
         features = live.file(SENTENCE, id="anna-1")
         spec = live.spec
-        info = argparse.Namespace(name=name)
+        picture = picture_of(f"{name}: anna-1", spec, features, 1200, 320)
+        named = dict(zip(spec.named_units.items(), features.tolist(), strict=False))
         comment = " ".join(re.match(r"(#.*\n)+", text)[0].replace("#", "").split())
         first_sentence = re.match(r".*?[.:](?= |$)", comment)[0].rstrip(":")
-        yield name, first_sentence.rstrip(".") + ".", Shown(info, spec, "anna-1", {MAIN: features})
+        yield name, first_sentence.rstrip(".") + ".", picture, named
 
 
 def main():
@@ -152,8 +153,13 @@ def main():
         if line.startswith("| `")
     )
     parts = [HEAD, rows, TAIL]
-    for name, what, shown in drawn():
-        (PICTURES / f"{name}.svg").write_text(shown.picture.as_svg() + "\n")
+    for name, what, picture, named in drawn():
+        if named:
+            rows = (f"| {name} | {value:.4g} {unit} |" for (name, unit), value in named.items())
+            table = "\n".join(["| value of anna-1 | |", "|---|---|", *rows])
+            parts.append(f"\n## {name}\n\n{what}\n\n{table}\n")
+            continue
+        (PICTURES / f"{name}.svg").write_text(picture.as_svg() + "\n")
         parts.append(f"\n## {name}\n\n{what}\n\n![{name} of anna-1](pictures/{name}.svg)\n")
     page.write_text("".join(parts))
 

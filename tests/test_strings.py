@@ -93,15 +93,6 @@ def test_hashes_go_on_over_numbers(rows):
     ]
 
 
-def test_alike_are_strings_with_one_typing_error():
-    strings = Strings.of(["anna-1", "anna-2", "ben-1", "günther-3", "", "a" * 50])
-    assert strings.alike("ana-1")[0] == "anna-1"
-    assert strings.alike("annna-2")[0] == "anna-2"
-    assert strings.alike("gunther-3")[0] == "günther-3"
-    assert strings.alike("bne-1")[0] == "ben-1"
-    assert Strings.of([]).alike("x") == []
-
-
 def test_beginning_with_a_text():
     strings = Strings.of(["anna-1", "ann", "ben-1", "günther-3", ""])
     assert strings.beginning_with("ann", 10) == ["anna-1", "ann"]

@@ -107,7 +107,7 @@ class _Location(_LocalPath):
                 if (version / "shards").exists():
                     names |= {version.name, version.name.rpartition("-")[0]}
         begins = f"{folder}/" if folder else ""
-        completed = sorted(name for name in names if name.startswith(begun))
+        completed = sorted(name for name in names - {""} if name.startswith(begun))
         items = [CompletionItem(f"{begins}{name}") for name in completed]
         return super().shell_complete(ctx, param, incomplete) + items
 
@@ -135,6 +135,9 @@ TEXT = _LocalPath()
 """A manifest's path, as text (`-` is standard input)."""
 CONFIG = _Config()
 LOCATION = _Location(path_type=Path)
+_OUTPUTS = ("output", "plot", "wav")
+"""Parameters that are files to write."""
+
 _FILE = _LocalPath(dir_okay=False, path_type=Path)
 _CACHE = _Location(file_okay=False, path_type=Path)
 _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
@@ -142,7 +145,7 @@ _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 manifest_argument = click.argument("manifest", type=TEXT)
 
 
-def _complete_ids(
+def complete_ids(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete an id of the version that is given before it."""
@@ -157,7 +160,7 @@ def _complete_ids(
     return []
 
 
-utterance_argument = click.argument("utterance", metavar="ID", shell_complete=_complete_ids)
+utterance_argument = click.argument("utterance", metavar="ID", shell_complete=complete_ids)
 
 version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
 
@@ -206,28 +209,9 @@ output_file = functools.partial(
 )
 
 
-OUTPUTS = ("output", "plot", "wav")
-"""Parameters that are files to write."""
-
-
-class _Written(_LocalPath):
-    """A file to write, whose suffix says what is written."""
-
-    def __init__(self, suffixes: Sequence[str]) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
-        self._suffixes = suffixes
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if path.suffix not in self._suffixes:
-            ends = " or ".join(self._suffixes)
-            raise ArgumentError(f"{_name(param)}: {path} does not end in {ends}")
-        return path
-
-
-def written(name: str, meaning: str, suffixes: Sequence[str]) -> Decorator:
-    """Make an option that names a file to write, which ends in one of the suffixes."""
-    return click.option(name, type=_Written(suffixes), metavar="FILE", help=meaning)
+def written(name: str, meaning: str) -> Decorator:
+    """Make an option that names a file to write."""
+    return click.option(name, type=_FILE, metavar="FILE", help=meaning)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
@@ -395,7 +379,7 @@ def refuse_output(path: Path, force: bool) -> None:
         context = click.get_current_context()
         for param in context.command.params:
             source = context.params.get(param.name or "")
-            if param.name in OUTPUTS or not isinstance(param.type, click.Path):
+            if param.name in _OUTPUTS or not isinstance(param.type, click.Path):
                 continue
             if not isinstance(source, str | Path) or not os.path.exists(source):
                 continue

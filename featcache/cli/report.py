@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import Document, as_document, printing, say, say_json
+from featcache.cli.common import Document, as_document, complain, count_are, printing, say, say_json
 from featcache.cli.info import describe_versions
 from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, StoreError, counted, hours, megabytes
@@ -55,8 +55,8 @@ def report(
     nothing, and has at most 2 MB. Statistics of recordings need a version of the config
     audio-stats in the same cache.
 
-    Exits with 1 if a version is damaged and left out. With --json, the numbers are printed
-    and no page is written.
+    Exits with 1 if a version is damaged, or a part is gone, and left out. With --json, the
+    numbers are printed and no page is written.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def report(
             raise ArgumentError(f"{path}: is a corpus: --manifest is about one part, {path}/PART")
         rows = options.read_manifest(manifest, reading, audio=False)
     documents, caches, is_damaged = _open(path)
-    compared = None
+    compared: list[str] = []
     if against is not None:
         others, other_caches, _ = _open(against)
         for where, opened in ((path, caches), (against, other_caches)):
@@ -124,12 +124,18 @@ def _open(path: Location) -> tuple[list[Document], list[Cache], bool]:
         of_folders: dict[str, list[Document]] = defaultdict(list)
         is_damaged = False
         for part in read_parts(corpus):
-            described, has_damage = describe_versions(corpus / part.name)
+            try:
+                described, has_damage = describe_versions(corpus / part.name)
+            except StoreError as error:  # it is gone, or holds nothing yet
+                complain(error)
+                described, has_damage = [], True
             is_damaged |= has_damage
             for document in described:
                 folder = as_location("CACHE", document["path"]).name
                 if name in ("", folder, document["name"]):
                     of_folders[folder].append(document)
+        if not of_folders:
+            open_parts(corpus, name or None, None, False)  # raises what is the matter
         documents = []
         for folder, of_parts in of_folders.items():
             documents.append(_joined(of_parts) | {"path": str(corpus / folder)})
@@ -154,12 +160,21 @@ def _joined(of_parts: list[Document]) -> Document:
     return joined
 
 
-def _compare(first: Cache, second: Cache) -> Document:
+def _compare(first: Cache, second: Cache) -> list[str]:
+    """List how two versions differ, for people: `featcache diff` has the numbers."""
     from featcache.care.diff import diff
 
     found = diff(first, second)
-    counts = {name: len(getattr(found, name)) for name in ("gone", "added", "changed")}
-    return {"config": found.config, "common": found.common, **counts}
+    lines = [f"config: {line}" for line in found.config]
+    lines.append(f"{count_are(found.common, 'utterance')} in both")
+    for ids, where in (
+        (found.gone, f"only in {first.version.path}"),
+        (found.added, f"only in {second.version.path}"),
+        (found.changed, "in both, but from other rows"),
+    ):
+        if len(ids):
+            lines.append(f"{count_are(len(ids), 'utterance')} {where}")
+    return lines
 
 
 def _statistics_beside(caches: Sequence[Cache]) -> tuple[list[Document], list[Cache]]:

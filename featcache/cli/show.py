@@ -46,18 +46,17 @@ Described = TypeVar("Described")
 @options.command()
 @version_or_corpus
 @options.utterance_argument
-@options.written("--plot", "Draw the features with axes, as .png or .svg.", (".png", ".svg"))
+@options.written("--plot", "Draw the features with axes, as .png or .svg.")
 @options.written(
     "--wav",
     "Make sound of the features: of codes by the codec's own decoder, of log mel "
     "spectrograms by Griffin-Lim.",
-    (".wav",),
 )
 @options.force
 @options.as_json
 def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, force: bool) -> None:
-    """Show one utterance: its place, its source, its values, and a picture of them. In a
-    terminal without colours, and in a pipe, the picture is made of characters.
+    """Show one utterance: its place, its source, its values. A picture of the values follows:
+    in a terminal in colours, in a pipe of characters.
 
     \b
     Examples:
@@ -70,6 +69,10 @@ def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, fo
 
     versions = select_versions(path)
     files = [file for file in (plot, wav) if file is not None]
+    for name, given, suffixes in (("--plot", plot, (".png", ".svg")), ("--wav", wav, (".wav",))):
+        if given is not None and given.suffix not in suffixes:
+            ends = " or ".join(suffixes)
+            raise ArgumentError(f"{name}: {given} does not end in {ends}")
     if files and len(versions) > 1:
         names = listing(version.path.name for version in versions)
         raise ArgumentError(f"{path}: holds {names}: {files[0]} shows one of them: name it")
@@ -90,14 +93,26 @@ def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, fo
     for number, (document, shown) in enumerate(described):
         if number:
             say()
-        _say_utterance(document)
+        _say_utterance(document, _named_values(shown))
         if not (printing.as_json or printing.quiet):
             _print_picture(shown)
     for file in files:
         say(f"{file}: {megabytes(file.stat().st_size)}")
 
 
-def _say_utterance(document: Document) -> None:
+def _named_values(shown: Shown) -> Document:
+    """Return the values of a vector by their names, with their units; empty for others."""
+    from featcache.spec import MAIN
+
+    units = shown.spec.named_units
+    values = shown.tracks[MAIN]
+    return {
+        name.replace("_", " "): f"{value:.4g} {unit}"
+        for (name, unit), value in zip(units.items(), values, strict=False)
+    }
+
+
+def _say_utterance(document: Document, named: Document) -> None:
     lines = _origin_lines(document)
     names, events = ("shape", "dtype", "min", "mean", "max"), document.get("events", ())
     lines |= {name: document[name] for name in names[: 2 if events else None]}
@@ -105,6 +120,7 @@ def _say_utterance(document: Document) -> None:
     if stored:
         lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"
     lines |= {name: cells(summary) for name, summary in document["side"].items()}
+    lines |= named
     _say_lines(lines)
     for event in events:
         say(f"{event['start']:12.3f} {event['end']:12.3f}  {event['label'] or ''}")
@@ -217,7 +233,13 @@ def _summary(array: NDArray[Any]) -> Document:
 @options.config(
     "config", help="A YAML file, or a packaged config.", default="fbank80", show_default=True
 )
-@click.option("--id", "utterance", metavar="ID", help="Print where this utterance came from.")
+@click.option(
+    "--id",
+    "utterance",
+    metavar="ID",
+    help="Print where this utterance came from.",
+    shell_complete=options.complete_ids,
+)
 @options.root()
 @options.manifest_and_config_keys
 @options.flag("--retry-failed", "As for extract.")

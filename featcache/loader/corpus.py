@@ -256,9 +256,10 @@ class _JoinedIds(Sequence[str]):
         parts = self.joined.parts
         return [parts[number].index.ids[inside] for number, inside in self.joined.places(positions)]
 
-    def alike(self, text: str) -> list[str]:
-        """List ids that a text with a typing error may mean, part by part."""
-        return [id_ for part in self.joined.parts for id_ in part.index.ids.alike(text)]
+    def beginning_with(self, text: str, most: int) -> list[str]:
+        """List at most so many ids of each part that begin with a text."""
+        parts = (part.index.ids for part in self.joined.parts)
+        return [id_ for ids in parts for id_ in ids.beginning_with(text, most)]
 
     def take(self, positions: NDArray[Any]) -> Strings:
         """Return the ids at some positions, in flat arrays."""

@@ -44,13 +44,15 @@ _LOWEST, _HIGHEST = 2, 99.5
 """The percentiles of values that are darkest and brightest."""
 
 _VECTOR_ROWS = 80
-_EVENT_SHADES = 12, 40
+_EVENT_SHADES = range(12, 40)
 """The shades of events, on which white text can be read."""
+
+_LANE_ROWS, _MOST_LANES = 8, 32
 
 TERMINAL_ROWS = 40
 """The most rows of a picture in a terminal, two in a line."""
 
-_LONGEST_LABEL = 40
+_LONGEST = 100  # characters of a text
 _MOST_LABELS = 200
 
 
@@ -69,8 +71,6 @@ class Axis:
     def ticks(self, begin: float, end: float) -> list[Tick]:
         """List the places of ticks between two places, and their labels."""
         low, high = self.low, self.high
-        if low == high:
-            return []
         if low > high:  # it counts from the top down, as codebooks do
             low, high, begin, end = high, low, end, begin
         scale = Scale(low, high, begin, end)
@@ -147,8 +147,6 @@ class Picture:
     def as_lines(self, columns: int, colours: int = 0) -> list[str]:
         """Return the lines of a terminal of so many columns, and of 2**24, 256 or 0 colours.
         They have no text of the version's."""
-        if not self.across.unit:
-            return []  # its labels say all
         margin = 6
         width = max(columns - margin - 1, 8)
         height = min(max(self.shades.shape[0], 16), TERMINAL_ROWS) // 2 * 2
@@ -165,9 +163,7 @@ class Picture:
         return [*lines, "".join(below_picture).rstrip()[:columns]]
 
     def legend(self) -> list[str]:
-        """Return lines that tell what the axes and the shades mean, and named values."""
-        if not self.across.unit:
-            return [label.text for label in self.labels]
+        """Return lines that tell what the axes and the shades mean."""
         lines = [f"to the right: {self.across.unit}; up: {self.up.unit}"]
         if self.span is not None:
             lines.append(f"dark: {self.span[0]}; bright: {self.span[1]}")
@@ -175,64 +171,47 @@ class Picture:
 
 
 def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int) -> Picture:
-    """Draw the features of an utterance, as `Cache.item` returns them: along time, to the
-    right, the first dimension below, or the first codebook above; a vector as bars; events
-    as blocks with their labels."""
+    """Draw the features of an utterance, as `Cache.item` returns them, with at most so many
+    columns and rows: along time, to the right, the first dimension below, or the first
+    codebook above; a vector as bars; events as blocks with their labels."""
+    title, unit = _one_line(title), _one_line(spec.units.partition(" (")[0])
     if spec.axis.has_times:
-        return _of_events(title, item)
+        return _of_events(title, item, columns)
+    values = np.asarray(item)
     if spec.axis.kind == "clip":
-        return _of_vector(title, spec, np.asarray(item, np.float64).ravel())
-    num_frames = len(item)
-    seconds = float(spec.axis.seconds(num_frames))
-    across = Axis("seconds", 0, seconds)
-    if not seconds > 0:  # frames do not stand for time
-        across = Axis("frame", 0, max(num_frames, 1))
-    values = _rows(item)
-    size = values.shape[1]
+        return _of_vector(title, unit, values.ravel(), columns)
+    count, size = len(values), int(np.prod(values.shape[1:]))
+    values = values.reshape(count, size)
+    across = Axis("seconds", 0, float(spec.axis.seconds(count)))
+    if not across.high > 0:  # frames do not stand for time
+        across = Axis("frame", 0, max(count, 1))
     if len(spec.codebook_sizes) == size:
-        span = "0", f"{max(spec.codebook_sizes) - 1:,}, by each codebook's size"
-        shades = shades_of(item, spec, columns, size)
-        return Picture(title, shades, across, Axis("codebook", size, 0, True), span)
-    low, high = _limits(_pooled(values, columns, rows))
-    span = number(low, 3), f"{number(high, 3)} {spec.units.partition(' (')[0]}"
-    up = Axis("dimension", 0, size, True)
-    return Picture(title, shades_of(item, spec, columns, rows), across, up, span)
-
-
-def shades_of(features: NDArray[Any], spec: FeatureSpec, columns: int, rows: int) -> Shades:
-    """Draw features `[frames, *item_shape]` as at most so many shades, time to the right, the
-    first dimension below; codes with their first codebook above."""
-    values = _rows(features)
-    if len(spec.codebook_sizes) == values.shape[1]:
-        step = max(-(-len(values) // columns), 1)
-        sizes = np.array(spec.codebook_sizes[:rows])
-        shades = (values[::step, :rows] * np.int64(SHADES) // sizes).T
+        shown = values[:: max(-(-count // columns), 1), :rows]
+        shades = (shown * np.int64(SHADES) // np.array(spec.codebook_sizes[:rows])).T
+        up, span = Axis("codebook", size, 0, True), ("0", "the codebook's last code")
     else:
-        pooled = _pooled(values, columns, rows)
+        pooled = _pool(_pool(values, columns).T, rows)[::-1]
         low, high = _limits(pooled)
         shades = (pooled - low) / max(high - low, 1e-9) * (SHADES - 1)
-    drawn: Shades = shades.clip(0, SHADES - 1).astype(np.uint8)
-    return drawn
+        up, span = Axis("dimension", 0, size, True), (number(low, 3), f"{number(high, 3)} {unit}")
+    return Picture(title, shades.clip(0, SHADES - 1).astype(np.uint8), across, up, span)
 
 
-def _pooled(values: NDArray[Any], columns: int, rows: int) -> NDArray[np.float32]:
+def _one_line(text: str) -> str:
+    """Shorten a text of a version, and replace what is no character that can be seen."""
+    shown = (character if character.isprintable() else "\ufffd" for character in text[:_LONGEST])
+    return "".join(shown)
+
+
+def _pool(values: NDArray[Any], most: int) -> NDArray[np.float32]:
+    """Average adjacent rows, so that at most so many are left; 0 for what is not finite."""
     finite = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0)
-    return _pool(_pool(finite, columns).T, rows)[::-1]
-
-
-def _pool(values: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """Average adjacent rows, so that at most so many are left."""
-    if len(values) <= most:
-        return values
-    starts = np.arange(most) * len(values) // most
-    counts = np.diff(starts, append=len(values))
-    pooled = np.add.reduceat(values, starts, axis=0) / counts[:, None]
+    if len(finite) <= most:
+        return finite
+    starts = np.arange(most) * len(finite) // most
+    counts = np.diff(starts, append=len(finite))
+    pooled = np.add.reduceat(finite, starts, axis=0) / counts[:, None]
     return pooled.astype(np.float32)
-
-
-def _rows(features: NDArray[Any]) -> NDArray[Any]:
-    """Return features `[frames, *item_shape]` as `[frames, values]`."""
-    return features.reshape(len(features), int(np.prod(features.shape[1:])))
 
 
 def _limits(pooled: NDArray[np.float32]) -> tuple[float, float]:
@@ -248,54 +227,43 @@ def _limits(pooled: NDArray[np.float32]) -> tuple[float, float]:
     return (low, high) if low < high else (floor, high)
 
 
-def _of_vector(title: str, spec: FeatureSpec, values: NDArray[np.float64]) -> Picture:
-    """Draw a vector as bars from zero; or list its values, if each has a name and a unit."""
-    units = spec.named_units
-    if len(units) == len(values):
-        shades = np.full((len(values), 1), _EVENT_SHADES[0], np.uint8)
-        shades[1::2] += 4
-        middles = (np.arange(len(values)) + 0.5) / len(values)
-        labels = [
-            Label(0.02, middle, 1.0, f"{name.replace('_', ' ')}: {number(value)} {unit}")
-            for middle, value, (name, unit) in zip(middles, values, units.items(), strict=True)
-        ]
-        rows = Axis("value", len(values), 0, True)
-        return Picture(title, shades, Axis("", 0, 0), rows, labels=labels)
-    finite = np.nan_to_num(values, posinf=0, neginf=0)
-    low, high = min(finite.min(initial=0), 0), max(finite.max(initial=0), 0)
+def _of_vector(title: str, unit: str, values: NDArray[Any], columns: int) -> Picture:
+    """Draw a vector as bars from zero."""
+    bars = _pool(values[:, None], columns)[:, 0]
+    low, high = float(bars.min(initial=0)), float(bars.max(initial=0))
     high = max(high, low + 1e-9)
     levels = np.linspace(high, low, _VECTOR_ROWS)[:, None]
-    is_bar = ((levels > 0) & (levels <= finite)) | ((levels <= 0) & (levels >= finite))
+    is_bar = ((levels > 0) & (levels <= bars)) | ((levels <= 0) & (levels >= bars))
     shades = np.where(is_bar, SHADES * 3 // 4, 0).astype(np.uint8)
     across = Axis("dimension", 0, max(len(values), 1), True)
-    return Picture(title, shades, across, Axis(spec.units.partition(" (")[0], low, high))
+    return Picture(title, shades, across, Axis(unit, low, high))
 
 
-def _of_events(title: str, events: Sequence[Any]) -> Picture:
-    """Draw events in lanes, so that none covers another."""
-    end = max((event.end for event in events), default=0.0) or 1.0
-    ends: list[float] = []  # of the last event in each lane
+def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
+    """Draw events in lanes, so that none covers another, as far as there are lanes."""
+    times = np.array([event[:2] for event in events], np.float64).reshape(-1, 2)
+    times = np.nan_to_num(times, posinf=0, neginf=0).clip(0)
+    end = float(times.max(initial=0)) or 1.0
+    edges = np.rint(times / end * columns).astype(int)
+    ends = np.zeros(_MOST_LANES)  # of the last event in each lane
     lanes = []
-    labels: list[Label] = []
-    for event in sorted(events, key=lambda event: (event.start, event.end)):
-        free = [lane for lane, last in enumerate(ends) if last <= event.start]
-        lane = free[0] if free else len(ends)
-        ends[lane : lane + 1] = [event.end]
-        lanes.append((lane, event))
-    count, columns = max(len(ends), 1), 1200
-    shades = np.zeros((count * 8, columns), np.uint8)
-    for lane, event in lanes:
-        left, right = event.start / end, event.end / end
-        text = event.label or ""
-        first, last = _EVENT_SHADES
-        shade = first + hash_of(text) % (last - first)
-        columns_of = slice(int(left * columns), max(int(right * columns), int(left * columns) + 1))
-        shades[lane * 8 + 1 : lane * 8 + 7, columns_of] = shade
-        if len(labels) < _MOST_LABELS:
-            shown = text[:_LONGEST_LABEL]
-            labels.append(Label(left, (lane + 0.5) / count, right - left, shown))
-    up = Axis("lane", count, 0, True)
-    return Picture(title, shades, Axis("seconds", 0, end), up, labels=labels)
+    for number_of, (start, last) in enumerate(times.tolist()):
+        lane = int((ends > start).argmin())
+        ends[lane] = last
+        lanes.append((lane, number_of))
+    count = 1 + max((lane for lane, _ in lanes), default=0)
+    shades = np.zeros((count * _LANE_ROWS, columns), np.uint8)
+    labels = []
+    for lane, number_of in lanes:
+        text = _one_line(events[number_of].label or "")
+        first, last = edges[number_of].tolist()
+        shade = _EVENT_SHADES.start + hash_of(text) % len(_EVENT_SHADES)
+        top = lane * _LANE_ROWS
+        shades[top + 1 : top + _LANE_ROWS - 1, first : max(last, first + 1)] = shade
+        place = (lane + 0.5) / count
+        labels.append(Label(first / columns, place, (last - first) / columns, text))
+    across, up = Axis("seconds", 0, end), Axis("lane", count, 0, True)
+    return Picture(title, shades, across, up, labels=labels[:_MOST_LABELS])
 
 
 def encode_png(shades: Shades) -> bytes:

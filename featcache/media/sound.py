@@ -28,15 +28,10 @@ def encode_wav(samples: NDArray[np.floating[Any]], rate: int) -> bytes:
 
 
 def synthesize(info: VersionInfo, tracks: Mapping[str, NDArray[Any]]) -> Samples:
-    """Make sound of an utterance's tracks, as a cache of the version returns them: samples,
-    float32 `[num_samples]`, at `info.spec.sample_rate`. The version's own extractor does so,
-    on the CPU; nothing is downloaded for it.
-
-    Raises:
-        ArgumentError: These features have no frames, or no frames along time.
-        ConfigError: The extractor or the weights cannot be had, or are others here.
-        ExtractorError: Nothing can be heard of such features.
-    """
+    """Make sound of an utterance's tracks by the version's own extractor, on the CPU: samples,
+    float32 `[num_samples]`, at `info.spec.sample_rate`. Nothing is downloaded for it. Raises
+    ArgumentError if nothing can be heard of such features; ConfigError if the extractor or
+    its weights are not here, or others."""
     if info.spec.kind != "frames" or not len(tracks[MAIN]):
         what = "events" if info.spec.axis.has_times else "no frames"
         if info.spec.kind == "clip":
@@ -57,8 +52,12 @@ def synthesize(info: VersionInfo, tracks: Mapping[str, NDArray[Any]]) -> Samples
         raise ConfigError(
             f"{info.name}: its extractor or weights are not the same here as where it was made"
         )
+    sizes = info.spec.codebook_sizes
     with torch.inference_mode():
         extractor = config.build(torch.device("cpu"))
+        is_its_own = extractor.spec.item_shape == info.spec.item_shape
+        if not is_its_own or (sizes and (tracks[MAIN] >= np.array(sizes)).any()):
+            raise ArgumentError(f"{info.name}: these are no features of its extractor")
         tensors = {}
         for name, entries in tracks.items():
             dtype = "float32" if entries.dtype.kind == "f" else "int64"

@@ -26,7 +26,6 @@ MOST_BYTES = 2_000_000
 _LONGEST = 160  # characters of an id or a message
 _LONGEST_CONFIG = 4000
 _MOST_DETAILS = 10
-_MOST_FAILURES = 20
 
 _TITLES = {
     "clipped": "Clipped samples",
@@ -157,7 +156,7 @@ def _versions(versions: Sequence[Document]) -> str:
     headings = ["version", "features", "utterances", "audio", "disk", "first run", "last run"]
     headings += ["tags", "failed", "complete"]
     rows: list[list[Cell]] = []
-    lacks, failures = [], ""
+    lacks = []
     for one in versions:
         name = f"<b>{_text(one['name'])}</b>"
         days = (_text((one[run] or "–")[:10]) for run in ("first_run", "last_run"))
@@ -177,26 +176,20 @@ def _versions(versions: Sequence[Document]) -> str:
         )
         for lack in one["unfinished"][:_MOST_DETAILS]:
             lacks.append(f"<li>{name}: {_text(lack['message'], 400)}</li>")
-        if one["failed"] and len(rows) <= _MOST_DETAILS:
-            failures += _failures(one)
+        reasons = one["failed_by_reason"].items()
+        if reasons:
+            failed = ", ".join(f"{_text(reason)} {count:,}" for reason, count in reasons)
+            lacks.append(f"<li>{name}: failed: {failed}</li>")
     content = _table("Versions", headings, rows)
     if lacks:
-        content += f"<h3>What is missing</h3><ul>{''.join(lacks[:50])}</ul>"
-    return _section("Versions", content + failures)
+        content += f"<h3>What is missing or has failed</h3><ul>{''.join(lacks[:50])}</ul>"
+    return _section("Versions", content)
 
 
-def _compared(compared: Document, versions: Sequence[Document]) -> str:
+def _compared(lines: Sequence[str], versions: Sequence[Document]) -> str:
     """Show how two versions differ."""
     first, second = versions
-    lines = [f"config: {_text(line)}" for line in compared["config"]]
-    for name, what in (
-        ("common", "in both"),
-        ("gone", f"only in {_text(first['path'])}"),
-        ("added", f"only in {_text(second['path'])}"),
-        ("changed", "in both, but from other rows"),
-    ):
-        lines.append(f"{counted(compared[name], 'utterance')} {what}")
-    content = f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>"
+    content = f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>"
     if first["mean"] and len(first["mean"]) == len(second["mean"]):
         title = f"{first['name']}: mean ± standard deviation"
         note = f"the line without a band: the mean of {_text(second['path'])}"
@@ -205,20 +198,6 @@ def _compared(compared: Document, versions: Sequence[Document]) -> str:
         content += _grid([_figure(escape(title), note, chart)])
     lead = f"{_text(first['path'])} and {_text(second['path'])}: pictures show both, in this order"
     return _section("Compared", content, lead)
-
-
-def _failures(version: Document) -> str:
-    title = f"Failures of {_text(version['name'])}"
-    reasons = (f"{_text(name)} {count:,}" for name, count in version["failed_by_reason"].items())
-    rows = [
-        [_id(failure["id"]), _text(failure["reason"]), _text(failure["message"])]
-        for failure in version["failures"][:_MOST_FAILURES]
-    ]
-    note = ", ".join(reasons)
-    if version["failed"] > len(rows):
-        note += f"; the first {len(rows)} are"
-    table = _table(title, ["id", "reason", "message"], rows)
-    return f"<h3>{title} <small>{note}</small></h3>{table}"
 
 
 def _utterances(report: Report) -> str:

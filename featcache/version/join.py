@@ -329,7 +329,7 @@ def missing_error(
         return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
     similar = next(filter(None, (_similar(id_, index) for id_ in ids[:_TRIED])), "")
     if len(ids) == 1:
-        example = similar or did_you_mean(ids[0], _with_its_digits(ids[0], index))
+        example = similar or did_you_mean(ids[0], _alike(ids[0], index))
         if not example and len(index):
             example = f", like {index.ids[0]!r}"
         return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
@@ -341,6 +341,7 @@ def missing_error(
     )
 
 
+_NO_DIGITS, _MOST_ALIKE = re.compile(r"\D"), 1000
 _TRIED = 16  # ids whose other spellings are searched
 
 
@@ -358,11 +359,13 @@ def _similar(id_: str, index: Index) -> str:
     return ""
 
 
-def _with_its_digits(id_: str, index: Index) -> list[str]:
-    """List ids that are like this one and have the same digits: other digits are another
-    utterance."""
-    digits = re.sub(r"\D", "", id_)
-    return [each for each in index.ids.alike(id_) if re.sub(r"\D", "", each) == digits]
+def _alike(id_: str, index: Index) -> list[str]:
+    """List ids that begin like this one, as far as any does, and have the same digits: other
+    digits are another utterance."""
+    digits, found = _NO_DIGITS.sub("", id_), list[str]()
+    for length in range(len(id_), 0, -1):
+        found = found or index.ids.beginning_with(id_[:length], _MOST_ALIKE)
+    return [other for other in found if _NO_DIGITS.sub("", other) == digits]
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from featcache.spec import Clip, Events, FeatureSpec, Frames, Track
 MELS = FeatureSpec.of(16000, Track("features", (40,), "float16", "log mel energy (e)", Frames(100)))
 CODES = FeatureSpec.of(16000, Track("features", (4,), "uint16", "code", Frames(50), (1024,) * 4))
 VECTOR = FeatureSpec.of(16000, Track("features", (6,), "float32", "an embedding", Clip()))
-NAMED = FeatureSpec.of(16000, Track("features", (2,), "float32", "level (dB), rate (Hz)", Clip()))
 EVENTS = FeatureSpec.of(16000, Track("features", (2,), "float64", "seconds", Events()))
 
 
@@ -72,12 +71,6 @@ def test_a_vector_has_bars_from_zero():
     assert heights[3] <= 1
     assert picture.shades[0, 0] > 0, "the largest reaches the top"
     assert picture.shades[-1, 1] > 0, "the least the bottom"
-
-
-def test_named_values_are_named():
-    picture = draw(NAMED, np.array([-20.5, 8000], np.float32))
-    assert picture.legend() == ["level: −20.5 dB", "rate: 8,000 Hz"]
-    assert picture.as_lines(80) == []
 
 
 def test_events_that_overlap_have_lanes_of_their_own():
@@ -132,6 +125,22 @@ def test_markup_in_names_is_text():
     svg = picture_of(evil, spec, np.zeros((3, 4), np.float32), 10, 10).as_svg()
     assert "<script" not in svg
     assert ElementTree.fromstring(svg) is not None
+
+
+def test_texts_of_strangers_are_one_short_line():
+    evil = "a\n\x1b[31m\x00\ud800" + "b" * 10_000
+    picture = picture_of(evil, EVENTS, [Event(0, 1, evil)], 10, 10)
+    for text in (picture.title, picture.labels[0].text):
+        assert len(text) == 100
+        assert text.isprintable()
+        assert text.startswith("a\ufffd\ufffd[31m\ufffd\ufffdb")
+    assert ElementTree.fromstring(picture.as_svg()) is not None
+    assert picture.encode(".png")
+
+
+def test_many_events_at_once_have_as_many_lanes_as_there_are():
+    events = [Event(0, 1 + number, str(number)) for number in range(300)]
+    assert len(draw(EVENTS, events).shades) == 32 * 8
 
 
 def test_lines_of_a_terminal_fit_and_have_its_colours():
@@ -189,6 +198,12 @@ def test_show_writes_a_picture_and_a_sound(cli, spoken, tmp_path):
     again = ("show", spoken / "c" / "fbank80", "utt-01", "--wav", sound)
     assert "already exists" in cli.refused(*again)
     cli(*again, "--force", "--json").with_code(0)
+
+
+def test_named_values_are_named(cli, spoken):
+    shown = cli("show", spoken / "c" / "audio-stats", "utt-01").with_code(0).out
+    assert re.search(r"^level +-\d+\.?\d* dB of full scale$", shown, re.MULTILINE)
+    assert re.search(r"^silent start +[\d.]+ s$", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
