@@ -73,13 +73,13 @@ def _value(dtype: str) -> dict[str, str]:
 
 
 def _type_of_features(rows: Rows) -> dict[str, Any]:
-    spec = rows.spec
+    spec, dtype = rows.spec, rows.spec.values_dtype.name
     shape: list[int | None] = [*spec.item_shape]
     if spec.axis.dimensions:
         shape = [None, *shape]
     if len(shape) == 1:
-        return {"feature": _value(spec.dtype), "_type": "List"}
-    return {"shape": shape, "dtype": spec.dtype, "_type": f"Array{len(shape)}D"}
+        return {"feature": _value(dtype), "_type": "List"}
+    return {"shape": shape, "dtype": dtype, "_type": f"Array{len(shape)}D"}
 
 
 def _nested(arrays: Sequence[NDArray[Any]], arrow: Any) -> Any:

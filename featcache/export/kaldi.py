@@ -26,7 +26,7 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
     rows.refuse_ids(lambda id_: id_.split() != [id_], "an id of Kaldi's has no white space")
     if any(char.isspace() for char in str(target)):
         raise ArgumentError(f"-o: {target}: a path in feats.scp has no white space")
-    dtype = np.dtype(rows.spec.dtype)
+    dtype = rows.spec.values_dtype
     largest = max(rows.spec.codebook_sizes, default=0)
     if dtype.kind != "f" and not largest:
         largest = int(np.iinfo(dtype).max)

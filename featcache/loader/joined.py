@@ -14,7 +14,7 @@ from featcache.errors import ArgumentError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.loader.opening import open as open_cache
-from featcache.spec import Ints
+from featcache.spec import Ints, as_values
 
 Source = str | os.PathLike[str] | Cache
 """A version that gives a column: opened, or what `featcache.open` opens."""
@@ -41,7 +41,7 @@ def open_columns(sources: Mapping[str, Source], check: bool) -> dict[str, Cache]
 def read_column(cache: Cache, positions: Ints) -> NDArray[Any]:
     """Read the value of each utterance, `[n, *item_shape]` of the spec's dtype; zeros at
     positions of -1. Raises DamagedError if a shard is damaged."""
-    values = np.zeros((len(positions), *cache.spec.item_shape), cache.spec.dtype)
+    values = np.zeros((len(positions), *cache.spec.item_shape), cache.spec.values_dtype)
     rows = np.flatnonzero(positions >= 0)
     if cache.check:
         for row in rows.tolist():
@@ -57,7 +57,7 @@ def read_column(cache: Cache, positions: Ints) -> NDArray[Any]:
         if cache.spec.is_quantized:
             of_rows = cache.scales_and_offsets(positions[rows[places]])
             stored = dequantize_array(stored, of_rows[:, 0], of_rows[:, 1])
-        values[rows[places]] = stored
+        values[rows[places]] = as_values(stored, cache.spec.dtype)
     return values
 
 
