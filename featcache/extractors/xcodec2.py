@@ -10,6 +10,7 @@ Finite scalar quantization of both gives one code a frame."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -115,6 +116,14 @@ class NeuCodec(_Fsq):
 
     def num_frames(self, num_samples: int) -> int:
         return num_samples // self.granularity
+
+    def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
+        """The decoder's sound, at 24 kHz, is brought to the encoder's rate: what is above is cut
+        from its spectrum."""
+        decoded = super().decode(codes_1QF, tracks)
+        num_samples = codes_1QF.shape[-1] * self.granularity
+        spectrum = torch.fft.rfft(decoded)[..., : num_samples // 2 + 1]
+        return torch.fft.irfft(spectrum, n=num_samples) * (num_samples / decoded.shape[-1])
 
 
 class _Semantic(W2vBert):

@@ -17,9 +17,15 @@ from featcache.extractors import Clip
 from featcache.extractors.dac import Dac
 from featcache.extractors.encodec import Encodec
 from featcache.extractors.griffin_lim import griffin_lim
+from featcache.extractors.higgs2 import Higgs2
 from featcache.extractors.mimi import Mimi
+from featcache.extractors.pocket_tts import PocketTTS
+from featcache.extractors.snac import Snac
 from featcache.extractors.speechtokenizer import SpeechTokenizer
+from featcache.extractors.vibevoice import VibeVoice
+from featcache.extractors.wavtokenizer import WavTokenizer
 from featcache.extractors.xcodec import Xcodec
+from featcache.extractors.xcodec2 import NeuCodec, Xcodec2
 from featcache.media.sound import synthesize
 from featcache.spec import MAIN
 from featcache.version.version import VersionInfo
@@ -43,6 +49,9 @@ CODECS = {
     "dac_16khz": (Dac, transformers.DacModel, 16000),
     "mimi": (Mimi, transformers.MimiModel, 24000),
     "xcodec": (Xcodec, transformers.XcodecModel, 16000),
+    "higgs2": (Higgs2, transformers.HiggsAudioV2TokenizerModel, 24000),
+    "wavtokenizer_40hz": (WavTokenizer, transformers.WavTokenizerModel, 24000),
+    "xcodec2": (Xcodec2, transformers.Xcodec2Model, 16000),
 }
 
 
@@ -50,7 +59,8 @@ CODECS = {
 def test_codes_are_decoded_as_the_model_decodes_them(tmp_path, name):
     codec, model_class, rate = CODECS[name]
     folder = getattr(small_models, name)(tmp_path / "model")
-    extractor = codec(codec.Params(weights=str(folder), codebooks=4), rate, CPU)
+    most = 1 if name in ("wavtokenizer_40hz", "xcodec2") else 4
+    extractor = codec(codec.Params(weights=str(folder), codebooks=most), rate, CPU)
     waveform = small_models.speech_like(0.7, rate)
     tracks = tracks_of(extractor, waveform)
     model = model_class.from_pretrained(folder).eval()
@@ -66,6 +76,69 @@ def test_codes_are_decoded_as_the_model_decodes_them(tmp_path, name):
     assert -8 <= len(found) - len(waveform) <= extractor.granularity
     torch.testing.assert_close(found, expected.flatten(), rtol=1e-4, atol=1e-5)
     assert found.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "rate"), [(Mimi, "mimi", 24000), (Dac, "dac_16khz", 16000)]
+)
+def test_latents_sound_like_their_codes(tmp_path, codec, name, rate):
+    folder = getattr(small_models, name)(tmp_path / "model")
+    waveform = small_models.speech_like(0.7, rate)
+    sounds = []
+    for output in ("codes", "latents"):
+        params = codec.Params(weights=str(folder), codebooks=None, output=output)
+        extractor = codec(params, rate, CPU)
+        sounds.append(heard(extractor, tracks_of(extractor, waveform)))
+    torch.testing.assert_close(*sounds)
+
+
+LATENTS = {
+    "pocket_tts": (PocketTTS, transformers.PocketTTSAudioTokenizerModel, "audio_values"),
+    "vibevoice": (VibeVoice, transformers.VibeVoiceAcousticTokenizerModel, "audio"),
+}
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_latents_are_decoded_as_the_model_decodes_them(tmp_path, name):
+    maker, model_class, field = LATENTS[name]
+    folder = getattr(small_models, name)(tmp_path / "model")
+    extractor = maker(maker.Params(weights=str(folder)), 24000, CPU)
+    tracks = tracks_of(extractor, small_models.speech_like(0.7, 24000))
+    model = model_class.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        expected = getattr(model.decode(tracks[MAIN][None]), field)
+    torch.testing.assert_close(heard(extractor, tracks), expected.flatten(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_sound_of_neucodec_has_the_rate_of_its_features(tmp_path):
+    folder = small_models.neucodec(tmp_path / "model")
+    extractor = NeuCodec(NeuCodec.Params(weights=str(folder)), 16000, CPU)
+    tracks = tracks_of(extractor, small_models.speech_like(1, 16000))
+    found = heard(extractor, tracks)
+    assert len(found) == 16000
+    model = transformers.NeuCodecModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        at_24khz = model.decode(audio_codes=tracks[MAIN].long().mT[None]).audio_values.flatten()
+    below = torch.fft.rfft(at_24khz)[:8000] / 24000
+    torch.testing.assert_close(torch.fft.rfft(found)[:8000] / 16000, below, rtol=1e-3, atol=1e-6)
+
+
+def test_snac_needs_all_of_its_codebooks(tmp_path):
+    folder = small_models.snac_24khz(tmp_path / "model")
+    waveform = small_models.speech_like(0.7, 24000)
+    extractor = Snac(Snac.Params(weights=str(folder)), 24000, CPU)
+    found = heard(extractor, tracks_of(extractor, waveform))
+    assert 0 <= len(found) - len(waveform) < extractor.granularity
+    first = Snac(Snac.Params(weights=str(folder), codebooks=1), 24000, CPU)
+    with pytest.raises(ExtractorError, match="only codes of all codebooks"):
+        heard(first, tracks_of(first, waveform))
+
+
+def test_codes_of_qwen_are_left_to_its_own_package(tmp_path):
+    folder = small_models.qwen3_tts(tmp_path / "model")
+    extractor = Mimi(Mimi.Params(weights=str(folder)), 24000, CPU)
+    with pytest.raises(ExtractorError, match="only its own package can decode them"):
+        heard(extractor, tracks_of(extractor, small_models.speech_like(0.7, 24000)))
 
 
 def test_chunks_of_stereo_encodec_are_those_that_the_model_joins(tmp_path):
