@@ -12,6 +12,7 @@ import soundfile
 from containers import write_tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make_cache import make_features, make_version
 from manifests import faults_of, refused
 
 from featcache.audio.members import copy_of
@@ -19,6 +20,7 @@ from featcache.errors import ArgumentError
 from featcache.manifest.numbered import expand_braces
 from featcache.manifest.read import read_manifest
 from featcache.version.corpus import manifests_of_parts
+from featcache.version.selection import refuse_version
 
 
 def wav(number):
@@ -158,3 +160,15 @@ def test_a_pattern_with_braces_names_parts_that_exist(tmp_path):
     for pattern, message in (("{5..7}.tar", "it fits none"), ("{1..99999999}", "more than 65,536")):
         with pytest.raises(ArgumentError, match=message):
             manifests_of_parts([f"{tmp_path}/{pattern}"])
+
+
+def test_a_folder_of_tars_called_shards_makes_no_version_of_the_folder_around_it(tmp_path):
+    (tmp_path / "shards").mkdir()
+    write_tar(tmp_path / "shards/000.tar", {"a.wav": wav(1)})
+    refuse_version(tmp_path / "features")
+    version = make_version(tmp_path / "c", make_features(2))
+    for lost in ("zarr.json", "shards/zarr.json"):  # as damage may leave it
+        (version.path / lost).rename(tmp_path / "aside")
+        with pytest.raises(ArgumentError, match="is the version"):
+            refuse_version(version.path / "features")
+        (tmp_path / "aside").rename(version.path / lost)
