@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _FIRST_SECONDS = 5.0
 """The time before the first line where stderr is no terminal."""
 _LINE_SECONDS = 30.0
+_BAR_SECONDS = 0.1
 _JSON_SECONDS = 60.0
 _TICK_SECONDS = 1.0
 
@@ -59,17 +60,26 @@ class Line:
                 bar_format=form,
                 dynamic_ncols=True,
                 miniters=0,
+                mininterval=0,
                 leave=False,
                 file=sys.stderr,
             )
-        self._next = monotonic() + _FIRST_SECONDS
+        self._next = monotonic()
+        if self._bar is None:
+            self._next += _FIRST_SECONDS
         if total == 0:
             self._next = math.inf
 
     def show(self, done: float, parts: Callable[[], Sequence[str]]) -> None:
         """Show how much is done, and as many of the parts of a text, the first ones, as a
-        terminal has room for. tqdm limits how often a bar changes."""
-        if self._bar is not None:
+        terminal has room for, at intervals: this may be called for each of many things."""
+        if monotonic() < self._next:
+            return
+        if self._bar is None:
+            self._next = monotonic() + _LINE_SECONDS
+            note(", ".join(parts()))
+        else:
+            self._next = monotonic() + _BAR_SECONDS
             text, *others = parts()
             room = terminal_columns() - _BAR_COLUMNS
             for part in others:
@@ -77,9 +87,6 @@ class Line:
                     text += f", {part}"
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(min(done, self._total or math.inf) - self._bar.n)
-        elif monotonic() >= self._next:
-            self._next = monotonic() + _LINE_SECONDS
-            note(", ".join(parts()))
 
     def close(self) -> None:
         """Remove the bar."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import Document, as_document, complain, printing, say, say_json
+from featcache.cli.common import Document, as_document, complain, count_are, printing, say, say_json
 from featcache.cli.info import describe_versions
 from featcache.cli.progress import Steps
 from featcache.errors import ArgumentError, StoreError, counted, hours, megabytes
@@ -79,7 +79,7 @@ def report(
             raise ArgumentError(f"{path}: is a corpus: --manifest is about one part, {path}/PART")
         rows = options.read_manifest(manifest, reading, audio=False)
     documents, caches, is_damaged = _open(path)
-    compared = None
+    compared: list[str] = []
     if against is not None:
         others, other_caches, _ = _open(against)
         for where, opened in ((path, caches), (against, other_caches)):
@@ -160,12 +160,21 @@ def _joined(of_parts: list[Document]) -> Document:
     return joined
 
 
-def _compare(first: Cache, second: Cache) -> Document:
+def _compare(first: Cache, second: Cache) -> list[str]:
+    """List how two versions differ, for people: `featcache diff` has the numbers."""
     from featcache.care.diff import diff
 
     found = diff(first, second)
-    counts = {name: len(getattr(found, name)) for name in ("gone", "added", "changed")}
-    return {"config": found.config, "common": found.common, **counts}
+    lines = [f"config: {line}" for line in found.config]
+    lines.append(f"{count_are(found.common, 'utterance')} in both")
+    for ids, where in (
+        (found.gone, f"only in {first.version.path}"),
+        (found.added, f"only in {second.version.path}"),
+        (found.changed, "in both, but from other rows"),
+    ):
+        if len(ids):
+            lines.append(f"{count_are(len(ids), 'utterance')} {where}")
+    return lines
 
 
 def _statistics_beside(caches: Sequence[Cache]) -> tuple[list[Document], list[Cache]]:

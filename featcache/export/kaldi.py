@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError
-from featcache.export.rows import Rows, left_out
+from featcache.errors import ArgumentError, listing
+from featcache.export.rows import Rows
 
 _EXACT = 1 << np.finfo(np.float32).nmant + 1
 """Whole numbers up to here are exact in float32."""
@@ -51,7 +51,8 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
                 if column in row.columns:
                     words = str(row.columns[column]).split()
                     table.write(f"{' '.join([row.id, *words])}\n")
-    notes = left_out(rows, *used)
+    others = [repr(name) for name in rows.columns if name not in used]
+    notes = [f"columns left out: {listing(others)}"] if others else []
     if dtype != np.float32:
         notes.append(f"{dtype} is stored as float32, which holds every value exactly")
     return notes

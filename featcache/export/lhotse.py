@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featcache.errors import ArgumentError
-from featcache.export.rows import NumberedTars, Row, Rows, encode_npy, hop_of
+from featcache.export.rows import NumberedTars, Row, Rows, encode_npy
 from featcache.loader.corpus import Corpus
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
@@ -71,7 +71,7 @@ def _write_line(out: TextIO, cut: dict[str, Any]) -> None:
 
 def _cuts(rows: Rows) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Give each utterance with its cut, whose features have no storage yet."""
-    hop, spec = hop_of(rows), rows.spec
+    hop, spec = _hop_of(rows), rows.spec
     copies = copies_of(rows.cache.config)
     speeds = copies.speeds[copies.numbers(rows.ids)].tolist()
     kind = rows.cache.config.get("extractor", rows.cache.version.info.name)
@@ -110,3 +110,17 @@ def _cuts(rows: Rows) -> Iterator[tuple[Row, dict[str, Any]]]:
         segment = {"start": start, "duration": duration, "channel": channel}
         lines = {"supervisions": [supervision], "features": features, "type": "MonoCut"}
         yield row, {"id": row.id, **segment, **lines}
+
+
+def _hop_of(rows: Rows) -> int:
+    """Return the samples from one frame to the next. Raises ArgumentError if a
+    frame is not one row of numbers, or the number of samples is not whole."""
+    spec = rows.spec
+    if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
+        shape = spec.main.shape_text()
+        raise ArgumentError(f"{rows.where}: has features {shape}; Lhotse needs [frames, dims]")
+    hop = float(spec.sample_rate / spec.axis.exact_rate)
+    if abs(hop - round(hop)) > 1e-6 * hop:
+        what = f"{hop:g} samples lie between two frames, and Lhotse needs a whole number"
+        raise ArgumentError(f"{rows.where}: {what}")
+    return round(hop)

@@ -100,26 +100,6 @@ class Rows:
             )
 
 
-def hop_of(rows: Rows) -> int:
-    """Return the samples from one frame to the next, for Lhotse. Raises ArgumentError if a
-    frame is not one row of numbers, or the number of samples is not whole."""
-    spec = rows.spec
-    if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
-        shape = spec.main.shape_text()
-        raise ArgumentError(f"{rows.where}: has features {shape}; Lhotse needs [frames, dims]")
-    hop = float(spec.sample_rate / spec.axis.exact_rate)
-    if abs(hop - round(hop)) > 1e-6 * hop:
-        what = f"{hop:g} samples lie between two frames, and Lhotse needs a whole number"
-        raise ArgumentError(f"{rows.where}: {what}")
-    return round(hop)
-
-
-def left_out(rows: Rows, *used: str) -> list[str]:
-    """Return a note that names the columns that are not among those used, if any."""
-    others = [repr(name) for name in rows.columns if name not in used]
-    return [f"columns left out: {listing(others)}"] if others else []
-
-
 def encode_npy(array: NDArray[Any]) -> bytes:
     """Return an array as a file of NumPy's, without pickle."""
     out = io.BytesIO()

@@ -44,7 +44,8 @@ class Higgs2(Xcodec):
         config = model.config
         self._semantic_step = max(1, config.semantic_downsample_factor)
         common = math.gcd(config.sample_rate, config.semantic_sample_rate)
-        self._from, self._to = config.sample_rate // common, config.semantic_sample_rate // common
+        self._from: int = config.sample_rate // common
+        self._to: int = config.semantic_sample_rate // common
         if self._from == self._to:
             raise ConfigError(f"params.weights: {self.params.weights} does not resample")
         self._kernel, self._width = _sinc_kernel(self._from, self._to, self.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ from featcache.spec import MAIN, Frames, Track
 class SnacParams(CodecParams):
     """The parameters of `snac`."""
 
+    output: Literal["codes"] = "codes"
+    """SNAC has codes only: its codebooks quantise latents of several rates."""
     codebooks: int | None = Field(default=None, ge=1)
     """Number of codebooks, each with its track, from the one with the fewest frames on.
     Default: all that the model has."""
@@ -46,12 +48,12 @@ class Snac(CodecExtractor[SnacParams]):
         model = self._load()
         self.require_sample_rate(model.sampling_rate)
         count = num_codebooks(self.params, model.n_codebooks)
-        self._encoder = model.encoder.block
+        self._encoder: nn.Sequential = model.encoder.block
         self._quantizers = model.quantizer.quantizers[:count]
-        strides = [quantizer.stride for quantizer in self._quantizers]
+        strides: list[int] = [quantizer.stride for quantizer in self._quantizers]
         self._repeats = [strides[0] // stride for stride in strides]
         field, self._hop = ragged.receptive_field(ragged.convolutions(self._encoder))
-        window = model.attn_window_size
+        window: int | None = model.attn_window_size
         if window and self.params.chunk:
             raise ConfigError(f"params.chunk: {self.params.weights} attends within its own windows")
         self._frame_samples = self._hop * strides[0]
@@ -88,13 +90,14 @@ class Snac(CodecExtractor[SnacParams]):
         padded_RP, lengths = dac.in_whole_hops(waveforms, num_samples, self.granularity)
         x_RDT = _run(self._encoder, padded_RP[:, None], lengths)[0]
         steps = self._frame_samples // self._hop
-        return x_RDT.mT.unflatten(1, (-1, steps)).flatten(2)
+        return x_RDT.mT.reshape(len(x_RDT), -1, steps * x_RDT.shape[1])
 
     def quantize(self, latents: Tensor) -> Tensor:
         """Look up the codes of each frame: one of the first codebook, then those of the
         second, and so on. As `ResidualVectorQuantize.forward`, to the same rounding."""
         steps = self._frame_samples // self._hop
-        residual_RDT = latents.unflatten(2, (steps, -1)).flatten(1, 2).mT
+        rows, frames, size = latents.shape
+        residual_RDT = latents.reshape(rows, frames * steps, size // steps).mT
         codes = []
         for quantizer, repeats in zip(self._quantizers, self._repeats, strict=True):
             pooled_RDT = residual_RDT
@@ -106,12 +109,12 @@ class Snac(CodecExtractor[SnacParams]):
             if quantizer.stride > 1:
                 decoded_RDT = decoded_RDT.repeat_interleave(quantizer.stride, dim=2)
             residual_RDT = residual_RDT - decoded_RDT
-            codes.append(codes_RT.unflatten(1, (-1, repeats)))
+            codes.append(codes_RT.view(rows, frames, repeats))
         return torch.cat(codes, dim=2)
 
     def take(self, latents_RFD: Tensor) -> Rows:
         codes_RFQ = self.codes_of(latents_RFD)
-        first, *others = codes_RFQ.split(self._repeats, dim=2)
+        first, *others = torch.split(codes_RFQ, self._repeats, dim=2)
         names = [track.name for track in self.spec.side]
         side = dict(zip(names, (codes.flatten(1)[..., None] for codes in others), strict=True))
         return Rows(first, side, dict(zip(names, self._repeats[1:], strict=True)))

@@ -3,7 +3,6 @@ through transformers."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +17,15 @@ from featcache.extractors.base import Clip
 from featcache.extractors.frames import BLOCK_ROWS
 from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
+from featcache.extractors.parakeet import Parakeet
 from featcache.extractors.ragged import Length, is_inside, normalized
-from featcache.extractors.wav2vec2 import Wav2Vec2, attention_mask, first_of
+from featcache.extractors.wav2vec2 import (
+    PositionEmbedding,
+    Wav2Vec2,
+    Wav2Vec2Conformer,
+    attention_mask,
+    first_of,
+)
 
 _EPSILON = 1e-7
 """A number that transformers' feature extractors add to the variance of a waveform, and of
@@ -46,9 +52,11 @@ class SSLParams(HiddenStatesParams):
 
 
 class SSL(HiddenStates[SSLParams]):
-    """Hidden states of HuBERT, wav2vec 2.0, WavLM, w2v-BERT 2.0, or Whisper's encoder.
+    """Hidden states of HuBERT, wav2vec 2.0, WavLM, data2vec, UniSpeech-SAT, wav2vec 2.0
+    Conformer, w2v-BERT 2.0, or the encoders of Parakeet and Whisper.
 
-    Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second.
+    Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second,
+    and at 12.5 for Parakeet.
     Up to rounding they are what transformers gives for the clip alone. For Whisper, n
     samples have n / 320 frames, rounded up. Clips above 30 s fail, unless `chunk` cuts
     them.
@@ -76,9 +84,10 @@ class SSL(HiddenStates[SSLParams]):
                 "params.layer: the output of this model comes from an adapter; choose a "
                 "layer before it"
             )
-        model = weights.load(model_class, located, self.device)
+        model = weights.load(model_class, located, self.device, _PARTS.get(model_type))
         epsilon = None
-        if encoder is Wav2Vec2 and preprocessing.get("do_normalize", bool(preprocessing)):
+        takes_waveforms = isinstance(encoder, type) and issubclass(encoder, Wav2Vec2)
+        if takes_waveforms and preprocessing.get("do_normalize", bool(preprocessing)):
             epsilon = _EPSILON
         self._set_encoder(encoder(model), model.config.hidden_size, name, epsilon)
 
@@ -150,8 +159,7 @@ class W2vBert(Encoder):
         self._filters = filters.to(model.device)
         self._window = window.to(model.device)
         self._projection = model.feature_projection
-        self._embed_positions = model.encoder.embed_positions
-        self._embedding = threading.Lock()
+        self._positions = PositionEmbedding(model.encoder.embed_positions)
         self._last = model.intermediate_ffn
         self.layers = model.encoder.layers
 
@@ -199,26 +207,27 @@ class W2vBert(Encoder):
             log_mels.append(energies.clamp_(min=_FLOOR).log_()[: len(block)].float())
         return torch.cat(log_mels).double()
 
-    def _positions(self, hidden_RFD: Tensor) -> Tensor | None:
-        """Compute the embedding of positions, if the model has one. Its module keeps the
-        last result, so one thread at a time."""
-        if self._embed_positions is None:
-            return None
-        with self._embedding:
-            positions: Tensor = self._embed_positions(hidden_RFD)
-            if positions.is_cuda:  # another thread's stream could read it too early or late
-                positions = positions.clone()
-                torch.cuda.current_stream().synchronize()
-            return positions
-
     def _num_mels(self, num_samples: Length) -> Length:
         return (num_samples - _LENGTH) // _SHIFT + 1
 
 
 _FAMILIES: dict[str, tuple[str, str, Callable[[Any], Encoder]]] = {
+    "data2vec-audio": ("data2vec", "Data2VecAudioModel", Wav2Vec2),
     "hubert": ("HuBERT", "HubertModel", Wav2Vec2),
+    **dict.fromkeys(
+        ("parakeet_encoder", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
+        ("Parakeet", "ParakeetEncoder", Parakeet),
+    ),
+    "unispeech-sat": ("UniSpeech-SAT", "UniSpeechSatModel", Wav2Vec2),
     "wav2vec2": ("wav2vec 2.0", "Wav2Vec2Model", Wav2Vec2),
     "wav2vec2-bert": ("w2v-BERT", "Wav2Vec2BertModel", W2vBert),
+    "wav2vec2-conformer": ("wav2vec 2.0 Conformer", "Wav2Vec2ConformerModel", Wav2Vec2Conformer),
     "wavlm": ("WavLM", "WavLMModel", Wav2Vec2),
     "whisper": ("Whisper", "WhisperModel", Whisper),
 }
+
+_PARTS = dict.fromkeys(
+    ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
+    weights.Part("encoder_config", "encoder.", unused=()),
+)
+"""Models of which `ssl` takes a part, by `model_type`."""

@@ -1,6 +1,6 @@
-"""wav2vec 2.0, HuBERT and WavLM over padded rows, each row as if it were alone.
+"""wav2vec 2.0, HuBERT, WavLM and their kin over padded rows, each row as if it were alone.
 
-The three share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT";
+They share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT";
 Chen et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection, a
 wide convolution that encodes positions, a transformer. What follows a row's last sample
 could change the row in four places:
@@ -15,6 +15,7 @@ differently."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,8 +36,8 @@ H100."""
 
 
 class Wav2Vec2(Encoder):
-    """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, on rows.
-    It replaces a WavLM's attention."""
+    """transformers' `Wav2Vec2Model`, `HubertModel`, `WavLMModel`, `Data2VecAudioModel` or
+    `UniSpeechSatModel`, in eval mode, on rows. It replaces a WavLM's attention."""
 
     def __init__(self, model: Any) -> None:
         if model.config.model_type == "wavlm":
@@ -46,7 +47,7 @@ class Wav2Vec2(Encoder):
             model.feature_extractor,
             model.feature_projection,
             model.encoder,
-            norm_is_last=model.config.do_stable_layer_norm,
+            norm_is_last=getattr(model.config, "do_stable_layer_norm", False),
         )
 
     def _set_modules(
@@ -55,9 +56,12 @@ class Wav2Vec2(Encoder):
         self._convolutions = list(feature_extractor.conv_layers)
         _, self.hop = receptive_field(layer.conv for layer in self._convolutions)
         self._projection = projection
-        self._positions = transformer.pos_conv_embed
-        if self._positions.conv.weight.is_cuda:
-            self._positions.conv = WideConvolution(self._positions.conv)
+        embedding = transformer.pos_conv_embed
+        # data2vec has several convolutions, one after another
+        self._positions = list(getattr(embedding, "layers", [embedding]))
+        for layer in self._positions:
+            if layer.conv.weight.is_cuda:
+                layer.conv = WideConvolution(layer.conv)
         self._layer_norm = transformer.layer_norm
         self._norm_is_last = norm_is_last
         self.layers = transformer.layers
@@ -72,7 +76,8 @@ class Wav2Vec2(Encoder):
         hidden_RFD = first_of(self._projection(steps_RCF.transpose(1, 2)))
         inside_RF = is_inside(num_frames, hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
-        hidden_RFD = hidden_RFD + self._positioned(hidden_RFD, inside_RF)
+        if self._positions:
+            hidden_RFD = hidden_RFD + self._positioned(hidden_RFD, inside_RF)
         if not self._norm_is_last:
             hidden_RFD = self._layer_norm(hidden_RFD)
         yield hidden_RFD
@@ -103,12 +108,19 @@ class Wav2Vec2(Encoder):
 
     def _positioned(self, hidden_RFD: Tensor, inside_RF: Tensor) -> Tensor:
         channels_RDF = hidden_RFD.transpose(1, 2)
-        batch_norm = getattr(self._positions, "batch_norm", None)
-        if batch_norm is not None:  # it maps the zeros to something else
-            channels_RDF = batch_norm(channels_RDF).masked_fill(~inside_RF[:, None], 0)
-        # an even width adds a frame
-        convolved_RDF = self._positions.conv(channels_RDF)[..., : hidden_RFD.shape[1]]
-        return _activation(self._positions)(convolved_RDF).transpose(1, 2)
+        for number, layer in enumerate(self._positions):
+            if number:
+                channels_RDF = channels_RDF.masked_fill(~inside_RF[:, None], 0)
+            batch_norm = getattr(layer, "batch_norm", None)
+            if batch_norm is not None:  # it maps the zeros to something else
+                channels_RDF = batch_norm(channels_RDF).masked_fill(~inside_RF[:, None], 0)
+            # an even width adds a frame
+            channels_RDF = layer.conv(channels_RDF)[..., : hidden_RFD.shape[1]]
+            layer_norm = getattr(layer, "layer_norm", None)
+            if layer_norm is not None:
+                channels_RDF = layer_norm(channels_RDF.mT).mT
+            channels_RDF = _activation(layer)(channels_RDF)
+        return channels_RDF.transpose(1, 2)
 
     def _transformed(self, hidden_RFD: Tensor, mask: Tensor) -> Iterator[Tensor]:
         """Yield each layer's output."""
@@ -120,6 +132,65 @@ class Wav2Vec2(Encoder):
             if isinstance(outputs, tuple) and len(outputs) > 1:
                 options["position_bias"] = outputs[1]
             yield hidden_RFD
+
+
+class Wav2Vec2Conformer(Wav2Vec2):
+    """transformers' `Wav2Vec2ConformerModel`, in eval mode, on rows.
+
+    Its layers have convolutions (Gulati et al. 2020, "Conformer"), which find zeros after a
+    row's end. It has no positional convolution."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._positions, self._norm_is_last = [], True
+        self._embedding = PositionEmbedding(model.encoder.embed_positions)
+
+    def _transformed(self, hidden_RFD: Tensor, mask: Tensor) -> Iterator[Tensor]:
+        outside_RF = mask[:, 0, 0] != 0
+        positions = self._embedding(hidden_RFD)
+        layer: Any
+        for layer in self.layers:
+            hidden_RFD = layer.ffn1(layer.ffn1_layer_norm(hidden_RFD)) * 0.5 + hidden_RFD
+            attended = layer.self_attn(
+                layer.self_attn_layer_norm(hidden_RFD),
+                attention_mask=mask,
+                relative_position_embeddings=positions,
+            )
+            hidden_RFD = first_of(attended) + hidden_RFD
+            hidden_RFD = hidden_RFD + _conformer_convolution(
+                layer.conv_module, hidden_RFD, outside_RF
+            )
+            hidden_RFD = layer.ffn2(layer.ffn2_layer_norm(hidden_RFD)) * 0.5 + hidden_RFD
+            hidden_RFD = layer.final_layer_norm(hidden_RFD)
+            yield hidden_RFD
+
+
+def _conformer_convolution(module: Any, hidden_RFD: Tensor, outside_RF: Tensor) -> Tensor:
+    """Compute a `Wav2Vec2ConformerConvolutionModule` of each row."""
+    x_RDF = module.glu(module.pointwise_conv1(module.layer_norm(hidden_RFD).transpose(1, 2)))
+    x_RDF = module.depthwise_conv(x_RDF.masked_fill(outside_RF[:, None], 0))
+    x_RDF = module.pointwise_conv2(module.activation(module.batch_norm(x_RDF)))
+    convolved_RFD: Tensor = x_RDF.transpose(1, 2)
+    return convolved_RFD
+
+
+class PositionEmbedding:
+    """The embedding of positions of a Conformer, which may have none. Its module keeps the
+    last result, so one thread at a time computes it."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._lock = threading.Lock()
+
+    def __call__(self, hidden_RFD: Tensor) -> Tensor | None:
+        if self._module is None:
+            return None
+        with self._lock:
+            positions: Tensor = self._module(hidden_RFD)
+            if positions.is_cuda:  # another thread's stream could read it too early or late
+                positions = positions.clone()
+                torch.cuda.current_stream().synchronize()
+            return positions
 
 
 def _activation(module: Any) -> Callable[[Tensor], Tensor]:

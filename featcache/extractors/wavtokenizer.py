@@ -21,7 +21,8 @@ _BLOCK_SECONDS = 30
 
 
 class WavTokenizer(CodecExtractor[CodecParams]):
-    """WavTokenizer's codes: those of `WavTokenizerModel.encode` for the clip alone.
+    """WavTokenizer's codes: those of `WavTokenizerModel.encode` for the clip alone; or its
+    latents.
 
     Codes are `[T, 1]`, ceil(num_samples / hop) frames, from one sample on, with a hop of 600
     or 320 samples. A frame depends on the whole clip before it. Clips of any length are
@@ -46,7 +47,8 @@ class WavTokenizer(CodecExtractor[CodecParams]):
         self._margin = -(-field // self.granularity)
         self._block = _BLOCK_SECONDS * self.sample_rate // self.granularity
         num_codebooks(self.params, 1)
-        self._set_spec("WavTokenizer", 1, model.config.codebook_size)
+        config = model.config
+        self._set_spec("WavTokenizer", 1, config.codebook_size, latent_size=config.hidden_size)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         x_RCF = self._convolved(waveforms, num_samples)

@@ -47,11 +47,13 @@ class _Fsq(CodecExtractor[CodecParams]):
         self._project = model.quantizer.project_in
         self._fsq = model.quantizer.quantizer
         self.granularity = math.prod(config.downsampling_ratios)
-        self._set_spec(type(self).__name__, 1, math.prod(config.quantization_levels))
+        levels = config.quantization_levels
+        name = type(self).__name__
+        self._set_spec(name, 1, math.prod(levels), latent_size=len(levels))
 
     @classmethod
     def stored_dtype(cls, params: CodecParams) -> str:
-        return "uint16"
+        return "float32" if params.output == "latents" else "uint16"
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         hop = self.granularity
@@ -81,7 +83,7 @@ class _Fsq(CodecExtractor[CodecParams]):
         return convolved(adapter.conv4, y_RDF)[0]
 
     def quantize(self, latents: Tensor) -> Tensor:
-        codes_RF = self._fsq(self._fsq.bound(latents))[1]  # bounds them again, as trained
+        codes_RF: Tensor = self._fsq(self._fsq.bound(latents))[1]  # bounds them again, as trained
         return codes_RF[..., None]
 
 
@@ -144,9 +146,10 @@ class _Semantic(W2vBert):
         previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
         frames = (frames - _PREEMPHASIS * previous) * self._window
         spectrum = torch.fft.rfft(frames, n=_FFT_LENGTH).abs().pow(2)
-        mels = (spectrum @ self._filters).clamp(min=_FLOOR).log()
+        mels: Tensor = (spectrum @ self._filters).clamp(min=_FLOOR).log()
         mels = (mels - mels.mean(0)) / torch.sqrt(mels.var(0) + _EPSILON)
-        return mels[: len(mels) // 2 * 2].reshape(-1, 2 * mels.shape[1])
+        pairs = len(mels) // 2
+        return mels[: 2 * pairs].reshape(pairs, 2 * mels.shape[1])
 
 
 def _anti_aliased(activation: Any, x_RCT: Tensor, lengths: Tensor) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 from featcache.errors import ArgumentError, is_number, listing
@@ -117,14 +115,6 @@ class Mixture:
     def versions(self) -> list[DatasetVersion]:
         """The versions of all sources."""
         return [version for dataset in self.sources.values() for version in dataset.versions]
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of the sources' names, and of all their rows in their order."""
-        digest = hashlib.sha256()
-        for name, dataset in self.sources.items():
-            digest.update(f"{name!r} {dataset.digest} ".encode())
-        return digest.hexdigest()
 
     def __repr__(self) -> str:
         kind = "weighted" if self.is_endless else "union"

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.loader.cache import Memory, as_bfloat16, tensor_in
+from featcache.loader.cache import Buffers, Memory, as_bfloat16, tensor_in
 from featcache.loader.data_loader import Gathered
 from featcache.loader.dataset import FeatureDataset, Move, cells_of
 from featcache.loader.documents import Budget, Documents, frame_versions
 from featcache.loader.events import EventBatch
 from featcache.loader.mixture import Mixture
 from featcache.loader.packed_rows import Batch
-from featcache.loader.packing import boundaries, document_ids, starts_in_rows
+from featcache.loader.packing import boundaries, starts_in_rows, write_documents
 from featcache.loader.shards import Spans
 from featcache.loader.utterances import DatasetVersion
 from featcache.spec import BFLOAT16, Ints, bfloat16_bits
@@ -29,6 +29,9 @@ _OF_FRAMES = ("document_ids", "positions", "cu_seqlens", "max_seqlen")
 
 OWN_KEYS = (*_OF_FRAMES, "rows", "parts", "sources")
 """The keys of a packed batch that those of other batches do not have."""
+
+_MEMORY = Buffers(kept=8)
+"""Memory for document ids and positions: new memory costs more than to write them."""
 
 _NO_LIMIT = 1e300
 """A duration in seconds that takes all events."""
@@ -153,12 +156,14 @@ class PackedBatch:
         ends = starts + counts + spare
         shape = (self._num_rows, row_length)
         bounds = boundaries(starts, ends, *shape)
-        ids, positions = document_ids(starts, ends, self._num_rows * row_length)
+        memory = _MEMORY.take(2 * 4 * self._num_rows * row_length)
+        ids, positions = np.frombuffer(memory, np.int32).reshape(2, *shape)
+        write_documents(ids.reshape(-1), positions.reshape(-1), starts, ends)
         return {
             "features": self._frames(number, firsts, counts, shape, starts),
             "lengths": self._tensor(counts),
-            "document_ids": self._tensor(ids.reshape(shape)),
-            "positions": self._tensor(positions.reshape(shape)),
+            "document_ids": self._tensor(ids),
+            "positions": self._tensor(positions),
             "cu_seqlens": self._tensor(bounds),
             "max_seqlen": int(np.diff(bounds).max()),
         }

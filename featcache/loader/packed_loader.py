@@ -70,15 +70,14 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         tokens: The tokens of a row.
         rows: The rows of a batch.
         overflow: The treatment of utterances that are longer than a row: `"error"` refuses
-            them; `"split"` makes parts of them, all in the same window; `"drop"` leaves them
-            out. A `FeatcacheWarning` counts what is split or dropped, and `long` has the counts.
+            them; `"split"` makes consecutive parts of them; `"drop"` leaves them out. A
+            `FeatcacheWarning` counts what is split or dropped, and `long` has the counts.
         window: How many rows to pack together. Windows of more rows have fewer free tokens,
             and need more time and memory.
         spare: Tokens that stay free behind each document, and belong to it: for an end, or a
             delay pattern.
         seed: The seed of the order; not negative.
-        rank: The rank whose rows to yield. All other arguments except `rows` must be the same
-            for all ranks.
+        rank: The rank whose rows to yield. All other arguments must be the same for all ranks.
         world_size: The number of ranks.
         device: As of `featcache.DataLoader`, and so are all other arguments.
 

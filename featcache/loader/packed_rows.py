@@ -273,9 +273,11 @@ class PackedRows:
         inside = np.concatenate([documents.rows[:0], *rows])
         units = self._amounts(documents)[inside]
         np.add.at(of_rows, (row_of, documents.sources[inside]), units)
-        together = self.rows if self.mixture.one_source else 1
-        groups = in_balance(of_rows.reshape(-1, together, len(self.sources)).sum(1))
-        order = (groups[:, None] * together + np.arange(together)).ravel()
+        order = np.arange(len(rows))
+        if len(self.sources) > 1:
+            together = self.rows if self.mixture.one_source else 1
+            groups = in_balance(of_rows.reshape(-1, together, len(self.sources)).sum(1))
+            order = order.reshape(-1, together)[groups].ravel()
         end = Position(position.epoch, position.window + 1, [*drawn], [*amounts])
         return Window(
             documents,

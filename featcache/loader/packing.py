@@ -88,23 +88,18 @@ def starts_in_rows(row_of: Ints, lengths: Ints, row_length: int) -> Ints:
     return starts
 
 
-def document_ids(
-    starts: Ints, ends: Ints, num_tokens: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the document of each of `num_tokens` tokens, -1 where there is none; and the
-    token's number in it, 0 where there is none; int32. Document `i` has the tokens from
-    `starts[i]` to `ends[i]`."""
-    owners = np.full(2 * len(starts) + 1, -1, np.int32)
-    owners[1::2] = np.arange(len(starts))
-    begins = np.zeros(len(owners), np.int32)
-    begins[1::2], begins[2::2] = starts, ends
-    lengths = np.diff(begins, append=np.int32(num_tokens))
-    positions = np.arange(num_tokens, dtype=np.int32)
-    positions -= np.repeat(begins, lengths)
-    gaps = 2 * np.flatnonzero(lengths[::2])
-    for begin, length in zip(begins[gaps].tolist(), lengths[gaps].tolist(), strict=True):
-        positions[begin : begin + length] = 0
-    return np.repeat(owners, lengths), positions
+def write_documents(
+    ids: NDArray[np.int32], positions: NDArray[np.int32], starts: Ints, ends: Ints
+) -> None:
+    """Write the document of each token, -1 where there is none, and the token's number in it, 0
+    where there is none. Document `i` has the tokens from `starts[i]` to `ends[i]`."""
+    ids.fill(-1)
+    positions.fill(0)
+    count_up = np.arange((ends - starts).max(initial=0), dtype=np.int32)
+    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+    for document, (begin, end) in enumerate(pairs):
+        ids[begin:end] = document
+        positions[begin:end] = count_up[: end - begin]
 
 
 def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:

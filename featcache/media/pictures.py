@@ -52,7 +52,7 @@ _LANE_ROWS, _MOST_LANES = 8, 32
 TERMINAL_ROWS = 40
 """The most rows of a picture in a terminal, two in a line."""
 
-_LONGEST_LABEL = 40
+_LONGEST = 100  # characters of a text
 _MOST_LABELS = 200
 
 
@@ -174,10 +174,10 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
     """Draw the features of an utterance, as `Cache.item` returns them, with at most so many
     columns and rows: along time, to the right, the first dimension below, or the first
     codebook above; a vector as bars; events as blocks with their labels."""
+    title, unit = _one_line(title), _one_line(spec.units.partition(" (")[0])
     if spec.axis.has_times:
         return _of_events(title, item, columns)
     values = np.asarray(item)
-    unit = spec.units.partition(" (")[0]
     if spec.axis.kind == "clip":
         return _of_vector(title, unit, values.ravel(), columns)
     count, size = len(values), int(np.prod(values.shape[1:]))
@@ -195,6 +195,12 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
         shades = (pooled - low) / max(high - low, 1e-9) * (SHADES - 1)
         up, span = Axis("dimension", 0, size, True), (number(low, 3), f"{number(high, 3)} {unit}")
     return Picture(title, shades.clip(0, SHADES - 1).astype(np.uint8), across, up, span)
+
+
+def _one_line(text: str) -> str:
+    """Shorten a text of a version, and replace what is no character that can be seen."""
+    shown = (character if character.isprintable() else "\ufffd" for character in text[:_LONGEST])
+    return "".join(shown)
 
 
 def _pool(values: NDArray[Any], most: int) -> NDArray[np.float32]:
@@ -249,7 +255,7 @@ def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
     shades = np.zeros((count * _LANE_ROWS, columns), np.uint8)
     labels = []
     for lane, number_of in lanes:
-        text = (events[number_of].label or "")[:_LONGEST_LABEL]
+        text = _one_line(events[number_of].label or "")
         first, last = edges[number_of].tolist()
         shade = _EVENT_SHADES.start + hash_of(text) % len(_EVENT_SHADES)
         top = lane * _LANE_ROWS

@@ -52,8 +52,12 @@ def synthesize(info: VersionInfo, tracks: Mapping[str, NDArray[Any]]) -> Samples
         raise ConfigError(
             f"{info.name}: its extractor or weights are not the same here as where it was made"
         )
+    sizes = info.spec.codebook_sizes
     with torch.inference_mode():
         extractor = config.build(torch.device("cpu"))
+        is_its_own = extractor.spec.item_shape == info.spec.item_shape
+        if not is_its_own or (sizes and (tracks[MAIN] >= np.array(sizes)).any()):
+            raise ArgumentError(f"{info.name}: these are no features of its extractor")
         tensors = {}
         for name, entries in tracks.items():
             dtype = "float32" if entries.dtype.kind == "f" else "int64"

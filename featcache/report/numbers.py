@@ -73,8 +73,8 @@ class Report:
     manifest: Document | None
     audio: Document | None
     """The statistics of a version of `audio_stats`, if there is one."""
-    compared: Document | None
-    """The differences of the first two versions, if they are compared."""
+    compared: list[str]
+    """Lines about how the first two versions differ; empty if they are not compared."""
     duplicates: Document
     shown: list[Document]
     """The utterances whose features are shown: outliers and a sample."""
@@ -85,7 +85,7 @@ def collect(
     documents: Sequence[Document],
     caches: Sequence[Cache],
     manifest: Manifest | None = None,
-    compared: Document | None = None,
+    compared: Sequence[str] = (),
     *,
     threads: int = 1,
     report: Callable[[int], object] = lambda shards: None,
@@ -97,7 +97,7 @@ def collect(
         documents: The versions as `featcache info --json` describes them.
         caches: The same versions, opened; or the same of a corpus.
         manifest: The manifest whose columns are summarised, if there is one.
-        compared: The differences of the first two versions, which are shown side by side.
+        compared: Lines about how the first two versions differ, to show them side by side.
         threads: The number of threads that compute.
         report: Called with the number of shards done since the last call; each shard
             counts twice.
@@ -128,7 +128,7 @@ def collect(
         durations=by_steps("duration", "s", seconds),
         manifest=of_manifest,
         audio=audio,
-        compared=compared,
+        compared=[*compared],
         duplicates=_duplicates(largest, contents),
         shown=_shown(largest, seconds, audio),
     )

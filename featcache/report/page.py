@@ -186,18 +186,10 @@ def _versions(versions: Sequence[Document]) -> str:
     return _section("Versions", content)
 
 
-def _compared(compared: Document, versions: Sequence[Document]) -> str:
+def _compared(lines: Sequence[str], versions: Sequence[Document]) -> str:
     """Show how two versions differ."""
     first, second = versions
-    lines = [f"config: {_text(line)}" for line in compared["config"]]
-    for name, what in (
-        ("common", "in both"),
-        ("gone", f"only in {_text(first['path'])}"),
-        ("added", f"only in {_text(second['path'])}"),
-        ("changed", "in both, but from other rows"),
-    ):
-        lines.append(f"{counted(compared[name], 'utterance')} {what}")
-    content = f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>"
+    content = f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>"
     if first["mean"] and len(first["mean"]) == len(second["mean"]):
         title = f"{first['name']}: mean ± standard deviation"
         note = f"the line without a band: the mean of {_text(second['path'])}"

@@ -20,7 +20,16 @@ OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get
 UNPINNED = {"neucodec", "pocket-tts", "vibevoice", "wavtokenizer"}
 """Configs for which you choose the commit of the weights."""
 
-WITHOUT_HUB = {"audio_stats", "fbank", "labels", "log_mel", "mfcc", "torchaudio", "units"}
+WITHOUT_HUB = {
+    "audio_stats",
+    "fbank",
+    "imported",
+    "labels",
+    "log_mel",
+    "mfcc",
+    "torchaudio",
+    "units",
+}
 """Extractors without weights, with torchaudio's own, or with yours."""
 
 IN_PACKAGES = {"crepe", "dnsmos", "ge2e", "onnx", "swift_f0"}

@@ -92,8 +92,8 @@ def test_every_key_says_what_it_means(schema):
 def test_reading_a_config_does_not_import_torch():
     code = """
 import sys
-from featcache.cli.extract import _import_torch_when_used
-_import_torch_when_used()
+from featcache.cli.extract import import_torch_when_used
+import_torch_when_used()
 from featcache.config import load_config
 load_config("fbank80")
 assert "torch.nn" not in sys.modules

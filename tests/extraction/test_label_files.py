@@ -305,13 +305,13 @@ def test_what_has_no_meaning_for_labels_is_one_line(speech, tmp_path, cli):
     for arguments, what in (
         (("stats", cache, "-o", tmp_path / "stats.npz"), "holds events"),
         (("fit-kmeans", cache, "-k", "2", "-o", tmp_path / "k"), "k-means takes"),
-        (("probe", made, manifest), "reads label files"),
+        (("probe", made, manifest), "reads no audio"),
         (("extract", manifest, "-c", made, "--from", cache, "-o", cache), "--from is only for"),
     ):
         refused = cli(*arguments)
         assert refused.code in (1, 2)
         assert what in refused.err.strip().splitlines()[-1]
-    with pytest.raises(ConfigError, match="reads label files, and no audio"):
+    with pytest.raises(ConfigError, match="reads other files, and no audio"):
         featcache.extractor(featcache.open(cache))
 
 

@@ -193,10 +193,23 @@ class TestWavLM(OfSsl):
     )
 
 
+class TestData2vec(OfSsl):
+    save, params = partial(small_ssl.save, "data2vec"), {"layer": 2}
+
+
+class TestConformer(OfSsl):
+    # whose module of positions keeps the last ones
+    save = partial(small_ssl.save, "conformer-relative")
+
+
 class TestW2vBert(OfSsl):
     # whose module of positions keeps the last ones
     save = partial(small_ssl.save, "w2v-bert-rotary")
     tolerance = 2e-4
+
+
+class TestParakeet(OfSsl):
+    save = partial(small_ssl.save, "parakeet")
 
 
 class TestWhisper(OfSsl):

@@ -58,6 +58,8 @@ class Reference:
         hidden = torch.stack([state.float() for state in outputs.hidden_states], dim=2)[0].numpy()
         if isinstance(self.extractor, transformers.WhisperFeatureExtractor):
             kept = slice(-(-len(waveform) // 320))
+        elif isinstance(self.extractor, transformers.ParakeetFeatureExtractor):
+            kept = outputs.attention_mask[0].bool().numpy()
         else:
             kept = (
                 inputs["attention_mask"][0].bool().numpy()
@@ -99,7 +101,8 @@ def test_num_frames_is_that_of_the_reference(name, folder, theirs):
     extractor = build(folder(name), layer=0)
     assert extractor.num_frames(0) == 0
     shortest = next(n for n in range(1000) if extractor.num_frames(n))
-    assert shortest == {"whisper": 1}.get(name, 560 if name.startswith("w2v") else 400)
+    others = {"parakeet": 320, "whisper": 1}
+    assert shortest == others.get(name, 560 if name.startswith("w2v") else 400)
     for n in (*range(shortest, shortest + 2), *range(718, 722), *range(878, 882), 9599, 9600, 9601):
         assert extractor.num_frames(n) == len(theirs(name)(noise(n).numpy())[0])
 
@@ -314,11 +317,26 @@ def test_params_that_do_not_hold_together(params, message, folder):
 
 def test_a_model_that_is_not_known_and_one_of_another_rate(tmp_path, folder):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    known = "hubert, wav2vec2, wav2vec2-bert, wavlm, whisper"
+    known = "data2vec-audio, hubert, parakeet_encoder"
     with pytest.raises(ConfigError, match=f"model_type 'bert'; ssl knows {known}"):
         build(tmp_path)
     with pytest.raises(ConfigError, match=r"audio.sample_rate: 8000; .* is for 16000"):
         SSL(SSL.Params(weights=str(folder("hubert"))), 8000, CPU)
+
+
+def test_the_encoder_of_a_parakeet_with_a_head(folder, tmp_path):
+    """Published models are for CTC or transducers; the encoder is a part of them."""
+    path = small_ssl.save("parakeet-ctc", tmp_path)
+    model = transformers.ParakeetForCTC.from_pretrained(path).eval().encoder
+    prepare = transformers.ParakeetFeatureExtractor()
+    waveforms = [noise(n) for n in (320, 1279, 1280, 1281, 16000, 32000)]
+    for waveform, found in zip(waveforms, extract(build(path), waveforms), strict=True):
+        inputs = prepare(waveform.numpy(), sampling_rate=16000, return_tensors="pt")
+        with torch.inference_mode():
+            expected = model(**inputs)
+        inside = expected.attention_mask[0].bool()
+        assert difference(found, expected.last_hidden_state[0][inside].numpy()) < 1e-5
+        assert len(found) == -(-(len(waveform) // 160) // 8)
 
 
 # Long clips

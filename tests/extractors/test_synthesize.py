@@ -2,14 +2,17 @@
 the same mel energies again."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import small_models
 import torch
 import transformers
+from msgspec import structs
 
 from featcache.config import config_from, load_config
-from featcache.errors import ExtractorError
+from featcache.errors import ArgumentError, ConfigError, ExtractorError
 from featcache.extractors import Clip
 from featcache.extractors.dac import Dac
 from featcache.extractors.encodec import Encodec
@@ -17,7 +20,9 @@ from featcache.extractors.griffin_lim import griffin_lim
 from featcache.extractors.mimi import Mimi
 from featcache.extractors.speechtokenizer import SpeechTokenizer
 from featcache.extractors.xcodec import Xcodec
+from featcache.media.sound import synthesize
 from featcache.spec import MAIN
+from featcache.version.version import VersionInfo
 
 CPU = torch.device("cpu")
 
@@ -147,3 +152,32 @@ def test_speechtokenizer_decodes_by_its_own_package(tmp_path):
     found = heard(extractor, tracks_of(extractor, waveform))
     assert len(waveform) <= len(found) <= len(waveform) + 320
     assert found.std() > 0
+
+
+def test_a_version_is_heard_by_its_own_extractor_alone(tmp_path):
+    """What does not belong to the extractor is refused before anything is computed."""
+    folder = small_models.encodec_24khz(tmp_path / "model")
+    params = {"weights": str(folder), "codebooks": 2}
+    config = config_from(
+        {"name": "codes", "extractor": "encodec", "params": params, "audio": {"sample_rate": 24000}}
+    )
+    spec = config.build(CPU).spec
+    info = VersionInfo(
+        name="codes",
+        fingerprint=config.fingerprint(),
+        config=config.resolved(),
+        spec=spec,
+        made_by={},
+    )
+    codes = np.ones((9, 2), np.uint16)
+    assert len(synthesize(info, {MAIN: codes})) == 9 * 320
+    with pytest.raises(ArgumentError, match="codes: these are no features of its extractor"):
+        synthesize(info, {MAIN: codes * 1024})
+    with pytest.raises(ArgumentError, match="codes: no frames cannot be turned into sound"):
+        synthesize(info, {MAIN: codes[:0]})
+    other = structs.replace(info, fingerprint="0" * 64)
+    with pytest.raises(ConfigError, match="weights are not the same here as where it was made"):
+        synthesize(other, {MAIN: codes})
+    wider = structs.replace(info, spec=replace(spec, item_shape=(3,), codebook_sizes=(1024,) * 3))
+    with pytest.raises(ArgumentError, match="these are no features of its extractor"):
+        synthesize(wider, {MAIN: np.ones((9, 3), np.uint16)})

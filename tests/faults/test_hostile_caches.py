@@ -10,7 +10,7 @@ from corpora import Corpus, speech
 from hostile_caches import EDITS, QUANTISED
 from scratch import scratch_folder
 
-COMMANDS = 12 + 3
+COMMANDS = 15 + 3
 QUICK = 12
 """Every so many edits are tried each time; all of them with `-m slow`."""
 

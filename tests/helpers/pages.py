@@ -53,6 +53,7 @@ SMALL = {
     "python scripts/stories/train_keywords.py": "--weights encodec --limit 60 "
     "--epochs 1 --more-epochs 1 --channels 8",
     "python scripts/stories/train_xvector.py": "--limit 60 --epochs 2 --channels 8 --threads 1",
+    "python scripts/stories/train_speech_lm.py": "--weights encodec --limit 60 --steps 6 --threads 1",
     "python scripts/gpu/day.py": "--only sanitizer",
     "python scripts/bench/masks.py": "--rounds 1",
     "python scripts/bench/resample.py": "--rounds 1",
@@ -86,6 +87,7 @@ PACKAGES = {
     "docs/from-other-tools.md": ["lhotse", "datasets", "torchaudio"],
     "docs/loader.md": ["transformers"],
     "docs/manifest.md": ["lhotse"],
+    "docs/packing.md": ["transformers"],
     "docs/stories.md": ["transformers"],
 }
 """What pages need beyond featcache[extract]; where one is not installed, the page is not

@@ -30,12 +30,26 @@ WAVEFORM_MODELS = {
         "Wav2Vec2",
         {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True},
     ),
+    "data2vec": ("Data2VecAudio", {"num_conv_pos_embeddings": 3, "conv_pos_kernel_size": 8}),
+    "unispeech-sat": ("UniSpeechSat", {}),
+    "unispeech-sat-large": (
+        "UniSpeechSat",
+        {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True},
+    ),
+    "conformer-rotary": (
+        "Wav2Vec2Conformer",
+        {"position_embeddings_type": "rotary", "conv_depthwise_kernel_size": 7},
+    ),
+    "conformer-relative": (
+        "Wav2Vec2Conformer",
+        {"position_embeddings_type": "relative", "conv_depthwise_kernel_size": 7},
+    ),
     "wavlm": ("WavLM", {"num_buckets": 32, "max_bucket_distance": 80}),
     "wavlm-large": ("WavLM", {"feat_extract_norm": "layer", "do_stable_layer_norm": True}),
 }
 """Name -> prefix of transformers' classes, and what differs from a base model."""
 
-OTHER_MODELS = ("w2v-bert", "w2v-bert-rotary", "w2v-bert-relative", "whisper")
+OTHER_MODELS = ("w2v-bert", "w2v-bert-rotary", "w2v-bert-relative", "whisper", "parakeet")
 
 
 def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYERS) -> Path:
@@ -43,6 +57,8 @@ def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYER
     torch.manual_seed(0)
     if name == "whisper":
         return _save_whisper(folder)
+    if name.startswith("parakeet"):
+        return _save_parakeet(folder, name.removeprefix("parakeet"))
     if name.startswith("w2v-bert"):
         return _save_w2v_bert(
             folder, name.removeprefix("w2v-bert").removeprefix("-") or "relative_key"
@@ -54,7 +70,7 @@ def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYER
         "num_conv_pos_embedding_groups": 4,
     }
     make_config = getattr(transformers, f"{prefix}Config")
-    config = make_config(num_hidden_layers=layers, **LAYER, **convolutions, **options)
+    config = make_config(num_hidden_layers=layers, **(LAYER | convolutions | options))
     extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=do_normalize)
     return _save(getattr(transformers, f"{prefix}Model")(config), extractor, folder)
 
@@ -69,6 +85,18 @@ def _save_w2v_bert(folder: Path, positions: str) -> Path:
     # as facebook/w2v-bert-2.0
     extractor = transformers.SeamlessM4TFeatureExtractor(padding_value=1)
     return _save(transformers.Wav2Vec2BertModel(config), extractor, folder)
+
+
+def _save_parakeet(folder: Path, head: str) -> Path:
+    """The encoder alone, or with the head for CTC (`-ctc`)."""
+    layers = {"num_hidden_layers": LAYERS, "subsampling_conv_channels": 8, **LAYER}
+    model = transformers.ParakeetEncoder(transformers.ParakeetEncoderConfig(**layers))
+    if head:
+        config = transformers.ParakeetCTCConfig(
+            encoder_config=model.config.to_dict(), vocab_size=20, pad_token_id=19
+        )
+        model = transformers.ParakeetForCTC(config)
+    return _save(model, transformers.ParakeetFeatureExtractor(), folder)
 
 
 def _save_whisper(folder: Path) -> Path:

@@ -107,6 +107,8 @@ def test_what_no_manifest_can_be_made_of_is_one_line(tmp_path):
     )
     path.write_bytes(whole[:4608] + b"\xff" + whole[4609:])
     assert "is damaged before byte 5,120" in refused(path)
+    path.write_bytes(gzip.compress(whole))
+    assert "name it .tar, or compressed .tar.gz" in refused(path)
     bare = tmp_path / "bare"
     bare.write_bytes(whole)
     assert "name it with .tar" in refused(bare)

@@ -127,6 +127,22 @@ def test_markup_in_names_is_text():
     assert ElementTree.fromstring(svg) is not None
 
 
+def test_texts_of_strangers_are_one_short_line():
+    evil = "a\n\x1b[31m\x00\ud800" + "b" * 10_000
+    picture = picture_of(evil, EVENTS, [Event(0, 1, evil)], 10, 10)
+    for text in (picture.title, picture.labels[0].text):
+        assert len(text) == 100
+        assert text.isprintable()
+        assert text.startswith("a\ufffd\ufffd[31m\ufffd\ufffdb")
+    assert ElementTree.fromstring(picture.as_svg()) is not None
+    assert picture.encode(".png")
+
+
+def test_many_events_at_once_have_as_many_lanes_as_there_are():
+    events = [Event(0, 1 + number, str(number)) for number in range(300)]
+    assert len(draw(EVENTS, events).shades) == 32 * 8
+
+
 def test_lines_of_a_terminal_fit_and_have_its_colours():
     picture = draw(MELS, falling(), 70, 40)
     plain = picture.as_lines(80)

@@ -260,19 +260,17 @@ def test_two_versions_stand_side_by_side(cli, plain, parts):
     cli("report", first, "--against", other, "-o", page).with_code(0)
     text = check(page).text
     assert "config: params.low_freq: 20.0 -> 60.0" in text
-    assert "9 utterances in both" in text
-    assert any(line.startswith("3 utterances only in ") for line in text)
+    assert "9 utterances are in both" in text
+    assert any(line.startswith("3 utterances are only in ") for line in text)
     pictures = [image["alt"] for image in check(page).all("img")]
     assert len(pictures) == 12 + 9
     assert page.read_text().count('class="line other"') == 1
     numbers = cli("report", first, "--against", other, "--json").with_code(0).json()
-    assert numbers["compared"] == {
-        "config": ["params.low_freq: 20.0 -> 60.0"],
-        "common": 9,
-        "gone": 3,
-        "added": 0,
-        "changed": 0,
-    }
+    assert numbers["compared"][:2] == [
+        "config: params.low_freq: 20.0 -> 60.0",
+        "9 utterances are in both",
+    ]
+    assert len(numbers["compared"]) == 3
     cached = cli("report", parts / "cache", "--against", other, "-o", parts / "no.html")
     assert "--against: " in cached.with_code(2).err
     assert "holds 2 versions: name one" in cached.err

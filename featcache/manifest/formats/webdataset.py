@@ -9,7 +9,8 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import groupby
+from gzip import GzipFile
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from featcache.errors import ManifestError, counted, listing
@@ -22,7 +23,9 @@ from featcache.manifest.utterances import names_of_whole_files
 _USTAR = re.compile(rb".{257}ustar", re.DOTALL)
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _LINKED_OR_WHOLE = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE)
-_COLUMNS_BYTES = 4 << 20
+_COLUMNS = ("json", "txt")
+_COLUMNS_BYTES = 1 << 20
+_MOST_MEMBERS = 100
 _SHOWN = 3
 
 
@@ -33,7 +36,10 @@ class _Member(NamedTuple):
     key: str
     extension: str
     """The rest of its name, in lower case."""
-    header: tarfile.TarInfo
+    name: str
+    size: int
+    content: bytes
+    """The beginning of JSON and text; empty for others."""
 
 
 def is_tar(source: Source) -> bool:
@@ -52,6 +58,9 @@ def read_tar(source: Source) -> Iterator[Batch]:
     if not names_container(f"{name}/"):
         what = "name it with .tar, .tar.gz or .tgz at its end, as a file"
         raise ManifestError(f"is a tar: {what}: features belong to its members")
+    if isinstance(source.stream, GzipFile) != name.endswith((".gz", ".tgz")):
+        what = "its name and its content differ in whether it is compressed"
+        raise ManifestError(f"is a tar, but {what}: name it .tar, or compressed .tar.gz")
     source.renamed = partial(names_of_whole_files, PLACE)
     left_out: Counter[str] = Counter()
     try:
@@ -67,7 +76,9 @@ def _rows(source: Source, left_out: Counter[str]) -> Rows:
     """Give each sample with audio. Counts the extensions of members that are not read."""
     has_audio = False
     for key, group in groupby(_members(source), lambda member: member.key):
-        members = [*group]
+        members = [*islice(group, _MOST_MEMBERS + 1)]
+        if len(members) > _MOST_MEMBERS:
+            raise ManifestError(f"has more than {_MOST_MEMBERS} members of the key {key!r}")
         audio = [member for member in members if _is_audio(member)]
         if not audio:
             left_out.update(f"*.{member.extension} without audio" for member in members)
@@ -75,7 +86,7 @@ def _rows(source: Source, left_out: Counter[str]) -> Rows:
         has_audio = True
         first, *others = audio
         if others:
-            names = listing(repr(member.header.name) for member in audio)
+            names = listing(repr(member.name) for member in audio)
             what = f"{names} have one key, {key!r}, and are one sample: a key ends at the first dot"
             source.faults.add(others[0].place, what)
             continue
@@ -83,8 +94,7 @@ def _rows(source: Source, left_out: Counter[str]) -> Rows:
         original_id = columns.pop("id", key)
         if original_id != key:
             columns["original_id"] = original_id
-        path = first.header.name.removeprefix("./")
-        yield first.place, {PLACE: f"{source.path.name}/{path}", "id": key, **columns}
+        yield first.place, {PLACE: f"{source.path.name}/{first.name}", "id": key, **columns}
     if not has_audio:
         raise ManifestError(
             f"is a tar of {_counts(left_out) or 'nothing'}: there is no audio in it"
@@ -101,7 +111,11 @@ def _members(source: Source) -> Iterator[_Member]:
         parts = _NAME.fullmatch(name)
         is_file = header.type in _LINKED_OR_WHOLE
         if parts and is_file and not (name.startswith("__") and name.endswith("__")):
-            yield _Member(number, parts[1], parts[2].lower(), header)
+            extension, content = parts[2].lower(), b""
+            if extension in _COLUMNS:  # now, since a compressed tar cannot go back
+                source.stream.seek(header.offset_data)
+                content = source.stream.read(min(header.size, _COLUMNS_BYTES))
+            yield _Member(number, parts[1], extension, name, header.size, content)
 
 
 def _is_audio(member: _Member) -> bool:
@@ -114,28 +128,23 @@ def _columns_of(members: list[_Member], source: Source, left_out: Counter[str]) 
     columns: dict[str, Any] = {}
     beside: str | None = None
     for member in members:
-        if member.extension not in ("json", "txt"):
+        if member.extension not in _COLUMNS:
             if not _is_audio(member):
                 left_out[f"*.{member.extension}"] += 1
             continue
         try:
-            text = _read(member.header, source)
+            if member.size > len(member.content):
+                raise ValueError(f"has more than {_COLUMNS_BYTES:,} bytes")
+            text = member.content.decode()
             if member.extension == "json":
                 columns = _object(text)
             else:
                 beside = text.strip()
         except (ValueError, RecursionError) as error:
-            source.faults.add(member.place, f"{member.header.name!r}: {error}")
+            source.faults.add(member.place, f"{member.name!r}: {error}")
     if beside is not None:
         columns["txt" if "text" in columns else "text"] = beside
     return columns
-
-
-def _read(header: tarfile.TarInfo, source: Source) -> str:
-    if header.size > _COLUMNS_BYTES:
-        raise ValueError(f"has {header.size:,} bytes, and may have {_COLUMNS_BYTES:,}")
-    source.stream.seek(header.offset_data)
-    return source.stream.read(header.size).decode()
 
 
 def _object(text: str) -> dict[str, Any]:
