@@ -142,6 +142,8 @@ def _losses(cache: Cache) -> list[str]:
     notes = []
     if spec.is_quantized:
         notes.append("quantised features are written as float32, as they are read")
+    elif spec.dtype != spec.values_dtype.name:
+        notes.append(f"{spec.dtype} is written as {spec.values_dtype}, which holds it exactly")
     others = [track.name for track in spec.outputs]
     if others:
         notes.append(f"tracks left out: {listing(others)}")

@@ -92,6 +92,29 @@ def test_training_reads_it(cache, rounded, dtype):
         assert torch.equal(features, rounded[id_][first : first + 20].to(features.dtype))
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_packed_rows_hold_it(cache, rounded, check):
+    halves = featcache.open(cache, "halves", check=check)
+    dataset = featcache.FeatureDataset(halves, padding_value=-3.14159)
+    loader = featcache.PackedLoader(dataset, tokens=100, rows=2, overflow="split")
+    features = torch.cat([batch["features"].flatten(0, -2) for batch in loader])
+    assert features.dtype == torch.bfloat16
+    is_padding = (features == torch.tensor(-3.14159).bfloat16()).all(1)
+    expected = torch.cat([*rounded.values()])
+    assert is_padding.any()
+    sums = features[~is_padding].float().sum(1)
+    assert torch.equal(sums.sort()[0], expected.float().sum(1).sort()[0])
+
+
+def test_columns_and_exports_have_its_values(cache, rounded, tmp_path, cli):
+    halves = featcache.open(cache, "halves")
+    done = cli("export", "--to", "numpy", halves.version.path, "-o", tmp_path / "out").with_code(0)
+    assert "bfloat16 is written as float32, which holds it exactly" in done.out + done.err
+    for id_, expected in rounded.items():
+        array = np.load(tmp_path / "out" / f"{id_}.npy")
+        np.testing.assert_array_equal(array, expected.float().numpy())
+
+
 def test_statistics_vectors_and_live_features_are_of_its_values(
     cache, rounded, plain, tmp_path, cli
 ):
