@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from featcache.loader.corpus import Corpus as Corpus
     from featcache.loader.data_loader import DataLoader as DataLoader
     from featcache.loader.dataset import FeatureDataset as FeatureDataset
+    from featcache.loader.mixture import Mixture as Mixture
     from featcache.loader.opening import open as open  # noqa: A004
+    from featcache.loader.packed_loader import PackedLoader as PackedLoader
     from featcache.loader.sampler import BucketBatchSampler as BucketBatchSampler
     from featcache.loader.windows import Crop as Crop
     from featcache.quantize import dequantize as dequantize
@@ -47,8 +49,10 @@ _HOME = {
     "FeatcacheError": "errors",
     "FeatcacheWarning": "errors",
     "FeatureDataset": "loader.dataset",
+    "Mixture": "loader.mixture",
     "Observer": "engines.main_job",
     "Options": "extraction.options",
+    "PackedLoader": "loader.packed_loader",
     "dequantize": "quantize",
     "extract": "engines.main_job",
     "extractor": "extraction.live",

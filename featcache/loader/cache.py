@@ -8,6 +8,7 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -327,6 +328,23 @@ class Cache:
         if self.spec.axis.is_ragged:
             return padded
         return padded.view(len(padded), *padded.shape[2:])
+
+    def frames(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
+        """Return existing frames of some utterances, each `[frames, *item_shape]`: mapped; or
+        new arrays, if they are checked or quantised."""
+        if self.check or self.spec.is_quantized:
+            items = map(self.item, spans.positions.tolist())
+            ranges = zip(items, spans.firsts.tolist(), spans.counts.tolist(), strict=True)
+            as_entries = self.spec.axis.as_entries
+            arrays = [as_entries(item)[first : first + count] for item, first, count in ranges]
+        else:
+            arrays = self._shards.frames(spans)
+        return arrays if codebooks is None else [frames[:, :codebooks] for frames in arrays]
+
+    def read_ahead(self, arrays: Sequence[NDArray[Any]]) -> AbstractContextManager[None]:
+        """Return the context to read arrays in: from a disk, all are requested before the
+        first is read."""
+        return self._shards.read_ahead(arrays)
 
     def _checked(
         self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby, islice, repeat
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Protocol, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch.utils.data import Subset
 
 from featcache.device import PinnedMemory, on_this_device, parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
-from featcache.loader.cache import Buffers
+from featcache.loader.cache import Buffers, Memory
 from featcache.loader.dataset import FeatureDataset, FrameRanges, Move
 from featcache.loader.local_copies import ObjectShards
 from featcache.loader.sampler import Batching, BucketBatchSampler, other_rows
@@ -43,6 +43,21 @@ _SHARDS_AT_ONCE = 8
 
 _MOST_WINDOWS = 4
 """Windows that are taken ahead of the current one."""
+
+
+class Gathered(Protocol):
+    """Frames of a version that become one tensor, see `FrameRanges`."""
+
+    @property
+    def version(self) -> DatasetVersion:
+        """The version."""
+
+    @property
+    def levels(self) -> FrameRanges | None:
+        """The ranges, if `gather` can return levels."""
+
+    def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
+        """Return the tensor."""
 
 
 class DataLoader:
@@ -129,7 +144,7 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        sends_requests = any(not shards.places for _, shards in _remote(self.dataset))
+        sends_requests = any(not shards.places for _, shards in _remote(self._versions))
         if prefetch is None:
             prefetch = _PREFETCH_REQUESTS if sends_requests else _PREFETCH
         self.prefetch = require_int("prefetch", prefetch, 1, 1 << 20)
@@ -173,7 +188,7 @@ class DataLoader:
         # The sampler may be in another pass.
         consumed = min(sampler.given, self._latest.received)
         state = sampler.state_dict(consumed=consumed)
-        return {"sampler": state, "rows": self.dataset.lengths.digest}
+        return {"sampler": state, "rows": self.dataset.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration yield what was left when the state was taken, as of a
@@ -186,7 +201,7 @@ class DataLoader:
                 "this is not the state of a DataLoader: give what its state_dict returned"
             ) from error
         sampler = self._stateful()
-        digest = self.dataset.lengths.digest
+        digest = self.dataset.digest
         if state.get("rows", digest) != digest:
             raise ArgumentError(other_rows(len(self.dataset)))
         sampler.load_state_dict(inner)
@@ -195,6 +210,11 @@ class DataLoader:
         """Return the batch sampler, or its own sampler, if it has this attribute."""
         samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
+
+    @property
+    def _versions(self) -> list[DatasetVersion]:
+        """The versions that batches are read from."""
+        return self.dataset.versions
 
     @cached_property
     def _transfer(self) -> Transfer:
@@ -221,7 +241,7 @@ class DataLoader:
         shards: ShardsAhead | None = None
         upcoming: Iterator[tuple[list[int], Reading]]
         upcoming = zip(map(_rows_of, batches), repeat(nullcontext()))
-        are_copied = any(shards.places for _, shards in _remote(self.dataset))
+        are_copied = any(shards.places for _, shards in _remote(self._versions))
         if are_copied and getattr(batches, "has_windows", False):
             shards = ShardsAhead(self.dataset)
             upcoming = shards.windows(map(_rows_of, batches), batches)
@@ -267,15 +287,20 @@ class DataLoader:
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
         """Return a batch as training gets it, and the mark of its arrival on the device."""
 
-        def gather(ranges: FrameRanges) -> torch.Tensor:
-            return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
-
         with reading:
-            batch: Any = self.dataset.batch_in(epoch, rows, gather, self._transfer.move)
+            batch: Any = self._read(rows, epoch)
         if self.transform is not None:
             with self._transfer.working():
                 batch = self.transform(batch)
         return [batch, self._transfer.mark()]
+
+    def _read(self, rows: list[int], epoch: int) -> dict[str, Any]:
+        """Return the batch of some rows, before `transform`."""
+        return self.dataset.batch_in(epoch, rows, self._gather, self._transfer.move)
+
+    def _gather(self, ranges: Gathered) -> torch.Tensor:
+        """Return frames on the device, in their dtype."""
+        return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
 
 
 def _whole(dataset: Any) -> FeatureDataset:
@@ -359,10 +384,10 @@ def _rows_of(batch: Iterable[int]) -> list[int]:
         ) from None
 
 
-def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
+def _remote(versions: Iterable[DatasetVersion]) -> list[tuple[DatasetVersion, ObjectShards]]:
     """List the versions in an object store."""
-    versions = ((version, version.cache._shards) for version in dataset.versions)
-    return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
+    pairs = ((version, version.cache._shards) for version in versions)
+    return [(version, shards) for version, shards in pairs if isinstance(shards, ObjectShards)]
 
 
 _Key: TypeAlias = tuple[ObjectShards, int]
@@ -383,7 +408,7 @@ class ShardsAhead:
     A shard that cannot be fetched raises its error where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
-        remote = _remote(dataset)
+        remote = _remote(dataset.versions)
         self._versions = [(version, shards) for version, shards in remote if shards.places]
         self._process = os.getpid()
         self._changed = threading.Condition()
@@ -521,7 +546,7 @@ class Transfer:
         self._gathered = Buffers(kept=num_batches)
         self._converted = Buffers(kept=num_batches)
 
-    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
+    def gather(self, ranges: Gathered, dtype: torch.dtype | None) -> torch.Tensor:
         """Gather padded frames; copy them to the device and convert them."""
         gathered = ranges.gather(self._gathered.take)
         if self._device.type != "cpu":
@@ -562,18 +587,18 @@ class _CudaTransfer(Transfer):
         for _ in range(num_batches):
             self._free.put(PinnedMemory())
 
-    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
+    def gather(self, ranges: Gathered, dtype: torch.dtype | None) -> torch.Tensor:
         # Levels have a quarter of the bytes, and become values on the GPU.
-        raw = ranges.version.cache.spec.is_quantized
+        levels = ranges.levels
         pinned = self._free.get()
         try:
-            stored = ranges.gather(pinned.take, raw)
+            stored = ranges.gather(pinned.take, levels is not None)
             with self.working():
                 features = stored.to(self._device, non_blocking=True)
                 pinned.copied.record(self._stream)
-                if not raw:
+                if levels is None:
                     return features if dtype is None else features.to(dtype)
-                return dequantized(features, ranges, dtype, self.move)
+                return dequantized(features, levels, dtype, self.move)
         finally:
             self._free.put(pinned)
 

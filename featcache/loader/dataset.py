@@ -74,6 +74,11 @@ class FrameRanges(Spans):
     """Where the window of each utterance begins, and how long it is, in seconds; None for
     whole utterances."""
 
+    @property
+    def levels(self) -> Self | None:
+        """The ranges, if `gather` can return levels."""
+        return self if self.version.cache.spec.is_quantized else None
+
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """Return the padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised
         frames as levels, padded with 0."""
@@ -217,7 +222,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self)}
-        state.pop("lengths", None)
+        for made_of_rows in ("lengths", "digest"):
+            state.pop(made_of_rows, None)
         before = state.pop("_shared", None)
         if is_spawning():
             arrays = {name: state.pop(name) for name in _ARRAYS}
@@ -279,9 +285,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         lengths = self.versions[0].values_of(self.versions[0].cache.lengths)
         if self._windows is not None:
             lengths = np.minimum(lengths, self._windows.length)
+        return RowLengths.of(lengths, self.digest)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the utterances' ids, in their order, and of what each was extracted from."""
         ids, row_hashes = self.versions[0].cache.identity()
         parts = ids if self._ids is None else [self._ids]
-        return RowLengths.of(lengths, digest_of(parts, self.versions[0].values_of(row_hashes)))
+        return digest_of(parts, self.versions[0].values_of(row_hashes))
+
+    @property
+    def is_cropped(self) -> bool:
+        """True if only a window of each utterance is read."""
+        return self._windows is not None
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
         """Return the dataset of some rows, in their order, such as a fold, with its own epoch.
@@ -420,11 +436,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         )
 
 
+def cells_of(column: TypedColumn, rows: Ints) -> NDArray[Any] | list[Any]:
+    """Return the values of some rows of a column: numbers as an array, others as a list."""
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
+
+
 def _in_batch(column: TypedColumn, rows: Ints, move: Move) -> Any:
     """Return the values of some rows of a column, as a batch has them."""
-    if isinstance(column, np.ndarray):
-        return move(torch.from_numpy(column[rows]))
-    return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
+    cells = cells_of(column, rows)
+    return move(torch.from_numpy(cells)) if isinstance(cells, np.ndarray) else cells
 
 
 class Item(dict[str, Any]):

@@ -152,16 +152,16 @@ class Shards:
         return item
 
     def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
-        slices = []
-        for number, first, count in ranges:
-            frames = self._map(number)[first : first + count]
-            if len(frames) != count:
-                shard = self._shard(number)
-                raise DamagedError(
-                    f"{shard.folder}: damaged: it ends before frame {first + count}",
-                    shard.store.location,
-                )
-            slices.append(frames)
+        features = {number: self._map(number) for number in {number for number, *_ in ranges}}
+        slices = [features[number][first : first + count] for number, first, count in ranges]
+        if [*map(len, slices)] != [count for *_, count in ranges]:
+            pairs = zip(slices, ranges, strict=True)
+            short = next(range_ for frames, range_ in pairs if len(frames) != range_[2])
+            shard = self._shard(short[0])
+            raise DamagedError(
+                f"{shard.folder}: damaged: it ends before frame {short[1] + short[2]}",
+                shard.store.location,
+            )
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:

@@ -174,13 +174,18 @@ def _state(seed: int, epoch: int) -> np.uint64:
 
 
 def _hashes(seed: int, epoch: int, positions: Ints) -> NDArray[np.uint64]:
-    """Return 64 well-mixed bits for each position.
+    """Return 64 well-mixed bits for each position, from a state that is drawn for each epoch."""
+    return mixed(
+        _state(seed, epoch)
+        + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    )
+
+
+def mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of each number.
 
     Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-    generators"), whose state is drawn for each epoch from numpy's SeedSequence."""
-    z = _state(seed, epoch) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
+    generators")."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -84,6 +84,7 @@ PACKAGES = {
     "docs/from-other-tools.md": ["lhotse", "datasets", "torchaudio"],
     "docs/loader.md": ["transformers"],
     "docs/manifest.md": ["lhotse"],
+    "docs/packing.md": ["transformers"],
     "docs/stories.md": ["transformers"],
 }
 """What pages need beyond featcache[extract]; where one is not installed, the page is not

@@ -354,3 +354,29 @@ def test_a_span_of_seconds_is_the_same_at_three_rates(three_rates):
         codes = three_rates.track(name).item("utt-3", start=5 * 2048 / 24000, duration=0.5)
         assert int(codes[0, 0]) == 5 << level
         assert len(codes) == round(0.5 * RATES[name])
+
+
+@pytest.mark.parametrize("overflow", ["error", "split"])
+@pytest.mark.filterwarnings("ignore:4 utterances:featcache.FeatcacheWarning")
+def test_packed_rows_have_the_events_of_their_documents_and_parts_those_of_their_time(
+    both, overflow
+):
+    tokens = {"error": 500, "split": 75}[overflow]
+    dataset = featcache.FeatureDataset(both, classes="words")
+    loader = featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow=overflow)
+    seen = 0
+    for batch in loader:
+        events, first = batch["features"]["words"], 0
+        assert batch["lengths"]["words"].tolist() == events.lengths.tolist()
+        for document, id_ in enumerate(batch["ids"]):
+            is_own = batch["document_ids"]["fbank"] == document
+            frames = batch["features"]["fbank"][is_own]
+            start, duration = float(frames[0, 0]) / 100, len(frames) / 100
+            expected = both["words"].item(id_, start=start, duration=duration)
+            last = first + int(events.lengths[document])
+            assert events.rows[first:last].tolist() == [document] * len(expected)
+            assert events.times[first:last].tolist() == [[*event[:2]] for event in expected]
+            labels = [dataset.classes["words"][number] for number in events.labels[first:last]]
+            assert labels == [event.label for event in expected]
+            first, seen = last, seen + len(frames)
+    assert seen == 4 * 200

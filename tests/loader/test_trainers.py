@@ -244,3 +244,90 @@ def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(cli, ma
             assert first
             assert second
         assert ours[0] != ours[1]
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+def test_lightning_goes_on_with_packed_rows_from_any_checkpoint(made, tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Looks(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+            self.seen = []
+
+        def training_step(self, batch, number):
+            self.seen.append((self.current_epoch, batch["ids"]))
+            return self.scale * batch["features"].float().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    dataset = made.dataset(columns=["digit"])
+    off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+
+    def fit(callbacks=(), checkpoint=None):
+        tokens = int(dataset.lengths.max())
+        loader = featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow="error")
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            use_distributed_sampler=False,
+            callbacks=[*callbacks],
+            enable_checkpointing=bool(callbacks),
+            log_every_n_steps=1,
+            **off,
+        )
+        model = Looks()
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        return model.seen
+
+    each_step = ModelCheckpoint(
+        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
+    )
+    whole = fit([each_step])
+    steps = [sum(epoch == number for epoch, _ in whole) for number in range(2)]
+    for epoch in range(2):
+        ids = [id_ for number, ids in whole for id_ in ids if number == epoch]
+        assert sorted(ids) == sorted(made.rows)
+    for step in (1, steps[0] - 1, steps[0] + 1):
+        assert fit(checkpoint=tmp_path / f"step={step}.ckpt") == whole[step:]
+
+
+def test_accelerate_saves_and_loads_the_state_of_packed_rows(made, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+
+    def begun():
+        dataset = made.dataset(columns=["digit"])
+        tokens = int(dataset.lengths.max())
+        loader = featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow="error")
+        accelerator = accelerate.Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(loader)
+        return accelerator, loader
+
+    accelerator, loader = begun()
+    whole = [batch["ids"] for batch in loader]
+    accelerator, loader = begun()
+    batches = iter(loader)
+    assert [next(batches)["ids"] for _ in range(2)] == whole[:2]
+    accelerator.save_state(tmp_path)
+    accelerator, loader = begun()
+    accelerator.load_state(tmp_path)
+    assert [batch["ids"] for batch in loader] == whole[2:]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_workers_of_torchs_loader_share_the_packed_rows(made, num_workers):
+    dataset = made.dataset(columns=["digit"])
+    tokens = int(dataset.lengths.max())
+    loader = featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow="error")
+    shared = DataLoader(
+        loader, batch_size=None, num_workers=num_workers, multiprocessing_context="fork"
+    )
+    assert [batch["ids"] for batch in shared] == [batch["ids"] for batch in loader]

@@ -1,0 +1,163 @@
+"""The documents of packed rows: utterances, or parts of them, as each source gives them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError
+from featcache.loader.dataset import FeatureDataset
+from featcache.loader.packing import shuffled
+from featcache.loader.utterances import DatasetVersion
+from featcache.spec import Ints
+
+Overflow = Literal["error", "split", "drop"]
+"""The treatment of utterances that are longer than a row."""
+
+_CHUNK = 1 << 16
+
+
+class Documents(NamedTuple):
+    """Utterances, or parts of utterances, in some order."""
+
+    sources: Ints
+    """The number of the source of each, `[documents]`."""
+    rows: Ints
+    """The row of each in its source's dataset, `[documents]`."""
+    parts: Ints
+    """The number of the part; 0 for the first part, and for whole utterances, `[documents]`."""
+    are_last: NDArray[np.bool_]
+    """True for the last part, and for whole utterances, `[documents]`."""
+    sizes: Ints
+    """The tokens that each takes in a row, `[documents]`."""
+    firsts: Ints
+    """The first frame of each in each version of frames, `[versions, documents]`."""
+    counts: Ints
+    """The frames of each in each version of frames, `[versions, documents]`."""
+
+    def take(self, numbers: Ints) -> Documents:
+        """Return some documents, in their order."""
+        return Documents._make(column[..., numbers] for column in self)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Documents:
+        """Join several, one after the other."""
+        return cls._make(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+
+
+class Budget:
+    """The room of a row in each version of frames. Raises ArgumentError if there is none.
+
+    Attributes:
+        tokens: The tokens of a row: frames of the first version of frames.
+        spare: The tokens that stay free after each document.
+        ratios: The frame rate of each version, relative to the first one's.
+        most: The most tokens of a document.
+    """
+
+    def __init__(
+        self, dataset: FeatureDataset, tokens: int, spare: int, overflow: Overflow
+    ) -> None:
+        axes = {version.name: version.cache.spec.axis for version in dataset.versions}
+        for name, axis in axes.items():
+            if axis.is_ragged and not axis.exact_rate and not axis.has_times:
+                raise ArgumentError(f"the entries of {name!r} have no rate: they fit into no row")
+        rates = [axis.exact_rate for axis in axes.values() if axis.exact_rate]
+        if not rates:
+            raise ArgumentError("no version has frames, which rows are filled with")
+        self.tokens, self.spare, self.overflow = tokens, spare, overflow
+        self.ratios = [rate / rates[0] for rate in rates]
+        self.most = tokens - spare
+
+    def room(self, ratio: Fraction) -> tuple[int, int]:
+        """Return the frames of a row in a version, and those that stay free after a document."""
+        return math.ceil(self.tokens * ratio), math.floor(self.spare * ratio)
+
+    def sizes(self, counts: Ints) -> Ints:
+        """Return the tokens of documents with these frames, int64 `[versions, documents]`: as
+        many as last as long as the longest version."""
+        columns = zip(counts, self.ratios, strict=True)
+        tokens = [-(-count * ratio.denominator // ratio.numerator) for count, ratio in columns]
+        sizes: Ints = np.maximum.reduce(tokens)
+        return sizes
+
+
+class Source:
+    """A dataset of a mixture, whose utterances become documents.
+
+    Attributes:
+        long: The number of utterances that are longer than a row, and their tokens.
+        longest: The tokens of the longest utterance.
+        kept: The number of utterances that are not dropped.
+        tokens: Their tokens.
+        sizes: The tokens that they take in rows.
+        digest: A hash of the lengths of all utterances.
+    """
+
+    def __init__(self, number: int, dataset: FeatureDataset, budget: Budget) -> None:
+        self.number, self.dataset, self._budget = number, dataset, budget
+        self.kept = self.tokens = self.sizes = self.longest = 0
+        long = np.zeros(2, np.int64)
+        digest = hashlib.sha256()
+        for first in range(0, len(dataset), _CHUNK):
+            rows = np.arange(first, min(first + _CHUNK, len(dataset)))
+            counts = self._counts(rows)
+            digest.update(np.ascontiguousarray(counts, "<i8").data)
+            sizes = budget.sizes(counts)
+            long_tokens = counts[0][sizes > budget.most]
+            long += len(long_tokens), long_tokens.sum()
+            documents, _ = self._documents(rows, counts)
+            self.longest = max(self.longest, int(sizes.max()))
+            self.kept += int((documents.parts == 0).sum())
+            self.tokens += int(documents.counts[0].sum())
+            self.sizes += int(documents.sizes.sum())
+        self.long = tuple(long.tolist())
+        self.digest = digest.hexdigest()
+
+    def draw(self, first: int, most: int, seeds: tuple[int, ...]) -> tuple[Documents, Ints]:
+        """Draw up to `most` utterances from a place on: a shuffled pass of all utterances,
+        then another. Returns the documents, and the number of the utterance of each."""
+        number, place = divmod(first, len(self.dataset))
+        places = np.arange(place, min(place + most, len(self.dataset)))
+        rows = shuffled(places, len(self.dataset), (*seeds, self.number, number))
+        return self._documents(rows, self._counts(rows))
+
+    def _documents(self, rows: Ints, counts: Ints) -> tuple[Documents, Ints]:
+        most, spare = self._budget.most, self._budget.spare
+        sizes = self._budget.sizes(counts)
+        num_parts = np.maximum(1, -(-sizes // most))
+        if self._budget.overflow == "drop":
+            num_parts[sizes > most] = 0
+        numbers = np.repeat(np.arange(len(rows)), num_parts)
+        parts = np.arange(len(numbers)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+        are_last = parts + 1 == num_parts[numbers]
+        firsts, ends = np.empty((2, len(counts), len(numbers)), np.int64)
+        for version, ratio in enumerate(self._budget.ratios):
+            whole, step = counts[version][numbers], most * ratio.numerator
+            firsts[version] = np.minimum(parts * step // ratio.denominator, whole)
+            ends[version] = np.minimum((parts + 1) * step // ratio.denominator, whole)
+            ends[version][are_last] = whole[are_last]
+        # A part may have a frame more than its time; a full one has a row of its own.
+        sizes = np.minimum(self._budget.sizes(ends - firsts), most) + spare
+        sources = np.full(len(numbers), self.number)
+        columns = sources, rows[numbers], parts, are_last, sizes, firsts, ends - firsts
+        return Documents(*columns), numbers
+
+    def _counts(self, rows: Ints) -> Ints:
+        """Return the frames of some rows in each version of frames, `[versions, rows]`."""
+        counts = [
+            version.cache.lengths[version.positions_of(rows)]
+            for version in frame_versions(self.dataset)
+        ]
+        return np.array(counts, np.int64)
+
+
+def frame_versions(dataset: FeatureDataset) -> list[DatasetVersion]:
+    """List the versions of frames."""
+    return [version for version in dataset.versions if version.cache.spec.axis.exact_rate]

@@ -1,0 +1,215 @@
+"""A packed batch: the documents of some rows, gathered straight into these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.loader.cache import Buffers, Memory, tensor_in
+from featcache.loader.data_loader import Gathered
+from featcache.loader.dataset import FeatureDataset, Move, cells_of
+from featcache.loader.documents import Budget, Documents, frame_versions
+from featcache.loader.events import EventBatch
+from featcache.loader.mixture import Mixture
+from featcache.loader.packed_rows import Batch
+from featcache.loader.packing import boundaries, starts_in_rows, write_documents
+from featcache.loader.shards import Spans
+from featcache.loader.utterances import DatasetVersion
+from featcache.spec import Ints
+
+_OF_FRAMES = ("document_ids", "positions", "cu_seqlens", "max_seqlen")
+"""The keys of a packed batch that belong to a version of frames."""
+
+OWN_KEYS = (*_OF_FRAMES, "rows", "parts", "sources")
+"""The keys of a packed batch that those of other batches do not have."""
+
+_MEMORY = Buffers(kept=8)
+"""Memory for document ids and positions: new memory costs more than to write them."""
+
+_NO_LIMIT = 1e300
+"""A duration in seconds that takes all events."""
+
+
+@dataclass(frozen=True)
+class PackedRanges:
+    """The frames, or the vectors, that a batch holds of one version."""
+
+    version: DatasetVersion
+    """The version of the first source, for what all have in common."""
+    parts: Sequence[tuple[DatasetVersion, Spans, Ints]]
+    """The spans of each source, and the numbers of their documents."""
+    shape: tuple[int, ...]
+    """The shape of the tensor, without that of a frame."""
+    starts: Ints
+    """Where each document begins in the flattened tensor; they rise."""
+
+    levels = None
+
+    def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
+        """Return the frames, `[*shape, *item_shape]`, padded behind each document."""
+        version, spec = self.version, self.version.cache.spec
+        item_shape = spec.item_shape if version.codebooks is None else (version.codebooks,)
+        memory = out or (lambda num_bytes: np.empty(num_bytes, np.uint8).data)
+        tensor = tensor_in(memory, (*self.shape, *item_shape), np.dtype(spec.dtype))
+        flat = tensor.numpy().reshape(-1, *item_shape)
+        pieces: list[NDArray[Any]] = [flat[:0]] * len(self.starts)
+        ends = self.starts.copy()
+        with ExitStack() as reading:
+            for of_source, spans, numbers in self.parts:
+                frames = of_source.cache.frames(spans, of_source.codebooks)
+                reading.enter_context(of_source.cache.read_ahead(frames))
+                ends[numbers] += spans.counts
+                for number, piece in zip(numbers.tolist(), frames, strict=True):
+                    pieces[number] = piece
+            gaps = np.append(self.starts, len(flat)) - np.append(0, ends)
+            value = np.array(version.padding_value, flat.dtype)
+            padding = np.broadcast_to(value, (int(gaps.max()), *item_shape))
+            # From the last gap on, so that the numbers of those before stay.
+            for place in np.flatnonzero(gaps)[::-1].tolist():
+                pieces.insert(place, padding[: gaps[place]])
+            np.concatenate(pieces, out=flat)
+        return tensor
+
+
+class PackedBatch:
+    """The documents of a batch. `gather` makes the tensors of frames, and `move` takes all
+    other tensors to their device."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        budget: Budget,
+        num_rows: int,
+        batch: Batch,
+        gather: Callable[[Gathered], torch.Tensor],
+        move: Move,
+    ) -> None:
+        self._mixture, self._budget, self._num_rows = mixture, budget, num_rows
+        self._documents, self._row_of = batch
+        self._gather, self._move = gather, move
+        numbers = [
+            np.flatnonzero(self._documents.sources == number)
+            for number in range(len(mixture.sources))
+        ]
+        self._parts: list[tuple[FeatureDataset, Ints, Documents]] = [
+            (dataset, inside, self._documents.take(inside))
+            for dataset, inside in zip(mixture.sources.values(), numbers, strict=True)
+        ]
+        """The documents of each source, with their numbers."""
+        self._order = np.argsort(np.concatenate(numbers), kind="stable")
+        """The order that brings values from source to source into that of the documents."""
+
+    def read(self) -> dict[str, Any]:
+        """Return the batch, which `PackedLoader` describes."""
+        first = self._mixture.first
+        read = [self._version(number) for number in range(len(first.versions))]
+        batch: dict[str, Any] = {"ids": self._merged(dataset.ids for dataset, *_ in self._parts)}
+        for key in ("features", "lengths", *_OF_FRAMES):
+            pairs = zip(first.names, read, strict=True)
+            values = {name: version[key] for name, version in pairs if key in version}
+            batch[key] = values if len(read) > 1 else values[first.names[0]]
+        batch["rows"] = self._tensor(self._row_of)
+        batch["parts"] = self._tensor(self._documents.parts)
+        if len(self._parts) > 1:
+            names = [*self._mixture.sources]
+            batch["sources"] = [names[number] for number in self._documents.sources.tolist()]
+        for name in first.columns:
+            batch[name] = self._merged(dataset.columns[name] for dataset, *_ in self._parts)
+        return batch
+
+    def _merged(self, columns: Iterable[Any]) -> Any:
+        """Return the values of all documents, of the column of each source."""
+        pairs = zip(columns, self._parts, strict=True)
+        cells = [cells_of(column, documents.rows) for column, (_, _, documents) in pairs]
+        if isinstance(cells[0], np.ndarray):
+            return self._tensor(np.concatenate(cells)[self._order])
+        every = [*chain(*cells)]
+        return [every[place] for place in self._order.tolist()]
+
+    def _version(self, number: int) -> dict[str, Any]:
+        """Return what the batch has of one version."""
+        version = self._mixture.first.versions[number]
+        axis = version.cache.spec.axis
+        if axis.has_times:
+            events = self._events(number)
+            return {"features": events, "lengths": events.lengths}
+        if not axis.exact_rate:
+            starts = np.arange(len(self._row_of))
+            one = np.ones_like(starts)
+            features = self._frames(number, 0 * one, one, starts.shape, starts)
+            return {"features": features, "lengths": None}
+        place = [one.name for one in frame_versions(self._mixture.first)].index(version.name)
+        row_length, spare = self._budget.room(self._budget.ratios[place])
+        firsts, counts = self._documents.firsts[place], self._documents.counts[place]
+        starts = starts_in_rows(self._row_of, counts + spare, row_length)
+        ends = starts + counts + spare
+        shape = (self._num_rows, row_length)
+        bounds = boundaries(starts, ends, *shape)
+        memory = _MEMORY.take(2 * 4 * self._num_rows * row_length)
+        ids, positions = np.frombuffer(memory, np.int32).reshape(2, *shape)
+        write_documents(ids.reshape(-1), positions.reshape(-1), starts, ends)
+        return {
+            "features": self._frames(number, firsts, counts, shape, starts),
+            "lengths": self._tensor(counts),
+            "document_ids": self._tensor(ids),
+            "positions": self._tensor(positions),
+            "cu_seqlens": self._tensor(bounds),
+            "max_seqlen": int(np.diff(bounds).max()),
+        }
+
+    def _found(self, number: int) -> Iterator[tuple[DatasetVersion, Ints, Ints, Documents]]:
+        """Yield a version of each source, the positions of its documents, their numbers, and
+        the documents."""
+        for dataset, inside, documents in self._parts:
+            version = dataset.versions[number]
+            yield version, version.positions_of(documents.rows), inside, documents
+
+    def _frames(
+        self, number: int, firsts: Ints, counts: Ints, shape: tuple[int, ...], starts: Ints
+    ) -> torch.Tensor:
+        parts = [
+            (version, Spans(positions, firsts[inside], counts[inside]), inside)
+            for version, positions, inside, _ in self._found(number)
+        ]
+        version = self._mixture.first.versions[number]
+        return self._gather(PackedRanges(version, parts, shape, starts))
+
+    def _events(self, number: int) -> EventBatch:
+        """Return the events of all documents; in parts of utterances, those of the part."""
+        read = []
+        sources = zip(self._found(number), self._mixture.sources.values(), strict=True)
+        for (version, positions, inside, documents), dataset in sources:
+            rate = float(frame_versions(dataset)[0].cache.spec.axis.exact_rate)
+            start = duration = None
+            if not (documents.are_last & (documents.parts == 0)).all():
+                start = documents.firsts[0] / rate
+                duration = np.where(documents.are_last, _NO_LIMIT, documents.counts[0] / rate)
+            reader = version.cache.event_reader()
+            events = reader.batch(positions, start, duration, torch.from_numpy, version.classes)
+            read.append((events, inside[events.rows.numpy()]))
+        rows = np.concatenate([rows for _, rows in read])
+        order = np.argsort(rows, kind="stable")
+        labels: Any = [events.labels for events, _ in read]
+        if labels[0] is None:
+            labels = None
+        elif isinstance(labels[0], torch.Tensor):
+            labels = self._move(torch.cat(labels)[order])
+        else:
+            every = [*chain(*labels)]
+            labels = [every[event] for event in order.tolist()]
+        return EventBatch(
+            self._move(torch.cat([events.times for events, _ in read])[order]),
+            self._tensor(rows[order]),
+            self._tensor(np.bincount(rows, minlength=len(self._row_of))),
+            labels,
+        )
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return self._move(torch.from_numpy(array))

@@ -1,0 +1,112 @@
+"""Rows of a fixed number of tokens that hold whole documents, as full as possible.
+
+All functions are pure, and give the same on every machine: their arithmetic is of
+integers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.loader.windows import mixed
+from featcache.spec import Ints
+
+_ROW_BITS = 32
+"""The low bits of an open row, which are its number; its free tokens are above them."""
+
+_ROUNDS = 6
+
+
+def best_fit(sizes: Ints, tokens: int) -> Ints:
+    """Put documents of up to `tokens` tokens into rows of that many. Returns the row of each
+    document, int64 `[documents]`.
+
+    The largest documents come first. Each goes into the row with the least free tokens that
+    are enough, or into a new row."""
+    row_of = np.empty(len(sizes), np.int64)
+    largest_first = np.argsort(-sizes, kind="stable")
+    open_rows: list[int] = []
+    num_rows = 0
+    pairs = zip(largest_first.tolist(), sizes[largest_first].tolist(), strict=True)
+    for document, size in pairs:
+        place = bisect_left(open_rows, size << _ROW_BITS)
+        if place < len(open_rows):
+            row = open_rows.pop(place)
+        else:
+            row = tokens << _ROW_BITS | num_rows
+            num_rows += 1
+        row_of[document] = row & ((1 << _ROW_BITS) - 1)
+        insort(open_rows, row - (size << _ROW_BITS))
+    return row_of
+
+
+def in_balance(amounts: Ints) -> Ints:
+    """Order rows so that the sum of the first rows, however many, is close to their share of
+    the sum of all. Equally good rows stay in their order. `amounts` are what each row holds
+    of each source, int64 `[rows, sources]`."""
+    surplus = amounts * len(amounts) - amounts.sum(0)
+    left = np.arange(len(amounts))
+    reached = np.zeros(amounts.shape[1], np.int64)
+    order = np.empty(len(amounts), np.int64)
+    for place in range(len(amounts)):
+        best = int(np.abs(surplus[left] + reached).max(1).argmin())
+        order[place] = left[best]
+        reached += surplus[left[best]]
+        left = np.delete(left, best)
+    return order
+
+
+def shuffled(numbers: Ints, count: int, seeds: tuple[int, ...]) -> Ints:
+    """Return where a shuffle of `count` rows puts the rows of these numbers, int64
+    `[numbers]`, without a list of all rows.
+
+    Source: a Feistel network over 4^h ≥ `count` numbers, applied again to what falls
+    outside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains")."""
+    half = np.uint64(max(1, (int(count - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.SeedSequence(seeds).generate_state(_ROUNDS, np.uint64)
+    places = numbers.astype(np.uint64)
+    outside = np.arange(len(places))
+    while len(outside):
+        left, right = places[outside] >> half, places[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (mixed(right ^ key) & mask)
+        places[outside] = left << half | right
+        outside = outside[places[outside] >= count]
+    return places.astype(np.int64)
+
+
+def starts_in_rows(row_of: Ints, lengths: Ints, row_length: int) -> Ints:
+    """Return where each document begins in the flattened rows, int64 `[documents]`. The
+    documents of a row stand next to each other, and rows rise."""
+    begins = np.cumsum(lengths) - lengths
+    is_first = np.diff(row_of, prepend=-1) > 0
+    of_rows = begins[is_first][np.cumsum(is_first) - 1]
+    starts: Ints = row_of * row_length + begins - of_rows
+    return starts
+
+
+def write_documents(
+    ids: NDArray[np.int32], positions: NDArray[np.int32], starts: Ints, ends: Ints
+) -> None:
+    """Write the document of each token, -1 where there is none, and the token's number in it, 0
+    where there is none. Document `i` has the tokens from `starts[i]` to `ends[i]`."""
+    ids.fill(-1)
+    positions.fill(0)
+    count_up = np.arange((ends - starts).max(initial=0), dtype=np.int32)
+    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+    for document, (begin, end) in enumerate(pairs):
+        ids[begin:end] = document
+        positions[begin:end] = count_up[: end - begin]
+
+
+def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:
+    """Return where sequences begin and end in flattened rows, rising, int32: each document, and
+    the padding of each row. A document without frames has none."""
+    is_bound = np.zeros(num_rows * row_length + 1, bool)
+    is_bound[::row_length] = True
+    is_bound[starts] = True
+    is_bound[ends] = True
+    return np.flatnonzero(is_bound).astype(np.int32)
