@@ -83,6 +83,21 @@ def test_xvector_trains_with_noise_drawn_in_two_places(cli, digits):
         assert 0 <= accuracy <= 100
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_language_model_goes_on_as_if_it_had_not_been_killed(cli, digits, tmp_path):
+    pytest.importorskip("transformers")
+    from small_models import encodec_24khz
+
+    options = ["--data", digits, "--weights", encodec_24khz(tmp_path / "weights")]
+    done = run(cli, "train_speech_lm.py", *options, "--steps", 6, "--threads", 1).with_code(0)
+    losses = rows_of(done.out)
+    assert losses["last step"][0] < losses["first step"][0]
+    for whole, resumed in losses.values():
+        assert abs(whole - resumed) < 1e-3
+    assert re.search(r"killed after [2-6] of 6 steps", done.out)
+
+
 @pytest.mark.parametrize("script", ["train_keywords.py", "train_xvector.py"])
 def test_a_manifest_that_is_not_there_is_one_line(monkeypatch, script, tmp_path):
     missing = tmp_path / "none.csv"

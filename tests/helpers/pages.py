@@ -52,6 +52,7 @@ SMALL = {
     "python scripts/stories/train_keywords.py": "--weights encodec --limit 60 "
     "--epochs 1 --more-epochs 1 --channels 8",
     "python scripts/stories/train_xvector.py": "--limit 60 --epochs 2 --channels 8 --threads 1",
+    "python scripts/stories/train_speech_lm.py": "--weights encodec --limit 60 --steps 6 --threads 1",
     "python scripts/gpu/day.py": "--only sanitizer",
     "python scripts/bench/masks.py": "--rounds 1",
     "python scripts/bench/resample.py": "--rounds 1",
