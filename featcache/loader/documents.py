@@ -57,7 +57,6 @@ class Budget:
     Attributes:
         tokens: The tokens of a row: frames of the first version of frames.
         spare: The tokens that stay free after each document.
-        rate: The tokens of a second.
         ratios: The frame rate of each version, relative to the first one's.
         most: The most tokens of a document.
     """
@@ -73,7 +72,7 @@ class Budget:
         if not rates:
             raise ArgumentError("no version has frames, which rows are filled with")
         self.tokens, self.spare, self.overflow = tokens, spare, overflow
-        self.rate, self.ratios = rates[0], [rate / rates[0] for rate in rates]
+        self.ratios = [rate / rates[0] for rate in rates]
         self.most = tokens - spare
 
     def room(self, ratio: Fraction) -> tuple[int, int]:

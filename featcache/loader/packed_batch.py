@@ -187,9 +187,10 @@ class PackedBatch:
 
     def _events(self, number: int) -> EventBatch:
         """Return the events of all documents; in parts of utterances, those of the part."""
-        rate = float(self._budget.rate)
         read = []
-        for version, positions, inside, documents in self._found(number):
+        sources = zip(self._found(number), self._mixture.sources.values(), strict=True)
+        for (version, positions, inside, documents), dataset in sources:
+            rate = float(frame_versions(dataset)[0].cache.spec.axis.exact_rate)
             start = duration = None
             if not (documents.are_last & (documents.parts == 0)).all():
                 start = documents.firsts[0] / rate

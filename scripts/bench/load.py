@@ -3,6 +3,7 @@ from what others use.
 
     pip install '.[extract,bench]' python scripts/bench/load.py [--utterances 3000]
     [--seconds 1] [--rounds 4] [--folder FOLDER] [--json]
+    python scripts/bench/load.py --packed
 
 The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's
 (12.3 s on average), or with --seconds of so many, to a tenth. The same ones quantised are
@@ -35,6 +36,7 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+import packed
 import torch
 from harness import (
     Table,
@@ -66,8 +68,12 @@ def main() -> None:
         seconds=(float, "of each utterance; by default as LibriSpeech's"),
         rounds=6,
         folder=(Path, "on the disk that is to be cold"),
+        packed=(False, "rows of whole utterances instead: see packed.py"),
     )
     torch.set_num_threads(1)
+    if asked.packed:
+        packed.measure(asked)
+        return
     utterances = make_features(asked.utterances, asked.seconds)
     with temporary_folder(asked.folder) as folder:
         speeds = measure(folder, utterances, asked.rounds)

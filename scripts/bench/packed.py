@@ -1,0 +1,141 @@
+"""What `load.py --packed` measures: rows of whole utterances, from featcache and from what
+others use, in tokens a second of CPU time.
+
+Codes of 8 codebooks, uint16, at 12.5, 25 and 50 frames a second, of utterances with lengths
+like LibriSpeech's, in batches of 8 rows of 8,192 tokens. All is in the page cache. Every line
+is the best of the rounds, in which all take turns. CPU time is that of all threads of the
+process: it hardly depends on what else the machine does.
+
+memmap                   a plain loop copies the very rows of featcache from one numpy memmap
+memmap, with documents   and makes document_ids, positions and cu_seqlens, as featcache does
+featcache.PackedLoader   draws, packs and gathers; has also ids, lengths, rows and parts
+TRL                      packs a Dataset of lists by best fit, and reads it; of one codebook"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import process_time
+
+import make_cache
+import numpy as np
+from corpus import KINDS
+from harness import Table, available, present, temporary_folder
+
+import featcache
+
+TOKENS, ROWS, CODEBOOKS = 8192, 8, 8
+
+
+def features_of(count: int, rate: float) -> dict[str, np.ndarray]:
+    """Codes `[frames, codebooks]` by id."""
+    random = np.random.default_rng(0)
+    pool = random.integers(0, 1024, (40 * int(rate) + 5000, CODEBOOKS)).astype(np.uint16)
+    seconds = islice(KINDS["long"].lengths(random), count)
+    lengths = [int(duration * rate) for duration in seconds]
+    firsts = random.integers(0, 5000, count).tolist()
+    return {
+        f"utterance-{number:06d}": pool[first : first + length]
+        for number, (first, length) in enumerate(zip(firsts, lengths, strict=True))
+    }
+
+
+class Gathered:
+    """The rows that a loader yields, copied from one memmap."""
+
+    def __init__(self, path: Path, loader: featcache.PackedLoader) -> None:
+        (dataset,) = loader.mixture.sources.values()
+        frames = [dataset.cache[number] for number in range(len(dataset))]
+        np.save(path, np.concatenate(frames))
+        self.frames = np.asarray(np.load(path, mmap_mode="r"))
+        self.begins = np.cumsum(dataset.lengths) - np.asarray(dataset.lengths)
+        self.batches = [
+            (batch.documents.rows, batch.documents.counts[0], batch.row_of)
+            for batch in loader.batch_sampler
+        ]
+        self.room = [np.empty((ROWS, TOKENS, CODEBOOKS), np.uint16) for _ in range(3)]
+
+    def read(self, has_documents: bool) -> Iterator[np.ndarray]:
+        for number, (rows, counts, row_of) in enumerate(self.batches):
+            out = self.room[number % 3]
+            ids = np.full((ROWS, TOKENS), -1, np.int32)
+            positions = np.zeros((ROWS, TOKENS), np.int32)
+            ends, bounds = [0] * ROWS, []
+            columns = (column.tolist() for column in (self.begins[rows], counts, row_of))
+            for document, (first, count, row) in enumerate(zip(*columns, strict=True)):
+                begin, end = ends[row], ends[row] + count
+                out[row, begin:end] = self.frames[first : first + count]
+                ends[row] = end
+                if has_documents:
+                    ids[row, begin:end] = document
+                    positions[row, begin:end] = np.arange(count)
+                    bounds.append(row * TOKENS + end)
+            for row, end in enumerate(ends):
+                out[row, end:] = 0
+            if has_documents:
+                np.unique([0, *bounds, *range(0, ROWS * TOKENS + 1, TOKENS)]).astype(np.int32)
+            yield out
+
+
+def trl(features: dict[str, np.ndarray]) -> Callable[[], Iterable[object]]:
+    """TRL's packer over the first codebook."""
+    import datasets
+    from trl.data_utils import pack_dataset
+
+    datasets.disable_progress_bars()
+    lists = [array[:, 0] for array in features.values()]
+    dataset = datasets.Dataset.from_dict({"input_ids": lists})
+
+    def read() -> Iterable[object]:
+        packed = pack_dataset(dataset, TOKENS, "bfd").with_format("numpy")
+        return packed.iter(ROWS)
+
+    return read
+
+
+def best_cpu(readers: dict[str, Callable[[], Iterable[object]]], rounds: int) -> dict[str, float]:
+    """The CPU seconds that each takes, in the best of the rounds."""
+    seconds = dict.fromkeys(readers, float("inf"))
+    for _ in range(rounds):
+        for name, read in readers.items():
+            start = process_time()
+            for _ in read():
+                pass
+            seconds[name] = min(seconds[name], process_time() - start)
+    return seconds
+
+
+def measure(asked: argparse.Namespace) -> None:
+    """Measure at each rate, and print tables."""
+    tables = []
+    for rate in (12.5, 25, 50):
+        features = features_of(asked.utterances, rate)
+        with temporary_folder(asked.folder) as folder:
+            items = list(features.items())
+            shards = [dict(items[first : first + 1000]) for first in range(0, len(items), 1000)]
+            cache = make_cache.made_cache(folder / "features", *shards, frame_rate=rate)
+            dataset = featcache.FeatureDataset(cache)
+
+            def loader(dataset: featcache.FeatureDataset = dataset) -> featcache.PackedLoader:
+                return featcache.PackedLoader(dataset, tokens=TOKENS, rows=ROWS, overflow="error")
+
+            gathered = Gathered(folder / "frames.npy", loader())
+            readers: dict[str, Callable[[], Iterable[object]]] = {
+                "memmap": partial(gathered.read, False),
+                "memmap, with documents": partial(gathered.read, True),
+                "featcache.PackedLoader": loader,
+                **available({"TRL": trl}, features),
+            }
+            num_tokens = int(dataset.lengths.sum())
+            full = num_tokens / (len(gathered.batches) * ROWS * TOKENS)
+            seconds = best_cpu(readers, asked.rounds)
+        table = Table(
+            f"{rate:g} frames/s, rows {full:.1%} full",
+            {"million tokens/s of CPU time": "{:.1f}", "featcache is": "{:.2f} times as fast"},
+        )
+        own = seconds["featcache.PackedLoader"]
+        for name, taken in seconds.items():
+            table.add(name, num_tokens / taken / 1e6, taken / own)
+        tables.append(table)
+    present(asked, *tables)
