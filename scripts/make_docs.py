@@ -147,8 +147,6 @@ def _values(schema: dict) -> str:
     """What a key may be: a type with its limits, or a list of words."""
     if "anyOf" in schema:
         return ", ".join(_values(choice) for choice in schema["anyOf"])
-    if "oneOf" in schema:
-        return "mapping"
     if "enum" in schema:
         return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
     if "$ref" in schema:

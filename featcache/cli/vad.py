@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from featcache.cli import options
 from featcache.cli.common import note, note_unfinished, say, say_json
-from featcache.cli.progress import Steps
 from featcache.errors import FeatcacheError, counted, hours, percent
 from featcache.storage.location import Location
-
-if TYPE_CHECKING:
-    from featcache.stats.speech import SpeechSegment
-
-_FORMATS = ("csv", "jsonl", "parquet")
 
 
 def _seconds(name: str, default: float | None, meaning: str) -> options.Decorator:
@@ -85,35 +79,30 @@ def vad(
     version = select_version(path)
     note_unfinished(version)
     cache = Cache(version)
-
-    def compute() -> list[SpeechSegment]:
-        with Steps(len(cache), "utterances") as bar:
-            return [*find_speech(cache, rule, bar.update)]
-
-    segments = version.reading(compute)
-    if not segments:
+    rows = version.reading(lambda: find_speech(cache, rule))
+    if not rows:
         what = f"no segment of speech in {counted(len(cache), 'utterance')}"
         raise FeatcacheError(f"{version.path}: {what}: nothing is written")
-    root = describe_origin(version, segments[0].utterance)["root"]
-    rows = manifest_of([segment.row() for segment in segments], root=root)
-    write_file(output, packed(WRITTEN[kind](rows), output))
-    speech_seconds = sum(segment.duration for segment in segments)
-    utterances = {segment.utterance for segment in segments}
-    document = {
-        "path": str(version.path),
-        "output": str(output),
-        "utterances": len(cache),
-        "with_speech": len(utterances),
-        "segments": len(segments),
-        "audio_seconds": cache.spec.axis.seconds(int(cache.lengths.sum())),
-        "speech_seconds": speech_seconds,
-    }
-    say_json(document)
-    counts = f"{counted(len(segments), 'segment')} of {counted(len(utterances), 'utterance')}"
-    share = percent(speech_seconds / document["audio_seconds"])
+    root = describe_origin(version, rows[0]["utterance"])["root"]
+    write_file(output, packed(WRITTEN[kind](manifest_of(rows, root=root)), output))
+    seconds = cache.spec.axis.seconds(int(cache.lengths.sum()))
+    speech_seconds = sum(row["duration"] for row in rows)
+    with_speech = len({row["utterance"] for row in rows})
+    say_json(
+        {
+            "path": str(version.path),
+            "output": str(output),
+            "utterances": len(cache),
+            "with_speech": with_speech,
+            "segments": len(rows),
+            "audio_seconds": seconds,
+            "speech_seconds": speech_seconds,
+        }
+    )
+    counts = f"{counted(len(rows), 'segment')} of {counted(with_speech, 'utterance')}"
+    share = percent(speech_seconds / seconds)
     say(f"{output}: {counts}, {hours(speech_seconds)}: {share} of the audio")
-    silent = len(cache) - len(utterances)
-    if silent:
-        say(f"  {counted(silent, 'utterance')} without speech")
-    if not all(Path(segment.path).is_absolute() for segment in segments) and root:
+    if with_speech < len(cache):
+        say(f"  {counted(len(cache) - with_speech, 'utterance')} without speech")
+    if root and not all(os.path.isabs(row["path"]) for row in rows):
         note(f"{output}: relative paths are relative to {root}: give --root {root}")

@@ -18,7 +18,7 @@ from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.base import Batching, Clip, Extractor
 from featcache.extractors.model import computing
-from featcache.extractors.weight_file import WeightFileParams
+from featcache.extractors.weight_file import WeightFileParams, require_rate
 from featcache.spec import MAIN, FeatureSpec, Frames, Track
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Crepe(Extractor[CrepeParams]):
     batching: Batching = "single"
 
     def __init__(self, params: CrepeParams, sample_rate: int, device: torch.device) -> None:
-        if sample_rate != _SAMPLE_RATE:
-            raise ConfigError(f"audio.sample_rate: {sample_rate}; CREPE is for {_SAMPLE_RATE}")
+        require_rate(sample_rate, _SAMPLE_RATE, "CREPE")
         self._params, self._rows = params, _ROWS[device.type]
         self._tensors = _network(params, device)
         bins = torch.arange(_BINS, dtype=torch.float64, device=device)

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from featcache.errors import ConfigError
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, LocalPath
 from featcache.extractors.onnx_model import Array, OnnxModel
 from featcache.extractors.vectors import VectorExtractor
-from featcache.extractors.weight_file import WeightFileParams
+from featcache.extractors.weight_file import WeightFileParams, require_rate
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
 
@@ -74,13 +73,12 @@ class Dnsmos(VectorExtractor[DnsmosParams]):
     revision = 1
 
     def __init__(self, params: DnsmosParams, sample_rate: int, device: torch.device) -> None:
-        if sample_rate != _SAMPLE_RATE:
-            raise ConfigError(f"audio.sample_rate: {sample_rate}; DNSMOS is for {_SAMPLE_RATE}")
+        require_rate(sample_rate, _SAMPLE_RATE, "DNSMOS")
         self._params = params
         self._p835, self._p808 = OnnxModel(params.file, device), OnnxModel(params.p808.file, device)
         for model in (self._p835, self._p808):
-            model.require_inputs({"weights": ["input_1"]})
-            model.require_outputs({"weights": ["Identity:0"]})
+            model.require("input", {"weights": ["input_1"]})
+            model.require("output", {"weights": ["Identity:0"]})
         band = mel.frequency_band(0, 0, _SAMPLE_RATE)
         filters = mel.hertz_filters(_BINS, band, _N_FFT, _SAMPLE_RATE, "slaney", "slaney")
         self._filters = filters.float()

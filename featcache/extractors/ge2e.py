@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from featcache import weights
-from featcache.errors import AudioError, ConfigError, Reason, first_line
+from featcache.errors import AudioError, Reason, first_line
 from featcache.extractors import mel
 from featcache.extractors.base import Clip
 from featcache.extractors.model import computing
 from featcache.extractors.vectors import VectorExtractor
-from featcache.extractors.weight_file import WeightFileParams
+from featcache.extractors.weight_file import WeightFileParams, require_rate
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
 
@@ -61,8 +61,7 @@ class GE2E(VectorExtractor[GE2EParams]):
     revision = 1
 
     def __init__(self, params: GE2EParams, sample_rate: int, device: torch.device) -> None:
-        if sample_rate != _SAMPLE_RATE:
-            raise ConfigError(f"audio.sample_rate: {sample_rate}; GE2E is for {_SAMPLE_RATE}")
+        require_rate(sample_rate, _SAMPLE_RATE, "GE2E")
         self._level = params.level
         lstm = nn.LSTM(_BINS, _VALUES, _LAYERS, batch_first=True)
         self._network = nn.ModuleDict({"lstm": lstm, "linear": nn.Linear(_VALUES, _VALUES)})

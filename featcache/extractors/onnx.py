@@ -1,23 +1,23 @@
 """`onnx`: frames, codes or a vector from any ONNX model.
 
-The config says what the model takes (the waveform, or frames of `fbank`, `mfcc` or
-`log_mel`), the names of its inputs and outputs, and the order of their dimensions. When
-the extractor is built, the model is tried out, so what does not fit is known before a run
-begins."""
+The config says what the model takes, the names of its inputs and outputs, and the order of
+their dimensions. The model is tried out when the extractor is built, so what does not fit
+is known before a run begins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from featcache.errors import ConfigError
 from featcache.extractors.base import Batching, Clip, Extractor, Params, main_track
 from featcache.extractors.codec import code_dtype
-from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
+from featcache.extractors.frames import FrameExtractor
+from featcache.extractors.kaldi import Fbank, FbankParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
 from featcache.extractors.model import LONGEST_SECONDS
 from featcache.extractors.onnx_model import Array, OnnxError, OnnxModel
@@ -31,44 +31,6 @@ if TYPE_CHECKING:
 
 _TRIALS = (1.0, 1.37)
 """Lengths of the waveforms with which a model is tried out, in seconds."""
-
-
-class FbankInput(FbankParams):
-    """The parameters of `fbank`, as the input of a model."""
-
-    extractor: Literal["fbank"]
-    """`fbank`."""
-
-
-class MfccInput(MfccParams):
-    """The parameters of `mfcc`, as the input of a model."""
-
-    extractor: Literal["mfcc"]
-    """`mfcc`."""
-
-
-class LogMelInput(LogMelParams):
-    """The parameters of `log_mel`, as the input of a model."""
-
-    extractor: Literal["log_mel"]
-    """`log_mel`."""
-
-
-_SOURCES: dict[str, Any] = {"fbank": Fbank, "mfcc": Mfcc, "log_mel": LogMel}
-
-
-def _kind_of(features: Any) -> Any:
-    if isinstance(features, dict):
-        return features.get("extractor")
-    return getattr(features, "extractor", None)
-
-
-_Features = Annotated[
-    Annotated[FbankInput, Tag("fbank")]
-    | Annotated[MfccInput, Tag("mfcc")]
-    | Annotated[LogMelInput, Tag("log_mel")],
-    Discriminator(_kind_of),
-]
 
 
 class Window(Params):
@@ -102,10 +64,11 @@ class OnnxParams(WeightFileParams):
     input_axes: Literal["T", "BT", "TD", "BTD", "DT", "BDT"] = "BT"
     """The dimensions of this input: a batch of one, time steps, and the values of a
     step."""
-    features: _Features | None = None
-    """The features that the model takes: `{extractor: fbank, num_mel_bins: 80}`, or with
-    `mfcc` or `log_mel`, with the parameters of that extractor. Default: the waveform. A
-    step is a frame of these features, or a sample."""
+    fbank: FbankParams | None = None
+    """The parameters of `fbank`, if the model takes its frames: `{num_mel_bins: 80}`."""
+    log_mel: LogMelParams | None = None
+    """The parameters of `log_mel`, if the model takes its frames. With neither, it takes
+    the waveform. A step is a frame of these features, or a sample."""
     subtract_mean: bool = False
     """Subtract the mean over the clip from each dimension of the features."""
     length_input: str | None = None
@@ -134,9 +97,11 @@ class OnnxParams(WeightFileParams):
 
     @model_validator(mode="after")
     def _fits(self) -> OnnxParams:
-        if self.subtract_mean and self.features is None:
+        if self.fbank and self.log_mel:
+            raise ValueError("log_mel: a model takes this or fbank")
+        if self.subtract_mean and not self.takes_frames:
             raise ValueError("subtract_mean: is about features, and there are none")
-        if self.features is not None and "D" not in self.input_axes:
+        if self.takes_frames and "D" not in self.input_axes:
             raise ValueError("input_axes: features have a dimension D, as in BTD")
         if self.states and (self.window is None or not self.gives_frames):
             raise ValueError("states: are handed on between windows of frames: give a window")
@@ -154,6 +119,11 @@ class OnnxParams(WeightFileParams):
         return self
 
     @property
+    def takes_frames(self) -> bool:
+        """True if the model takes features, and not the waveform."""
+        return bool(self.fbank or self.log_mel)
+
+    @property
     def gives_frames(self) -> bool:
         """True if the output is along time."""
         return "T" in self.output_axes
@@ -168,15 +138,17 @@ class Onnx(Extractor[OnnxParams]):
 
     Shapes: `S` steps of the input, `C` values of a step (1 of a waveform)."""
 
-    Params: ClassVar[type[OnnxParams]] = OnnxParams
+    Params = OnnxParams
     revision = 1
     batching: Batching = "single"
 
     def __init__(self, params: OnnxParams, sample_rate: int, device: torch.device) -> None:
         self._params = params
-        self._source = None
-        if params.features is not None:
-            self._source = _SOURCES[params.features.extractor](params.features, sample_rate, device)
+        self._source: FrameExtractor[Any] | None = None
+        if params.fbank:
+            self._source = Fbank(params.fbank, sample_rate, device)
+        elif params.log_mel:
+            self._source = LogMel(params.log_mel, sample_rate, device)
         self._model = OnnxModel(params.file, device)
         self._require_names()
         filled = self._model.filled
@@ -204,10 +176,10 @@ class Onnx(Extractor[OnnxParams]):
 
     @classmethod
     def weights_digest(cls, params: OnnxParams) -> str:
-        digest = params.digest
-        if params.features is not None:
-            digest += f" {_SOURCES[params.features.extractor].revision}"
-        return digest
+        if not params.takes_frames:
+            return params.digest
+        source = Fbank if params.fbank else LogMel
+        return f"{params.digest} {source.revision}"
 
     def num_frames(self, num_samples: int) -> int:
         steps = num_samples
@@ -253,7 +225,7 @@ class Onnx(Extractor[OnnxParams]):
             yield self._run(steps_SC, states, 0, self._frames_of(num_steps))[0]
             return
         if not self._params.gives_frames:
-            for start in _starts(num_steps, window):
+            for start in range(0, max(1, num_steps - window.length + window.hop), window.hop):
                 yield self._run(_cut(steps_SC, start, window), states, 0, 1)[0]
             return
         stride, total = self._params.stride, self._frames_of(num_steps)
@@ -273,7 +245,9 @@ class Onnx(Extractor[OnnxParams]):
         vector; and the states after it."""
         params, model = self._params, self._model
         inputs = {**self._constants, **states}
-        inputs[params.input] = model.cast(params.input, _arranged(steps_SC, params.input_axes))
+        inputs[params.input] = np.ascontiguousarray(
+            _arranged(steps_SC, params.input_axes), model.dtype("input", params.input)
+        )
         if params.length_input is not None:
             inputs[params.length_input] = model.filled(params.length_input, len(steps_SC))
         output, *next_states = model.run(inputs, [params.output, *params.states.values()])
@@ -306,23 +280,17 @@ class Onnx(Extractor[OnnxParams]):
     def _require_names(self) -> None:
         """Raise ConfigError unless the parameters name what the model has."""
         params, model = self._params, self._model
-        lengths = [] if params.length_input is None else [params.length_input]
-        model.require_inputs(
-            {
-                "input": [params.input],
-                "length_input": lengths,
-                "constants": params.constants,
-                "states": params.states,
-            }
-        )
-        model.require_outputs({"output": [params.output], "states": params.states.values()})
-        if model.dtype(params.input).kind != "f":
-            raise ConfigError(f"params.input: {params.input} is {model.dtype(params.input)}")
-        is_codes = model.dtype(params.output).kind in "iu"
-        if is_codes != bool(params.codebook_size):
-            has = model.dtype(params.output)
+        inputs = {"input": [params.input], "constants": params.constants, "states": params.states}
+        if params.length_input is not None:
+            inputs["length_input"] = [params.length_input]
+        model.require("input", inputs)
+        model.require("output", {"output": [params.output], "states": params.states.values()})
+        given, made = model.dtype("input", params.input), model.dtype("output", params.output)
+        if given.kind != "f":
+            raise ConfigError(f"params.input: {params.input} is {given}, and no float")
+        if (made.kind == "i") != bool(params.codebook_size):
             raise ConfigError(
-                f"params.codebook_size: {params.codebook_size}, but {params.output} is {has}: "
+                f"params.codebook_size: {params.codebook_size}, but {params.output} is {made}: "
                 "codes are whole numbers, and have one"
             )
 
@@ -336,15 +304,6 @@ class Onnx(Extractor[OnnxParams]):
             except OnnxError as error:
                 raise weights_error(self._model.file, str(error)) from error
         return computed.shape[-1]
-
-
-def _starts(num_steps: int, window: Window) -> list[int]:
-    """Return where the windows of a vector begin. The last one reaches the clip's end."""
-    beyond = max(0, num_steps - window.length)
-    starts = [*range(0, beyond + 1, window.hop)]
-    if starts[-1] < beyond:
-        starts.append(starts[-1] + window.hop if window.pad else beyond)
-    return starts
 
 
 def _cut(steps_SC: Array, start: int, window: Window) -> Array:

@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from featcache.errors import ConfigError
 from featcache.extractors.base import Batching, Clip, Extractor
 from featcache.extractors.onnx_model import Array, OnnxModel
-from featcache.extractors.weight_file import WeightFileParams
+from featcache.extractors.weight_file import WeightFileParams, require_rate
 from featcache.spec import MAIN, FeatureSpec, Frames, Track
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SAMPLE_RATE = 16_000
+_SAMPLE_RATE = 16_000
 
 _HOP = 256
 
@@ -62,17 +61,17 @@ class SwiftF0(Extractor[SwiftF0Params]):
     batching: Batching = "single"
 
     def __init__(self, params: SwiftF0Params, sample_rate: int, device: torch.device) -> None:
-        require_16_khz(sample_rate, "SwiftF0")
+        require_rate(sample_rate, _SAMPLE_RATE, "SwiftF0")
         self._model = OnnxModel(params.file, device)
-        self._model.require_inputs({"weights": ["audio", "fmin", "fmax"]})
-        self._model.require_outputs({"weights": ["pitch", "confidence"]})
+        self._model.require("input", {"weights": ["audio", "fmin", "fmax"]})
+        self._model.require("output", {"weights": ["pitch", "confidence"]})
         self._band = {
             "fmin": self._model.filled("fmin", params.fmin),
             "fmax": self._model.filled("fmax", params.fmax),
         }
-        axis = Frames(SAMPLE_RATE / _HOP)
+        axis = Frames(_SAMPLE_RATE / _HOP)
         units = "pitch (Hz), confidence that it is voiced (0 to 1)"
-        self.spec = FeatureSpec.of(SAMPLE_RATE, Track(MAIN, (2,), "float32", units, axis))
+        self.spec = FeatureSpec.of(_SAMPLE_RATE, Track(MAIN, (2,), "float32", units, axis))
 
     @classmethod
     def weights_digest(cls, params: SwiftF0Params) -> str:
@@ -108,9 +107,3 @@ def _are_silent(samples: Array, num_frames: int) -> Array:
     whole = samples[: num_frames * _HOP].reshape(num_frames, -1)
     silent: Array = np.abs(whole).max(axis=1) < _SILENT
     return silent
-
-
-def require_16_khz(sample_rate: int, model: str) -> None:
-    """Raise ConfigError for waveforms at another rate than 16 kHz."""
-    if sample_rate != SAMPLE_RATE:
-        raise ConfigError(f"audio.sample_rate: {sample_rate}; {model} is for {SAMPLE_RATE}")

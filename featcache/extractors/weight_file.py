@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from featcache import weights
+from featcache.errors import ConfigError
 from featcache.extractors.base import LocalPath, Params
 
 
@@ -33,4 +34,10 @@ class WeightFileParams(Params):
     @property
     def digest(self) -> str:
         """The SHA-256 of the file's content, in hex. Raises ConfigError as `file` does."""
-        return weights.file_digest(weights.find_file(self.weights), self.sha256)
+        return weights.file_digest(self.file)
+
+
+def require_rate(sample_rate: int, expected: int, model: str) -> None:
+    """Raise ConfigError for waveforms at another rate, in Hz, than the model's."""
+    if sample_rate != expected:
+        raise ConfigError(f"audio.sample_rate: {sample_rate}; {model} is for {expected}")

@@ -6,7 +6,7 @@ The rule is that of Silero VAD's `get_speech_timestamps`, release 6.2.3, sample 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,32 +40,6 @@ class SpeechRule:
     """Seconds that are added at both ends. Neighbours share a pause that is too short."""
     max_speech: float = math.inf
     """Longer segments, in seconds, are cut: at the longest pause, if there is one."""
-
-
-@dataclass(frozen=True)
-class SpeechSegment:
-    """A segment of speech as a row of a manifest: of the file that an utterance is of."""
-
-    utterance: str
-    number: int
-    """The number of the segment in its utterance, from 1."""
-    path: str
-    start: float
-    """Seconds from the beginning of the file."""
-    duration: float
-    """Seconds."""
-    channel: int | None
-
-    def row(self) -> dict[str, Any]:
-        """Return the row, by column."""
-        return {
-            "id": f"{self.utterance}-{self.number}",
-            "path": self.path,
-            "start": self.start,
-            "duration": self.duration,
-            "channel": self.channel,
-            "utterance": self.utterance,
-        }
 
 
 def speech_spans(
@@ -129,39 +103,37 @@ def _padded(spans: Sequence[Span], num_samples: int, pad: float) -> list[Span]:
     return [*zip(starts, ends, strict=True)]
 
 
-def find_speech(
-    cache: Cache, rule: SpeechRule, report: Callable[[int], object] = lambda count: None
-) -> Iterator[SpeechSegment]:
-    """Yield the segments of speech of all utterances of a version, shard by shard; `report`
-    is called with the utterances of each shard.
+def find_speech(cache: Cache, rule: SpeechRule) -> list[dict[str, Any]]:
+    """Return the segments of speech of all utterances of a version, as rows of a manifest.
 
-    Raises ArgumentError if the version holds no probabilities, or copies at other speeds;
+    Raises ArgumentError if the version holds no probabilities, or copies of utterances;
     DamagedError if it is damaged."""
     version, spec = cache.version, cache.spec
-    hop = spec.sample_rate / (spec.axis.per_second() or math.inf)
-    if spec.item_shape != (1,) or spec.dtype[:5] != "float" or not hop.is_integer() or not hop:
+    rate, where = spec.sample_rate, cache.version.path
+    hop = rate / (spec.axis.per_second() or math.inf)
+    if spec.item_shape != (1,) or spec.codebook_sizes or not hop or hop % 1:
         what = f"holds {spec.main.shape_text()}, {spec.units}"
-        raise ArgumentError(f"{version.path}: {what}, and no probabilities, as vad-silero does")
+        raise ArgumentError(f"{where}: {what}, and no probabilities, as vad-silero does")
     if not copies_of(cache.config).are_plain:
-        raise ArgumentError(f"{version.path}: holds copies, whose times are not the file's")
+        raise ArgumentError(f"{where}: holds copies, whose times are not the file's")
+    rows = []
     positions = np.arange(len(cache))
     for inside, shard, numbers in by_shard(version, cache.index, positions):
         items = shard.items(numbers.tolist())
         for position, item in zip(positions[inside].tolist(), items, strict=True):
-            probabilities: NDArray[Any] = cache[position][:, 0]
-            if probabilities.min() < 0 or probabilities.max() > 1:
-                what = f"{item.id}: values from {probabilities.min():g} to {probabilities.max():g}"
-                raise ArgumentError(f"{version.path}: {what} are no probabilities")
-            spans = speech_spans(
-                probabilities.tolist(), item.num_samples, int(hop), spec.sample_rate, rule
-            )
+            frames: NDArray[Any] = cache[position][:, 0]
+            if frames.min() < 0 or frames.max() > 1:
+                what = f"{item.id} has values from {frames.min():g} to {frames.max():g}"
+                raise ArgumentError(f"{where}: {what}, which are no probabilities")
+            spans = speech_spans(frames.tolist(), item.num_samples, int(hop), rate, rule)
             for number, (start, end) in enumerate(spans, 1):
-                yield SpeechSegment(
-                    item.id,
-                    number,
-                    item.path,
-                    round((item.start or 0) + start / spec.sample_rate, 7),
-                    round((end - start) / spec.sample_rate, 7),
-                    item.channel,
-                )
-        report(len(numbers))
+                row = {
+                    "id": f"{item.id}-{number}",
+                    "path": item.path,
+                    "start": round((item.start or 0) + start / rate, 7),
+                    "duration": round((end - start) / rate, 7),
+                    "channel": item.channel,
+                    "utterance": item.id,
+                }
+                rows.append(row)
+    return rows

@@ -61,6 +61,9 @@ def home(cli, plain, tmp_path_factory):
     assert cli("extract", spoken, *configs, "-o", home / "stats").code == 0
     (home / "theirs").mkdir()
     np.save(home / "theirs/utt.npy", np.ones((9, 80), np.float32))
+    config = home / "speech.yaml"
+    config.write_text("name: speech\nextractor: speech_by_level:SpeechByLevel\n")
+    assert cli("extract", plain.folder / "there.csv", "-c", config, "-o", home / "s").code == 0
     return home
 
 
@@ -88,6 +91,7 @@ COMMANDS = {
     "import": "import {home}/theirs --name theirs --made-by x --frame-rate 100 -o {home}/imported",
     "manifest": "manifest {gone} -o {home}/manifest.jsonl",
     "probe": "probe fbank80 {new} -o {cache}",
+    "vad": "vad {home}/s -o {home}/segments.csv --min-speech 0",
     "fit-kmeans": "fit-kmeans {cache} -k 2 -o {home}/units.safetensors",
 }
 

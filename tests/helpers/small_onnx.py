@@ -14,7 +14,7 @@ MATRIX = RANDOM.standard_normal((80, 16)).astype(np.float32)
 
 WAVEFORM = {"input": "audio", "output": "frames"}
 CONVOLUTION = {**WAVEFORM, "output_axes": "BDT", "stride": STRIDE, "extra": STRIDE - KERNEL}
-FBANK = {"extractor": "fbank", "num_mel_bins": 80}
+FBANK = {"num_mel_bins": 80}
 
 
 def save(folder: Path, nodes, inputs, outputs, constants) -> Path:
@@ -134,7 +134,7 @@ PARAMS = {
     "vector": {
         "input": "feats",
         "input_axes": "BTD",
-        "features": FBANK,
+        "fbank": FBANK,
         "subtract_mean": True,
         "output": "embs",
         "output_axes": "BD",
@@ -142,7 +142,7 @@ PARAMS = {
     "vectors": {
         "input": "feats",
         "input_axes": "BTD",
-        "features": {**FBANK, "waveform_scale": 1.0},
+        "fbank": {**FBANK, "waveform_scale": 1.0},
         "output": "embs",
         "output_axes": "BD",
         "window": {"length": 40, "hop": 30},
@@ -150,7 +150,7 @@ PARAMS = {
     "codes": {
         "input": "feats",
         "input_axes": "BDT",
-        "features": {"extractor": "log_mel", "num_mel_bins": 80},
+        "log_mel": {"num_mel_bins": 80},
         "length_input": "length",
         "output": "indices",
         "output_axes": "BT",

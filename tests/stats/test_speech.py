@@ -70,32 +70,6 @@ CONFIG = """name: louder
 extractor: speech_by_level:SpeechByLevel
 """
 
-MODULE = '''
-import torch
-
-from featcache.extractors import FeatureSpec, Params
-from featcache.extractors.frames import FrameExtractor
-
-
-class SpeechByLevel(FrameExtractor[Params]):
-    """1 where a frame has a sample above 0.01, else 0."""
-
-    Params = Params
-    revision = 1
-
-    def __init__(self, params, sample_rate, device):
-        self.spec = FeatureSpec((1,), "float32", sample_rate / 512, 512, sample_rate, "speech")
-
-    def num_frames(self, num_samples):
-        return num_samples // 512
-
-    def frames(self, clip):
-        return clip.waveform.unfold(0, 512, 512)
-
-    def compute(self, block):
-        return (block.abs().amax(dim=1, keepdim=True) > 0.01).float()
-'''
-
 
 @pytest.fixture
 def version(tmp_path, monkeypatch):
@@ -109,9 +83,7 @@ def version(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "b.wav", waveform[: 2 * RATE], RATE)
     rows = "id,path,start,duration\na,a.wav,3,5\nb,b.wav,,\n"
     (tmp_path / "m.csv").write_text(rows)
-    (tmp_path / "speech_by_level.py").write_text(MODULE)
     (tmp_path / "louder.yaml").write_text(CONFIG)
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     run_here("extract", "m.csv", "-c", "louder.yaml", "-c", "fbank80", "-o", "c")
     return tmp_path / "c" / "louder"
