@@ -141,7 +141,7 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
     ids, paths = columns["id"], columns["path"]
     segments = SegmentColumns(paths, columns["start"], columns["duration"], columns["channel"])
     if not source.has_ids:
-        ids = _without_collisions(ids, segments, places, faults)
+        ids = _without_collisions(ids, segments)
     num_repeats = faults.add_repeated(ids, places, segments)
     if num_repeats:
         rows = counted(num_repeats, "row repeats", "rows repeat")
@@ -179,9 +179,7 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
     )
 
 
-def _without_collisions(
-    ids: Strings, segments: SegmentColumns, places: Sequence[int], faults: Faults
-) -> Strings:
+def _without_collisions(ids: Strings, segments: SegmentColumns) -> Strings:
     """Give exact ids to the rows that would have one id, though they cut otherwise."""
     id_hashes = ids.hashes()
     rows = repeated_rows(id_hashes)
@@ -190,14 +188,11 @@ def _without_collisions(
     colliding = np.isin(id_hashes[rows], pairs[0, repeated_rows(pairs[0])])
     if not colliding.any():
         return ids
-    columns = repeated.segments(np.flatnonzero(colliding))
-    numbers = [column.tolist() for column in (columns.start, columns.duration, columns.channel)]
-    rows = rows[colliding]
-    why = "there is no id, and the path, which stands for it, "
-    of_rows = [places[row] for row in rows.tolist()]
-    exact = faults.parsed(of_rows, why, exact_id, columns.paths, *numbers, default="")
-    exact_ids = dict(zip(rows.tolist(), exact, strict=True))
-    return Strings.of(exact_ids.get(row, id_) for row, id_ in enumerate(ids))
+    starts, durations = repeated.start.tolist(), repeated.duration.tolist()
+    cells = zip(repeated.paths, starts, durations, repeated.channel.tolist(), strict=True)
+    pairs_of_rows = zip(rows.tolist(), colliding.tolist(), cells, strict=True)
+    exact = {row: exact_id(*cell) for row, collides, cell in pairs_of_rows if collides}
+    return Strings.of(exact.get(row, id_) for row, id_ in enumerate(ids))
 
 
 def _note_unread_times(segments: SegmentColumns, places: Sequence[int], source: Source) -> None:

@@ -362,8 +362,7 @@ def default_id(path: str, start: float, duration: float, channel: int) -> str:
 
 
 def exact_id(path: str, start: float, duration: float, channel: int) -> str:
-    """Make such an id with exact seconds: no other segment has it. Raises ValueError if it
-    is no id."""
+    """Make such an id with exact seconds, which no other segment has."""
     times = ["" if math.isnan(seconds) else repr(seconds) for seconds in (start, duration)]
     name = "-".join([path, *times])
-    return _id(name if channel < 0 else f"{name}-c{channel}")
+    return name if channel < 0 else f"{name}-c{channel}"
