@@ -123,7 +123,8 @@ class NeuCodec(_Fsq):
         decoded = super().decode(codes_1QF, tracks)
         num_samples = codes_1QF.shape[-1] * self.granularity
         spectrum = torch.fft.rfft(decoded)[..., : num_samples // 2 + 1]
-        return torch.fft.irfft(spectrum, n=num_samples) * (num_samples / decoded.shape[-1])
+        at_rate: Tensor = torch.fft.irfft(spectrum, n=num_samples)
+        return at_rate * (num_samples / decoded.shape[-1])
 
 
 class _Semantic(W2vBert):
