@@ -42,5 +42,5 @@ PYTHON
 
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check speechmos==0.0.1.1 \
-    onnxruntime==1.32.0 librosa==1.0.0 requests==2.34.2
+    onnxruntime==1.32.0 librosa==0.11.0 requests==2.34.2
 "$folder/venv/bin/python" "$folder/try.py"
