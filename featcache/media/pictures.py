@@ -188,7 +188,10 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
     if len(spec.codebook_sizes) == size:
         shown = values[:: max(-(-count // columns), 1), :rows]
         shades = (shown * np.int64(SHADES) // np.array(spec.codebook_sizes[:rows])).T
-        up, span = Axis("codebook", size, 0, True), ("0", "the codebook's last code")
+        # of codebooks of several sizes, each has its last code brightest
+        last = {f"{codes - 1:,}" for codes in spec.codebook_sizes}
+        span = ("0", f"{last.pop() if len(last) == 1 else 'last'} code")
+        up = Axis("codebook", size, 0, True)
     else:
         pooled = _pool(_pool(values, columns).T, rows)[::-1]
         low, high = _limits(pooled)

@@ -56,6 +56,7 @@ def test_the_first_codebook_is_above():
     codes = np.tile(np.array([0, 300, 600, 1023], np.uint16), (10, 1))
     picture = draw(CODES, codes)
     assert picture.shades.shape == (4, 10)
+    assert picture.span == ("0", "1,023 code")
     assert picture.shades[:, 0].tolist() == [0, 300 * 64 // 1024, 600 * 64 // 1024, 63]
     places = {label: place for place, label in picture.up.ticks(4, 0)}
     assert places["0"] == pytest.approx(0.5)
