@@ -13,10 +13,10 @@ import torch
 from pydantic import Field
 
 from featcache.extractors import mel
-from featcache.extractors.base import Clip, LocalPath
+from featcache.extractors.base import Clip, LocalPath, require_rate
 from featcache.extractors.onnx_model import Array, OnnxModel
 from featcache.extractors.vectors import VectorExtractor
-from featcache.extractors.weight_file import WeightFileParams, require_rate
+from featcache.extractors.weight_file import WeightFileParams
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
-from featcache.extractors.base import LocalPath, Params
+from featcache.extractors.base import LocalPath, Params, require_rate
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 if TYPE_CHECKING:
@@ -160,9 +160,7 @@ class ModelExtractor(RowExtractor[M]):
         return hops * self.granularity
 
     def require_sample_rate(self, expected: int, model: str = "") -> None:
-        if self.sample_rate != expected:
-            name = model or self.params.weights
-            raise ConfigError(f"audio.sample_rate: {self.sample_rate}; {name} is for {expected}")
+        require_rate(self.sample_rate, expected, model or self.params.weights)
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         return self.run_for([self], waveforms, num_samples)[0]
