@@ -83,7 +83,7 @@ class Dnsmos(VectorExtractor[DnsmosParams]):
         filters = mel.hertz_filters(_BINS, band, _N_FFT, _SAMPLE_RATE, "slaney", "slaney")
         self._filters = filters.float()
         self._taper = torch.hann_window(_N_FFT, dtype=torch.float64).float()
-        units = f"{', '.join(SCORES)} (DNSMOS, 1 to 5)"
+        units = ", ".join(f"{name} (of 5)" for name in SCORES)
         track = Track(MAIN, (len(SCORES),), "float32", units, ClipAxis())
         self.spec = FeatureSpec.of(_SAMPLE_RATE, track)
 

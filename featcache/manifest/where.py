@@ -49,6 +49,10 @@ _SIGNS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
+class NoRowError(ManifestError):
+    """A selection that no row of a manifest fits."""
+
+
 class JoinedColumn(NamedTuple):
     """A column whose values come from a version, which may lack rows."""
 
@@ -64,8 +68,8 @@ def select_rows(
     manifest: Manifest, where: Where, types: Types, joined: Mapping[str, JoinedColumn]
 ) -> Rows:
     """Select the rows that fit, rising, int64 `[n]`; also those that may fit. Raises
-    ManifestError if there are none, or a column is missing; ArgumentError for an expression
-    that cannot be read.
+    NoRowError if there are none; ManifestError if a column is missing; ArgumentError for an
+    expression that cannot be read.
 
     Args:
         types: The types of the manifest's columns; others have the types of their cells.
@@ -78,11 +82,11 @@ def select_rows(
     else:
         rows = _by_function(manifest, where, types, joined)
         if not len(rows):
-            raise ManifestError(
+            raise NoRowError(
                 f"{manifest.source}: where= is true for none of {len(manifest):,} rows"
             )
     if not len(rows):
-        raise ManifestError(f"{manifest.source}: no row {what}")
+        raise NoRowError(f"{manifest.source}: no row {what}")
     return rows
 
 
@@ -117,7 +121,7 @@ def _with_values(
         if name in joined:
             matches |= ~joined[name].is_known
         if not matches.any():
-            raise ManifestError(
+            raise NoRowError(
                 f"{manifest.source}: no row has {name} {listing(map(str, values))}; there "
                 f"are {listing(map(repr, sorted(set(texts))))}"
             )

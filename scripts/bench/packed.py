@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from time import process_time
 
-import make_cache
 import numpy as np
 from corpus import KINDS
 from harness import Table, available, present, temporary_folder
+from make_cache import made_cache
 
 import featcache
 
@@ -114,7 +114,7 @@ def measure(asked: argparse.Namespace) -> None:
         with temporary_folder(asked.folder) as folder:
             items = list(features.items())
             shards = [dict(items[first : first + 1000]) for first in range(0, len(items), 1000)]
-            cache = make_cache.made_cache(folder / "features", *shards, frame_rate=rate)
+            cache = made_cache(folder / "features", *shards, frame_rate=rate)
             dataset = featcache.FeatureDataset(cache)
 
             def loader(dataset: featcache.FeatureDataset = dataset) -> featcache.PackedLoader:

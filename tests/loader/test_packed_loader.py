@@ -417,6 +417,14 @@ def test_a_batch_of_one_source(sources, world_size):
         packed(mixture, rows=3).load_state_dict(state)
 
 
+def with_vectors(folder, size):
+    """A dataset with a column of vectors of another version."""
+    cache = made_cache(folder, {"u": np.ones((3, 4), np.float32)})
+    vector = {"u": np.ones((1, size), np.float32)}
+    made = made_cache(folder / "vectors", vector, axis=Clip(), name="vectors")
+    return featcache.FeatureDataset(cache, columns={"vector": made})
+
+
 def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
     weighted = featcache.Mixture.weighted
     faults = [
@@ -450,6 +458,12 @@ def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
         (
             lambda: featcache.Mixture.union(
                 {"a": dataset, "b": featcache.FeatureDataset(dataset.cache, [{"id": "utt-1", "n": 1}])}
+            ),
+            "the source 'b' has other columns than the first",
+        ),
+        (
+            lambda: featcache.Mixture.union(
+                {name: with_vectors(tmp_path / name, size) for name, size in {"a": 2, "b": 3}.items()}
             ),
             "the source 'b' has other columns than the first",
         ),
