@@ -129,7 +129,7 @@ def test_two_audio_members_of_one_key_and_bad_columns_are_named(tmp_path):
 def test_a_key_that_comes_again_later_is_named(tmp_path):
     members = {"a.wav": wav(1), "b.wav": wav(2), "a.flac": wav(3)}
     assert faults_of(write_tar(tmp_path / "a.tar", members)) == [
-        "member 3: id 'a' is already on member 1"
+        "member 3: id 'a' is already on member 1, for another path, start, duration or channel"
     ]
 
 
