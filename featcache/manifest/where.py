@@ -80,11 +80,7 @@ def select_rows(
         rows = _with_values(manifest, where, joined)
         what = f"has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
     else:
-        rows = _by_function(manifest, where, types, joined)
-        if not len(rows):
-            raise NoRowError(
-                f"{manifest.source}: where= is true for none of {len(manifest):,} rows"
-            )
+        rows, what = _by_function(manifest, where, types, joined), "fits the function of where="
     if not len(rows):
         raise NoRowError(f"{manifest.source}: no row {what}")
     return rows
