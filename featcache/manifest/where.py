@@ -80,11 +80,7 @@ def select_rows(
         rows = _with_values(manifest, where, joined)
         what = f"has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
     else:
-        rows = _by_function(manifest, where, types, joined)
-        if not len(rows):
-            raise NoRowError(
-                f"{manifest.source}: where= is true for none of {len(manifest):,} rows"
-            )
+        rows, what = _by_function(manifest, where, types, joined), "fits the function of where="
     if not len(rows):
         raise NoRowError(f"{manifest.source}: no row {what}")
     return rows
@@ -223,7 +219,9 @@ class _Expression:
             )
             return ~fits[::-1] if isinstance(op, ast.NotIn) else fits
         a, b = self._value(left), self._value(right)
-        if a.kind != b.kind or type(op) not in _SIGNS:
+        if type(op) not in _SIGNS:
+            raise self._fault(left, "is compared by is: write == or !=")
+        if a.kind != b.kind:
             raise self._fault(left, f"is {a.kind}, and {ast.unparse(right)} is {b.kind}")
         sign, count = _SIGNS[type(op)], len(self.manifest)
         if a.kind == "text":
@@ -248,15 +246,19 @@ class _Expression:
                 return _Value("a boolean", name == "true")
             case ast.Name(name):
                 return self._column(name)
-            case ast.Subscript(ast.Name(name), ast.Constant(key)) if name in self.joined:
+            case ast.Subscript(ast.Name(name), ast.Constant(key)) if name in self._vectors:
                 return self._element(node, self.joined[name], key)
         raise self._fault(node, "is no column, number or text in quotes")
+
+    @property
+    def _vectors(self) -> list[str]:
+        return [name for name, column in self.joined.items() if column.values.ndim > 1]
 
     def _column(self, name: str) -> _Value:
         available = {"id": self.manifest.ids, **self.manifest.available()}
         if name in self.joined:
             column = self.joined[name]
-            if column.values.ndim > 1:
+            if name in self._vectors:
                 raise self._fault(ast.Name(name), f"is a vector{_elements(column)}")
             return _numbers(column.values, column.is_known)
         if name not in available:

@@ -9,6 +9,7 @@ process: it hardly depends on what else the machine does.
 memmap                   a plain loop copies the very rows of featcache from one numpy memmap
 memmap, with documents   and makes document_ids, positions and cu_seqlens, as featcache does
 featcache.PackedLoader   draws, packs and gathers; has also ids, lengths, rows and parts
+packing alone            draws and packs, and reads no frames
 TRL                      packs a Dataset of lists by best fit, and reads it; of one codebook"""
 
 import argparse
@@ -125,6 +126,7 @@ def measure(asked: argparse.Namespace) -> None:
                 "memmap": partial(gathered.read, False),
                 "memmap, with documents": partial(gathered.read, True),
                 "featcache.PackedLoader": loader,
+                "featcache, packing alone": lambda loader=loader: loader().batch_sampler,
                 **available({"TRL": trl}, features),
             }
             num_tokens = int(dataset.lengths.sum())

@@ -103,11 +103,19 @@ def test_padding_codebooks_dtype_and_transform_are_those_of_any_loader(codes):
 
 @pytest.mark.parametrize("options", [{}, {"quantized": True}])
 @pytest.mark.parametrize("check", [False, True])
-def test_checked_and_quantised_features_are_those_of_the_cache(tmp_path, options, check):
+def test_checked_and_quantised_features_are_those_of_the_cache(
+    tmp_path, monkeypatch, options, check
+):
     made_cache(tmp_path, make_features(40, (5,), "float32"), **options)
     cache = featcache.open(tmp_path, check=check)
-    for (id_, _), frames in all_documents(packed(featcache.FeatureDataset(cache))):
+    requests, frames_of = [], cache._shards.frames
+    monkeypatch.setattr(
+        cache._shards, "frames", lambda spans: requests.append(spans) or frames_of(spans)
+    )
+    loader = packed(featcache.FeatureDataset(cache))
+    for (id_, _), frames in all_documents(loader):
         np.testing.assert_array_equal(frames, cache[id_])
+    assert len(requests) == len(loader)  # all of a batch at once, which a bucket answers so
 
 
 def test_columns_come_for_each_document(codes):
