@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,13 +58,3 @@ def read_column(cache: Cache, positions: Ints) -> NDArray[Any]:
             stored = dequantize_array(stored, of_rows[:, 0], of_rows[:, 1])
         values[rows[places]] = as_values(stored, cache.spec.dtype)
     return values
-
-
-def names_of_values(cache: Cache) -> list[str]:
-    """List the names of the values of a version's vectors, if its units give them all, as
-    `level (dB), peak (dB)` or `ovrl, sig (1 to 5)`; else nothing."""
-    shape = cache.spec.item_shape
-    names = [*map(str.strip, re.sub(r"\([^()]*\)", "", cache.spec.units).split(","))]
-    if len(shape) != 1 or len(names) != shape[0] or not all(map(str.isidentifier, names)):
-        return []
-    return names

@@ -25,7 +25,7 @@ from featcache.errors import (
 )
 from featcache.loader.cache import Cache, check_codebooks, padding_of
 from featcache.loader.corpus import Corpus
-from featcache.loader.joined import Source, names_of_values, open_columns, read_column
+from featcache.loader.joined import Source, open_columns, read_column
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
 from featcache.manifest.copies import Copies, copies_of
@@ -377,7 +377,7 @@ class _Reading:
             if self.on_changed == "warn":
                 is_known = status.positions >= 0
             values = read_column(cache, np.where(is_known, status.positions, -1))
-            columns[version.name] = JoinedColumn(values, is_known, names_of_values(cache))
+            columns[version.name] = JoinedColumn(values, is_known, [*cache.spec.named_units])
         return select_rows(manifest, self.where, self.types, columns)
 
 
