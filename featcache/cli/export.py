@@ -61,6 +61,7 @@ def export(
         note(str(warning.message))
     rows = None
     if manifest is not None:
+        options.refuse_corpus(path, "--manifest")
         rows = options.read_manifest(manifest, {**reading, "root": None}, audio=False)
     total = len(cache) if rows is None else len(rows)
     with Steps(total, "utterances") as bar:
