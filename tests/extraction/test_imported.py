@@ -254,6 +254,24 @@ def test_a_cut_that_is_none_of_lhotse_s_is_named_by_its_line(cli, tmp_path, cut)
     assert (done.code, "line 1: " in done.err, "Traceback" in done.err) == (2, True, False)
 
 
+def test_a_manifest_of_audio_is_no_source(cli, tmp_path):
+    (tmp_path / "m.csv").write_text("id,path\na,a.wav\n")
+    (tmp_path / "m.jsonl").write_text('{"id": "a", "path": "a.wav"}\n')
+    for name in ("m.csv", "m.jsonl"):
+        refused = import_into(cli, tmp_path / "c", tmp_path / name)
+        assert (refused.code, "import reads a folder of .npy" in refused.err) == (2, True)
+
+
+def test_files_that_have_changed_are_imported_again_if_asked(cli, tmp_path):
+    source = write_files(tmp_path / "theirs")
+    import_into(cli, tmp_path / "c", source)
+    changed = FEATURES | {"c": FEATURES["c"] + 1}
+    np.save(source / "c.npy", changed["c"])
+    assert "nothing to do" in import_into(cli, tmp_path / "c", source).out
+    assert import_into(cli, tmp_path / "c", source, "--check-sources").code == 0
+    assert_holds(tmp_path / "c", changed)
+
+
 def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):
     source = write_files(tmp_path / "theirs")
     data = (source / "c.npy").read_bytes()
