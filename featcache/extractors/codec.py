@@ -53,22 +53,23 @@ C = TypeVar("C", bound=CodecParams)
 M = TypeVar("M", bound=ModelParams)
 
 _SILENCE_SECONDS = 30.0
-"""The silence after whose first part, some 80 frames, latents no longer change."""
+"""The length of a silence. Latents settle within its first 80 frames or so."""
 
 
 class LatentExtractor(ModelExtractor[M]):
-    """The base of extractors whose model computes latents: one frame for every
+    """The base of extractors whose model computes latents: `granule_frames` for every
     `granularity` samples that have begun."""
 
     def _set_latent_spec(self, name: str, size: int, frame_length: int) -> None:
-        frame_rate = self.sample_rate / self.granularity
-        units = f"{name} latent"
-        self.spec = FeatureSpec(
-            (size,), "float32", frame_rate, frame_length, self.sample_rate, units
-        )
+        units, rate = f"{name} latent", self.sample_rate
+        self.spec = FeatureSpec((size,), "float32", self._frame_rate, frame_length, rate, units)
+
+    @property
+    def _frame_rate(self) -> float:
+        return self.sample_rate * self.granule_frames / self.granularity
 
     def num_frames(self, num_samples: int) -> int:
-        return -(-num_samples // self.granularity)
+        return -(-num_samples // self.granularity) * self.granule_frames
 
     def silence(self) -> Tensor | None:
         if self.spec.codebook_sizes:
@@ -104,7 +105,7 @@ class CodecExtractor(LatentExtractor[C]):
         self.spec = FeatureSpec(
             (num_codebooks,),
             code_dtype(codebook_size),
-            self.sample_rate / self.granularity,
+            self._frame_rate,
             frame_length,
             self.sample_rate,
             f"{name} code",

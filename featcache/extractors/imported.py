@@ -78,12 +78,14 @@ class Imported(Extractor[ImportedParams]):
         if values.shape != shape or 0 in shape:
             wanted = spec.main.shape_text()
             raise _damaged(f"its shape is {[*values.shape]}, and the config says {wanted}")
+        if values.dtype.kind not in "fiub":
+            raise _damaged(f"its values are {values.dtype}, and no real numbers")
         cast = values.astype(spec.dtype)
         if cast.dtype.kind != "f" and not np.array_equal(cast, values):
             raise _damaged(f"{spec.dtype} cannot hold its values, of {values.dtype}")
         entries: _Array = spec.axis.as_entries(cast)
         sizes = spec.codebook_sizes
-        if sizes and (entries >= np.array(sizes).reshape(spec.item_shape)).any():
+        if sizes and ((entries < 0) | (entries >= np.reshape(sizes, spec.item_shape))).any():
             raise _damaged(f"it has a code beyond the codebooks' sizes {[*sizes]}")
         return entries
 

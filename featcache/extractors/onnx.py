@@ -40,8 +40,8 @@ class Window(Params):
     length: int = Field(ge=1)
     """Steps in a window."""
     hop: int = Field(ge=1)
-    """From one window's start to the next one's, in steps. Of frames, each window gives
-    those of `hop` steps."""
+    """Steps from one window's start to the next one's. A window gives the frames of `hop`
+    steps, or a vector."""
     before: int = Field(default=0, ge=0)
     """Steps of a window that are only context for what follows them."""
     pad: bool = False

@@ -13,7 +13,7 @@ from make_cache import make_features
 
 import featcache
 from featcache.errors import AudioError, Reason
-from featcache.extractors.imported import read_array
+from featcache.extractors.imported import Imported, ImportedParams, read_array
 
 _ARRAYS = make_features(3, dtype="float32").values()
 FEATURES = dict(zip(("a", "x/b.1", "c"), _ARRAYS, strict=True))
@@ -133,6 +133,17 @@ def test_vectors_and_codes(cli, tmp_path):
     assert cache.spec.codebook_sizes == (1024,) * 8
     beyond = import_into(cli, tmp_path / "e", source, "--codebook-size", 100, rate=12.5)
     assert (beyond.code, "not_features 3" in beyond.err + beyond.out) == (3, True)
+
+
+@pytest.mark.parametrize("values", [np.full((2, 8), -1), np.full((2, 8), 1 + 1j)])
+def test_padding_among_codes_and_complex_numbers_are_refused(tmp_path, values):
+    np.save(tmp_path / "a.npy", values)
+    params = ImportedParams(
+        made_by="x", item_shape=(8,), dtype="int64", frame_rate=12.5, codebook_sizes=(1024,) * 8
+    )
+    imported = Imported(params, 16000, torch.device("cpu"))
+    with pytest.raises(AudioError, match=r"beyond the codebooks|no real numbers"):
+        imported.read(str(tmp_path / "a.npy"), "")
 
 
 class TestLhotse:

@@ -11,6 +11,7 @@ import torch
 from codec_checks import CodecChecks, cut
 from pydantic import ValidationError
 
+from featcache.care.compare import tied_frames
 from featcache.errors import ConfigError, MissingDependencyError, install_hint
 from featcache.extractors import Clip
 from featcache.extractors.rows import pad_rows
@@ -90,6 +91,8 @@ class TestCodes(CodecChecks):
         latents = alone(model, clip).latents
         assert torch.equal(extractor.codes_of(latents[None])[0].long(), expected)
         assert extractor.codes_per_frame == expected.shape[1] == 7
+        first = expected[:, :1]
+        assert tied_frames(extractor.quantize, latents, first, first).all()
 
     def test_fewer_codebooks_are_the_first_of_all(self, folder, extractor):
         (clip,) = cut([15003], RATE)
