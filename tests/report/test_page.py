@@ -274,6 +274,8 @@ def test_two_versions_stand_side_by_side(cli, plain, parts):
     cached = cli("report", parts / "cache", "--against", other, "-o", parts / "no.html")
     assert "--against: " in cached.with_code(2).err
     assert "holds 2 versions: name one" in cached.err
+    itself = cli("report", first, "--against", first, "-o", parts / "no.html")
+    assert "is the version itself" in itself.with_code(2).err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
