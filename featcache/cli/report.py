@@ -85,6 +85,8 @@ def report(
         for where, opened in ((path, caches), (against, other_caches)):
             if len(opened) > 1:
                 raise ArgumentError(f"--against: {where} holds {len(opened)} versions: name one")
+        if str(caches[0].version.path) == str(other_caches[0].version.path):
+            raise ArgumentError(f"--against: {against} is the version itself: name another")
         compared = _compare(*caches, *other_caches)
         documents, caches = documents + others, caches + other_caches
     beside, statistics = _statistics_beside(caches)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import numpy as np
@@ -78,9 +79,10 @@ class Imported(Extractor[ImportedParams]):
         if values.shape != shape or 0 in shape:
             wanted = spec.main.shape_text()
             raise _damaged(f"its shape is {[*values.shape]}, and the config says {wanted}")
-        if values.dtype.kind not in "fiub":
+        if values.dtype.kind not in "biuf":
             raise _damaged(f"its values are {values.dtype}, and no real numbers")
-        cast = values.astype(spec.dtype)
+        with np.errstate(over="ignore"):  # what is not finite is refused for all versions
+            cast = values.astype(spec.dtype)
         if cast.dtype.kind != "f" and not np.array_equal(cast, values):
             raise _damaged(f"{spec.dtype} cannot hold its values, of {values.dtype}")
         entries: _Array = spec.axis.as_entries(cast)
@@ -113,15 +115,20 @@ def _damaged(what: str) -> AudioError:
 
 def _read_npy(file: str, inside: str) -> _Array:
     # mapped, so that a damaged header takes no memory
-    return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+    return np.array(np.lib.format.open_memmap(file, mode="r"))
 
 
 def _read_pt(file: str, inside: str) -> _Array:
     import torch
 
-    loaded = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError:  # whose message says how to execute what is in the file
+        raise _damaged("it is no file of torch.save, or holds more than tensors") from None
     if not isinstance(loaded, torch.Tensor):
         raise _damaged(f"it holds a {type(loaded).__name__}, and not one tensor")
+    if loaded.nbytes > loaded.untyped_storage().nbytes():  # a few bytes may say any shape
+        raise _damaged("its tensor repeats values of a smaller one: save a copy by .clone()")
     if loaded.dtype == torch.bfloat16:
         loaded = loaded.float()
     return loaded.detach().numpy()
@@ -222,8 +229,11 @@ def _read_hdf5(file: str, inside: str) -> _Array:
         if inside not in opened:
             raise AudioError(Reason.FILE_MISSING, f"the file has no entry {inside!r}")
         dataset = opened[inside]
-        if dataset.file.filename != opened.filename or dataset.external:
+        leads_away = dataset.file.filename != opened.filename or dataset.external
+        if leads_away or dataset.is_virtual:
             raise _damaged("its entry leads to another file, which is not read")
+        if dataset.nbytes > max(_UNPACKED_BYTES, _UNPACKED_TIMES * os.path.getsize(file)):
+            raise _damaged(f"its entry would unpack to {dataset.nbytes:,} bytes")
         values = dataset[()]
     if isinstance(values, np.void):
         return np.asarray(_lilcom().decompress(values.tobytes()))
@@ -232,6 +242,7 @@ def _read_hdf5(file: str, inside: str) -> _Array:
     return np.asarray(values)
 
 
+_UNPACKED_BYTES, _UNPACKED_TIMES = 1 << 30, 100  # as of compressed tars
 _READERS: dict[str, Callable[[str, str], _Array]] = {
     ".npy": _read_npy,
     ".pt": _read_pt,

@@ -37,7 +37,7 @@ class Mixture:
     """True if all rows of a batch are of one source."""
 
     def __post_init__(self) -> None:
-        if not self.sources:
+        if not isinstance(self.sources, Mapping) or not self.sources:
             raise ArgumentError("the mixture has no sources: give datasets by name")
         for name, dataset in self.sources.items():
             if not isinstance(dataset, FeatureDataset):

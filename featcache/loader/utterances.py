@@ -265,7 +265,8 @@ class Choices:
             raise ArgumentError(
                 f"classes is {classes!r}: give the name of a column, or labels by column"
             )
-        if where is not None and not (isinstance(where, str | Mapping) or callable(where)):
+        is_selection = isinstance(where, str | Mapping | NoneType) or callable(where)
+        if not is_selection or where == "":
             raise ArgumentError(
                 f"where is {where!r}: give an expression, values of columns, or a function of a "
                 """row: 'split == "train"', {"split": "train"}"""

@@ -190,7 +190,7 @@ class _Expression:
         except ArgumentError:
             raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            what = getattr(error, "msg", None) or "it has too many brackets"
+            what = getattr(error, "msg", None) or "it is no text, or has too many brackets"
             raise ArgumentError(f"where is {self.text[:200]!r}: {what}: {_EXAMPLE}") from None
 
     def fits(self, node: ast.expr) -> _Fits:

@@ -4,6 +4,7 @@ are failures."""
 
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -222,7 +223,9 @@ def test_nothing_in_a_file_is_executed(tmp_path, capsys):
     torch.save({"weights": Evil()}, tmp_path / "b.pt")
     np.save(tmp_path / "c.npy", np.array([Evil()], object), allow_pickle=True)
     for name in ("a.pt", "b.pt", "c.npy"):
-        assert refused(tmp_path / name)[0] == Reason.NOT_FEATURES
+        reason, message = refused(tmp_path / name)
+        assert reason == Reason.NOT_FEATURES
+        assert not re.search("False|allow_pickle", message), message
     torch.save({"x": torch.zeros(3)}, tmp_path / "d.pt")
     assert "holds a dict, and not one tensor" in refused(tmp_path / "d.pt")[1]
     assert "executed" not in capsys.readouterr().out
@@ -237,12 +240,14 @@ def test_damaged_files_are_failures_that_take_no_memory(tmp_path):
     assert (reason, "bytes too early" in message) == (Reason.TRUNCATED, True)
     (tmp_path / "c.ark").write_bytes(b"c  [ 1 2 ]")
     assert "copy-feats makes them" in refused(tmp_path / "c.ark", "2")[1]
+    torch.save(torch.zeros(1).expand(1 << 40, 80), tmp_path / "d.pt")
+    assert "repeats values of a smaller one" in refused(tmp_path / "d.pt")[1]
     for name in ("gone.npy", "gone.ark", "gone.pt"):
         assert refused(tmp_path / name)[0] == Reason.FILE_MISSING
     assert "none of the endings" in refused(tmp_path / "a.wav")[1]
 
 
-def test_an_entry_of_hdf5_never_leads_to_another_file(tmp_path):
+def test_an_entry_of_hdf5_takes_no_memory_and_never_leads_to_another_file(tmp_path):
     h5py = pytest.importorskip("h5py")
     (tmp_path / "secret").write_bytes(bytes(80))
     with h5py.File(tmp_path / "other.h5", "w") as file:
@@ -251,9 +256,14 @@ def test_an_entry_of_hdf5_never_leads_to_another_file(tmp_path):
         file["x"] = np.ones((3, 80), np.float32)
         file["linked"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
         file.create_dataset("raw", (80,), "u1", external=[(str(tmp_path / "secret"), 0, 80)])
+        layout = h5py.VirtualLayout((3, 80), "f4")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (3, 80))
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("huge", (1 << 40, 80), "f4", chunks=(1, 80))
     assert read_array(str(tmp_path / "a.h5"), "x").shape == (3, 80)
-    for name in ("linked", "raw"):
+    for name in ("linked", "raw", "virtual"):
         assert "leads to another file" in refused(tmp_path / "a.h5", name)[1]
+    assert "would unpack to" in refused(tmp_path / "a.h5", "huge")[1]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +301,9 @@ def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):
     nan[0, 0] = np.nan
     np.save(source / "nan.npy", nan)
     np.save(source / "wide.npy", np.zeros((3, 81), np.float32))
+    np.save(source / "complex.npy", FEATURES["a"] * 1j)
+    np.save(source / "overflow.npy", FEATURES["a"].astype(np.float64) * 1e300)
     done = import_into(cli, tmp_path / "c", source, "--json")
     assert done.code == 3
-    assert json.loads(done.out)["failed_by_reason"] == {"non_finite_features": 1, "not_features": 2}
+    assert json.loads(done.out)["failed_by_reason"] == {"non_finite_features": 2, "not_features": 3}
     assert set(featcache.open(tmp_path / "c")) == {"a", "x/b.1"}

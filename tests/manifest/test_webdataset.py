@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import subprocess
+import tarfile
 
 import numpy as np
 import pytest
@@ -114,6 +115,18 @@ def test_what_no_manifest_can_be_made_of_is_one_line(tmp_path):
     bare = tmp_path / "bare"
     bare.write_bytes(whole)
     assert "name it with .tar" in refused(bare)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE, tarfile.CHRTYPE])
+def test_what_is_no_plain_file_is_counted(tmp_path, kind):
+    path = write_tar(tmp_path / "a.tar", {"a.wav": wav(1)})
+    with tarfile.open(path, "a") as tar:
+        other = tarfile.TarInfo("b.wav")
+        other.type, other.linkname = kind, "a.wav"
+        tar.addfile(other)
+    manifest = read_manifest(path)
+    assert list(manifest.ids) == ["a"]
+    assert any("left out: 1 *.wav that is no plain file" in note for note in manifest.notes)
 
 
 def test_two_audio_members_of_one_key_and_bad_columns_are_named(tmp_path):

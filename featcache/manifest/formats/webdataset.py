@@ -75,7 +75,7 @@ def read_tar(source: Source) -> Iterator[Batch]:
 def _rows(source: Source, left_out: Counter[str]) -> Rows:
     """Give each sample with audio. Counts the extensions of members that are not read."""
     has_audio = False
-    for key, group in groupby(_members(source), lambda member: member.key):
+    for key, group in groupby(_members(source, left_out), lambda member: member.key):
         members = [*islice(group, _MOST_MEMBERS + 1)]
         if len(members) > _MOST_MEMBERS:
             raise ManifestError(f"has more than {_MOST_MEMBERS} members of the key {key!r}")
@@ -101,21 +101,25 @@ def _rows(source: Source, left_out: Counter[str]) -> Rows:
         )
 
 
-def _members(source: Source) -> Iterator[_Member]:
-    """List the files of a tar that belong to samples, as WebDataset does."""
+def _members(source: Source, left_out: Counter[str]) -> Iterator[_Member]:
+    """List the files of a tar that belong to samples, as WebDataset does. Counts
+    symbolic links, sparse files and the like, which paths into a tar do not reach."""
     base = source.faults.file("", "member")
     for number, header in enumerate(members_of(source.stream), base + 1):
         name = header.name
         while name.startswith("./"):
             name = name[2:]
         parts = _NAME.fullmatch(name)
-        is_file = header.type in _LINKED_OR_WHOLE
-        if parts and is_file and not (name.startswith("__") and name.endswith("__")):
-            extension, content = parts[2].lower(), b""
-            if extension in _COLUMNS:  # now, since a compressed tar cannot go back
-                source.stream.seek(header.offset_data)
-                content = source.stream.read(min(header.size, _COLUMNS_BYTES))
-            yield _Member(number, parts[1], extension, name, header.size, content)
+        if not parts or header.isdir() or (name.startswith("__") and name.endswith("__")):
+            continue
+        extension, content = parts[2].lower(), b""
+        if header.type not in _LINKED_OR_WHOLE:
+            left_out[f"*.{extension} that is no plain file"] += 1
+            continue
+        if extension in _COLUMNS:  # now, since a compressed tar cannot go back
+            source.stream.seek(header.offset_data)
+            content = source.stream.read(min(header.size, _COLUMNS_BYTES))
+        yield _Member(number, parts[1], extension, name, header.size, content)
 
 
 def _is_audio(member: _Member) -> bool:
