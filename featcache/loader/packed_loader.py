@@ -123,7 +123,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
             raise ArgumentError(
                 f"the column {hidden[0]!r} would hide the batch's own: leave it out by columns="
             )
-        tokens = require_int("tokens", tokens, 1, 1 << 31)
+        tokens = require_int("tokens", tokens, 1, 1 << 30)
         spare = require_int("spare", spare, 0, tokens - 1)
         self.mixture = mixture
         self._budget = Budget(mixture.first, tokens, spare, overflow)

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import NoneType
@@ -343,11 +344,12 @@ class _Reading:
         caches = [version.cache for version in versions] if self.copies else []
         ids, columns = _with_copies(manifest, self.names, self.types, caches)
         are_refused, keys = self.on_changed == "error", self.keys(manifest, manifest.ids)
-        joined = [_compared(manifest, keys, are_refused, version) for version in self.joined]
+        # By map: a comprehension would be a level more for warnings, in Python 3.11.
+        joined = [*map(partial(_compared, manifest, keys, are_refused), self.joined)]
         of_rows = np.repeat(np.arange(len(manifest)), len(ids) // max(1, len(manifest)))
         joined = [version.take(of_rows) for version in joined]
         keys = self.keys(manifest, ids)
-        versions = [_compared(manifest, keys, are_refused, version) for version in versions]
+        versions = [*map(partial(_compared, manifest, keys, are_refused), versions)]
         return Utterances(manifest.source, ids, columns, versions, joined)
 
     def keys(self, manifest: Manifest, ids: Strings) -> RowKeys:
