@@ -44,7 +44,7 @@ Each packaged config that loads no weights has drawn `anna-1` of [examples/](../
 * Time goes to the right. The first dimension of a spectrogram is below, the first codebook of codes is above.
 * The darkest shade is the 2nd percentile of the values, the brightest the 99.5th. Values at the floor of a logarithm, such
   as digital silence, take no part.
-* A vector is drawn as bars from zero; values that have names are printed. Events are blocks with
+* A vector is drawn as bars from zero. If its values have names, they are printed instead. Events are blocks with
   their labels; events that overlap have lanes of their own.
 
 ## What can be heard
