@@ -51,8 +51,8 @@ Each packaged config that loads no weights has drawn `anna-1` of [examples/](../
 
 `--wav` makes sound of codes by the codec's own decoder, with the weights that made them: EnCodec, DAC, Mimi, X-Codec and
 SpeechTokenizer. It makes sound of `fbank` and `log_mel` by Griffin-Lim: 60 steps of the fast variant, after the mel
-energies are spread over the spectrum by non-negative updates. What nothing can be heard of is refused in one line: MFCC,
-hidden states, units, vectors, events.
+energies are spread over the spectrum by non-negative updates. featcache refuses MFCC, hidden states, units, vectors and
+events: they have no sound.
 
 The table shows how near that sound comes. The features of 20 sentences of LJSpeech were stored as float16, turned into
 sound, and extracted again. The difference is the mean of absolute differences in dB, over all values within 40 dB of

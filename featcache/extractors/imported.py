@@ -44,7 +44,7 @@ class ImportedParams(Params):
 
 
 class Imported(Extractor[ImportedParams]):
-    """Features of files, with the frame rate and the shape that the parameters say."""
+    """Features of files, with the frame rate and the shape of the parameters."""
 
     Params = ImportedParams
     revision = 1
@@ -79,7 +79,7 @@ class Imported(Extractor[ImportedParams]):
             wanted = spec.main.shape_text()
             raise _damaged(f"its shape is {[*values.shape]}, and the config says {wanted}")
         cast = values.astype(spec.dtype)
-        if cast.dtype.kind != "f" and not np.array_equal(cast, values):
+        if cast.dtype != np.float32 and not np.array_equal(cast, values, equal_nan=True):
             raise _damaged(f"{spec.dtype} cannot hold its values, of {values.dtype}")
         entries: _Array = spec.axis.as_entries(cast)
         sizes = spec.codebook_sizes
