@@ -49,8 +49,9 @@ Each packaged config that loads no weights has drawn `anna-1` of [examples/](../
 
 ## What can be heard
 
-`--wav` makes sound of codes by the codec's own decoder, with the weights that made them: EnCodec, DAC, Mimi, X-Codec and
-SpeechTokenizer. It makes sound of `fbank` and `log_mel` by Griffin-Lim: 60 steps of the fast variant, after the mel
+`--wav` makes sound of codes and latents by the model's own decoder, with the weights that made them: EnCodec, DAC, Mimi,
+SNAC, X-Codec, X-Codec2, NeuCodec, SpeechTokenizer, WavTokenizer, Higgs Audio v2, Pocket TTS and VibeVoice. Only the
+codes of Qwen3-TTS need its own package. `--wav` makes sound of `fbank` and `log_mel` by Griffin-Lim: 60 steps of the fast variant, after the mel
 energies are spread over the spectrum by non-negative updates. featcache refuses MFCC, hidden states, units, vectors and
 events: they have no sound.
 
