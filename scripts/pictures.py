@@ -44,15 +44,16 @@ Each packaged config that loads no weights has drawn `anna-1` of [examples/](../
 * Time goes to the right. The first dimension of a spectrogram is below, the first codebook of codes is above.
 * The darkest shade is the 2nd percentile of the values, the brightest the 99.5th. Values at the floor of a logarithm, such
   as digital silence, take no part.
-* A vector is drawn as bars from zero; values that have names are printed. Events are blocks with
+* A vector is drawn as bars from zero. If its values have names, they are printed instead. Events are blocks with
   their labels; events that overlap have lanes of their own.
 
 ## What can be heard
 
-`--wav` makes sound of codes by the codec's own decoder, with the weights that made them: EnCodec, DAC, Mimi, X-Codec and
-SpeechTokenizer. It makes sound of `fbank` and `log_mel` by Griffin-Lim: 60 steps of the fast variant, after the mel
-energies are spread over the spectrum by non-negative updates. What nothing can be heard of is refused in one line: MFCC,
-hidden states, units, vectors, events.
+`--wav` makes sound of codes and latents by the model's own decoder, with the weights that made them: EnCodec, DAC, Mimi,
+SNAC, X-Codec, X-Codec2, NeuCodec, SpeechTokenizer, WavTokenizer, Higgs Audio v2, Pocket TTS and VibeVoice. Only the
+codes of Qwen3-TTS need its own package. `--wav` makes sound of `fbank` and `log_mel` by Griffin-Lim: 60 steps of the fast variant, after the mel
+energies are spread over the spectrum by non-negative updates. featcache refuses MFCC, hidden states, units, vectors and
+events: they have no sound.
 
 The table shows how near that sound comes. The features of 20 sentences of LJSpeech were stored as float16, turned into
 sound, and extracted again. The difference is the mean of absolute differences in dB, over all values within 40 dB of

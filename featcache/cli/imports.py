@@ -36,7 +36,7 @@ _RATE = 16000
     "--frame-rate",
     type=float,
     metavar="HZ",
-    help="Frames per second.  [default: what Lhotse says; else one vector for each utterance]",
+    help="Frames per second.  [default: Lhotse's; else one vector for each utterance]",
 )
 @click.option("--units", metavar="TEXT", help="What a value means: log mel energy (natural log).")
 @click.option(
@@ -49,7 +49,7 @@ _RATE = 16000
     "--sample-rate",
     type=click.IntRange(1),
     metavar="HZ",
-    help="The sample rate of the audio.  [default: what Lhotse says, else 16000]",
+    help="The sample rate of the audio.  [default: Lhotse's, else 16000]",
 )
 @options.root()
 @options.threads(help="Threads that read and write.  [default: every core, at most 8]")

@@ -71,8 +71,8 @@ class Line:
             self._next = math.inf
 
     def show(self, done: float, parts: Callable[[], Sequence[str]]) -> None:
-        """Show how much is done, and as many of the parts of a text, the first ones, as a
-        terminal has room for, at intervals: this may be called for each of many things."""
+        """Show how much is done, at intervals, with the first parts of a text for which a
+        terminal has room. This may be called for each of many things."""
         if monotonic() < self._next:
             return
         if self._bar is None:

@@ -49,8 +49,8 @@ Described = TypeVar("Described")
 @options.written("--plot", "Draw the features with axes, as .png or .svg.")
 @options.written(
     "--wav",
-    "Make sound of the features: of codes by the codec's own decoder, of log mel "
-    "spectrograms by Griffin-Lim.",
+    "Make sound of the features: of codes and latents by the model's own decoder, of log "
+    "mel spectrograms by Griffin-Lim.",
 )
 @options.force
 @options.as_json

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, StoreError, did_you_mean, listing
 from featcache.export.arrays import write_numpy
 from featcache.export.huggingface import write_datasets
 from featcache.export.kaldi import write_kaldi
@@ -98,7 +98,8 @@ def export(
     """
     if format not in FORMATS:
         known = listing(FORMATS, len(FORMATS))
-        raise ArgumentError(f"--to: there is no {format!r}: choose {known}")
+        meant = did_you_mean(format, FORMATS)
+        raise ArgumentError(f"--to: there is no {format!r}{meant}: choose {known}")
     chosen = FORMATS[format]
     if not chosen.is_file and output.exists() and (output.is_file() or any(output.iterdir())):
         raise ArgumentError(f"-o: {output}: --to {format} makes a folder, and this is not empty")

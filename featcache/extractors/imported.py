@@ -45,7 +45,7 @@ class ImportedParams(Params):
 
 
 class Imported(Extractor[ImportedParams]):
-    """Features of files, with the frame rate and the shape that the parameters say."""
+    """Features of files, with the frame rate and the shape of the parameters."""
 
     Params = ImportedParams
     revision = 1
@@ -83,7 +83,7 @@ class Imported(Extractor[ImportedParams]):
             raise _damaged(f"its values are {values.dtype}, and no real numbers")
         with np.errstate(over="ignore"):  # what is not finite is refused for all versions
             cast = values.astype(spec.dtype)
-        if cast.dtype.kind != "f" and not np.array_equal(cast, values):
+        if cast.dtype != np.float32 and not np.array_equal(cast, values, equal_nan=True):
             raise _damaged(f"{spec.dtype} cannot hold its values, of {values.dtype}")
         entries: _Array = spec.axis.as_entries(cast)
         sizes = spec.codebook_sizes

@@ -279,7 +279,10 @@ def _features(versions: Sequence[Document]) -> str:
         lead = f"the first {_MOST_DETAILS} of {len(versions)} versions"
     for version in versions[:_MOST_DETAILS]:
         name, title = _text(version["name"]), f"{version['name']}: mean ± standard deviation"
-        note = f"{version['sampled_frames']:,} of {version['frames']:,} frames"
+        things = "frames"
+        if version["frames"] == version["utterances"]:  # of vectors, too
+            things = "utterances"
+        note = f"{version['sampled_frames']:,} of {version['frames']:,} {things}"
         if version["codebooks"]:
             headings = ["codebook", "size", "used", "bits", "perplexity"]
             rows = [[place, *book.values()] for place, book in enumerate(version["codebooks"])]

@@ -293,6 +293,14 @@ def test_files_that_have_changed_are_imported_again_if_asked(cli, tmp_path):
     assert_holds(tmp_path / "c", changed)
 
 
+def test_a_file_that_the_dtype_would_round_is_in_the_ledger(cli, tmp_path):
+    features = {"a": np.ones((3, 2), np.float16), "b": np.full((3, 2), 1.5, np.float32)}
+    source = write_files(tmp_path / "theirs", features | {"c": np.full((3, 2), 0.1, np.float32)})
+    done = import_into(cli, tmp_path / "c", source, "--json")
+    assert json.loads(done.out)["failed_by_reason"] == {"not_features": 1}
+    assert_holds(tmp_path / "c", features, np.float16)
+
+
 def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):
     source = write_files(tmp_path / "theirs")
     data = (source / "c.npy").read_bytes()
