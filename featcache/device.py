@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.errors import MOST_THREADS, ConfigError, did_you_mean, require_int
+from featcache.errors import MOST_THREADS, ConfigError, require_int
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +54,7 @@ def parse_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        meant = did_you_mean(str(name).partition(":")[0], ("cpu", "cuda"))
-        what = f"not a torch device{meant}; use cpu, cuda, or cuda:0 and so on"
+        what = "not a torch device; use cpu, cuda, or cuda:0 and so on"
         raise ValueError(what) from error
     if device.type == "cpu" and device.index:
         raise ValueError("the CPU has no number; use cpu, or cpu,cpu for two processes")

@@ -463,11 +463,19 @@ class FeatureSpec:
     @property
     def named_units(self) -> dict[str, str]:
         """The name and the unit of each value, of a vector whose units are written as `level
-        (dB), peak (dB)`; empty for others."""
-        # bounded: a stranger's text may be long
-        named = dict(re.findall(r"(\w+) \(([^()]*)\)", self.units[:_MOST_UNITS]))
-        is_named = self.kind == "clip" and self.item_shape == (len(named),)
-        return named if is_named else {}
+        (dB), peak (dB)` or `ovrl, sig (1 to 5)`; empty for others."""
+        units = self.units[:_MOST_UNITS]  # a stranger's text may be long
+        named, unit = {}, ""
+        for part in reversed(re.split(r", (?![^()]*\))", units)):
+            name, bracket, own = part.partition(" (")
+            if bracket:
+                unit = own.removesuffix(")")
+            named[name] = unit
+        if self.kind != "clip" or self.item_shape != (len(named),):
+            return {}
+        if not all(map(str.isidentifier, named)):
+            return {}
+        return dict(reversed(named.items()))
 
     @property
     def tracks(self) -> tuple[Track, ...]:

@@ -98,7 +98,21 @@ def test_a_language_model_goes_on_as_if_it_had_not_been_killed(cli, digits, tmp_
     assert re.search(r"killed after [2-6] of 6 steps", done.out)
 
 
-@pytest.mark.parametrize("script", ["train_keywords.py", "train_xvector.py"])
+@pytest.mark.slow
+def test_a_recipe_of_speech_has_all_it_needs_from_one_extraction(cli, digits, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("onnxruntime")
+    from small_models import encodec_24khz
+
+    options = ["--data", digits, "--weights", encodec_24khz(tmp_path / "weights")]
+    sizes = ["--epochs", 2, "--batch-size", 9, "--threads", 1, "--level", -90]
+    done = run(cli, "train_tts.py", *options, *sizes).with_code(0)
+    assert list(rows_of(done.out)) == ["text and codes", "and the speaker", "and the pitch"]
+    assert "five versions from one pass over the audio" in done.out
+    assert "27 in train and 3 in test are louder than -90 dB" in done.out
+
+
+@pytest.mark.parametrize("script", ["train_keywords.py", "train_xvector.py", "train_tts.py"])
 def test_a_manifest_that_is_not_there_is_one_line(monkeypatch, script, tmp_path):
     missing = tmp_path / "none.csv"
     monkeypatch.setattr("sys.argv", [script, "--data", str(missing)])

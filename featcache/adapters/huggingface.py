@@ -130,8 +130,11 @@ def to_hf(
 
 
 def _arrow(column: TypedColumn) -> Any:
-    """Return a column as an Arrow array."""
+    """Return a column as an Arrow array; vectors `[rows, *shape]` as lists."""
     if isinstance(column, np.ndarray):
+        if column.ndim > 1:
+            values = column.reshape(-1, *column.shape[2:])
+            return pa.FixedSizeListArray.from_arrays(_arrow(values), column.shape[1])
         return pa.array(column)
     if isinstance(column, Strings):
         return pa.array(column, pa.string())

@@ -146,6 +146,8 @@ class _Cuts:
         cache, spec = self._cache, self._cache.spec
         duration = num_frames * self._hop / spec.sample_rate
         for name, value in [*columns.items()]:
+            if isinstance(value, np.ndarray):
+                columns[name] = value.tolist()  # which JSON can hold
             if value is None or (isinstance(value, float) and value != value):  # NaN
                 del columns[name]
         start = columns.pop("start", 0.0) / speed

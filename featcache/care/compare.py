@@ -226,7 +226,8 @@ def tied_frames(
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(_DRAWS, *latents.shape, generator=generator).to(latents.device)
     noise *= ROUNDING * latents.norm(dim=1, keepdim=True) / latents.shape[1] ** 0.5
-    drawn = quantize(latents + noise).to(others.device)
+    # of a codec with several tracks, the main one is first
+    drawn = quantize(latents + noise)[..., : others.shape[1]].to(others.device)
     first = (codes.to(others.device) != others).int().argmax(1)  # [F]
     later = torch.arange(others.shape[1], device=others.device) > first[:, None]
     return ((drawn == others) | later).all(2).any(0)

@@ -24,12 +24,10 @@ _SHOWN = 5
     "kind",
     metavar="FORMAT",
     required=True,
-    help="lhotse, shar, kaldi, datasets, webdataset, numpy, qwen3-tts or moshi.",
+    help="lhotse, shar, kaldi, datasets, webdataset, numpy or qwen3-tts.",
 )
 @options.version_location
-@options.output_target(
-    help="The new folder; for lhotse, qwen3-tts and moshi a file.", required=True
-)
+@options.output_target(help="The new folder; for lhotse and qwen3-tts a file.", required=True)
 @options.manifest(help="Export only the utterances of this manifest, with its columns.")
 @options.manifest_format
 @options.force
@@ -47,7 +45,7 @@ def export(
     Examples:
       featcache export --to kaldi features/fbank80 -o exp/fbank --manifest train.csv
       featcache export --to datasets features/mimi -o mimi-parquet
-      featcache export --to qwen3-tts features/mimi -o train.jsonl --manifest raw.jsonl
+      featcache export --to qwen3-tts features/qwen3-tts-12hz -o train.jsonl --manifest raw.jsonl
     """
     import featcache
     from featcache.export import FORMATS
@@ -63,6 +61,7 @@ def export(
         note(str(warning.message))
     rows = None
     if manifest is not None:
+        options.refuse_corpus(path, "--manifest")
         rows = options.read_manifest(manifest, {**reading, "root": None}, audio=False)
     total = len(cache) if rows is None else len(rows)
     with Steps(total, "utterances") as bar:

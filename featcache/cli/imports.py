@@ -53,6 +53,7 @@ _RATE = 16000
 )
 @options.root()
 @options.threads(help="Threads that read and write.  [default: every core, at most 8]")
+@options.flag("--check-sources", "Import files again whose bytes have changed.")
 @options.flag("--dry-run", "Only print what would be done.")
 @options.as_json
 def import_(
@@ -62,6 +63,7 @@ def import_(
     sample_rate: int | None,
     root: Any,
     threads: int | None,
+    check_sources: bool,
     dry_run: bool,
     **described: Any,
 ) -> int:
@@ -87,7 +89,9 @@ def import_(
     manifest = read_manifest(source, root=root, format="features")
     config = _config_of(manifest, name, sample_rate, described)
     shown = Shown(trial=False, progress_kind="bar")
-    run_options = Options(threads=threads, dry_run=dry_run, device="cpu")
+    run_options = Options(
+        threads=threads, check_sources=check_sources, dry_run=dry_run, device="cpu"
+    )
     observer = Observer(
         running=shown.running, planned=shown.planned, progress=shown.progress, done=shown.done
     )

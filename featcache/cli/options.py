@@ -377,6 +377,14 @@ def refuse_unused(
         raise ArgumentError(f"--set {name}: it is {no_choice}")
 
 
+def refuse_corpus(path: Location, option: str) -> None:
+    """Raise ArgumentError if a location is a corpus, or a version in it."""
+    from featcache.version.selection import corpus_of
+
+    if corpus_of(path) is not None:
+        raise ArgumentError(f"{path}: is a corpus: {option} is about one part, a folder in it")
+
+
 def refuse_output(path: Path, force: bool) -> None:
     """Raise ArgumentError if a file exists and `force` is not set, if this command reads it,
     or if it is a version's; StoreError if it cannot be written."""

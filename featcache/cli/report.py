@@ -66,7 +66,6 @@ def report(
     """
     from featcache.report import collect, make_clips, make_page
     from featcache.storage.files import write_file
-    from featcache.version.selection import corpus_of
 
     if printing.as_json and output is not None:
         raise ArgumentError("--json prints the numbers, and writes no page: leave out -o")
@@ -75,12 +74,13 @@ def report(
         options.refuse_output(place, force)
     rows = None
     if manifest is not None:
-        if corpus_of(path) is not None:
-            raise ArgumentError(f"{path}: is a corpus: --manifest is about one part, {path}/PART")
+        options.refuse_corpus(path, "--manifest")
         rows = options.read_manifest(manifest, reading, audio=False)
     documents, caches, is_damaged = _open(path)
     compared: list[str] = []
     if against is not None:
+        options.refuse_corpus(path, "--against")
+        options.refuse_corpus(against, "--against")
         others, other_caches, _ = _open(against)
         for where, opened in ((path, caches), (against, other_caches)):
             if len(opened) > 1:

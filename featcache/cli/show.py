@@ -93,8 +93,9 @@ def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, fo
     for number, (document, shown) in enumerate(described):
         if number:
             say()
-        _say_utterance(document, _named_values(shown))
-        if not (printing.as_json or printing.quiet):
+        named = _named_values(shown)
+        _say_utterance(document, named)
+        if not (named or printing.as_json or printing.quiet):
             _print_picture(shown)
     for file in files:
         say(f"{file}: {megabytes(file.stat().st_size)}")
@@ -107,15 +108,17 @@ def _named_values(shown: Shown) -> Document:
     units = shown.spec.named_units
     values = shown.tracks[MAIN]
     return {
-        name.replace("_", " "): f"{value:.4g} {unit}"
+        name.replace("_", " "): f"{value:.4g} {unit}".rstrip()
         for (name, unit), value in zip(units.items(), values, strict=False)
     }
 
 
 def _say_utterance(document: Document, named: Document) -> None:
     lines = _origin_lines(document)
-    names, events = ("shape", "dtype", "min", "mean", "max"), document.get("events", ())
-    lines |= {name: document[name] for name in names[: 2 if events else None]}
+    events = document.get("events", ())
+    lines |= {"shape": document["shape"], "dtype": document["dtype"]}
+    if not (events or named) and document["min"] is not None:
+        lines |= {name: f"{document[name]:.6g}" for name in ("min", "mean", "max")}
     stored = document.get("quantized")
     if stored:
         lines["stored"] = f"{stored['dtype']}, off by at most {stored['largest_error']:.3g}"

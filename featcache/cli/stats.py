@@ -24,6 +24,7 @@ from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.loader.cache import Cache
+    from featcache.spec import FeatureSpec
     from featcache.stats import Stats, Usage
 
 _SHOWN = 20
@@ -99,12 +100,15 @@ def stats(
     elif corpus is None:
         note_unfinished(version)
 
+    is_ragged = version.info.spec.axis.is_ragged
+    unit = "frames" if is_ragged else "utterances"
+
     def compute() -> Usage | Stats:
         cache = corpus or Cache(version)
         total = None
         if wanted is None and corpus is None:
             total = int(cache.lengths.sum())
-        with Steps(total, "frames") as bar:
+        with Steps(total, unit) as bar:
             if holds_codes:
                 return usage(cache, wanted, threads=threads, report=bar.update)
             return moments(cache, wanted, by=by, threads=threads, report=bar.update)
@@ -112,7 +116,6 @@ def stats(
     computed = version.reading(compute) if corpus is None else compute()
     if output is not None and not isinstance(computed, Usage):
         computed.save(output, overwrite=force)
-    is_ragged = version.info.spec.axis.is_ragged
     counts = [counted(computed.utterances, "utterance")]
     if is_ragged:
         counts.append(counted(computed.frames, "frame"))
@@ -120,19 +123,24 @@ def stats(
     if isinstance(computed, Usage):
         document = _say_codes(computed)
     else:
-        document = _say_features(computed, output, is_ragged)
+        document = _say_features(computed, output, version.info.spec)
     say_json({"path": str(version.path), **document})
     return int(is_partial)
 
 
-def _say_features(stats: Stats, output: Path | None, is_ragged: bool) -> Document:
+def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Document:
     """Print mean and variance. Returns them as JSON, with the mean of each group if an
-    utterance has one vector, which is not `is_ragged`."""
+    utterance has one vector."""
+    is_ragged = spec.axis.is_ragged
     unit = "frames" if is_ragged else "utterances"
     sizes = (stats.group_frames if is_ragged else stats.group_utterances).tolist()
-    for name, values in (("means", stats.mean), ("standard deviations", stats.std)):
-        say(f"  {name} of the dimensions from {values.min():.6g} to {values.max():.6g}")
-    if stats.still:
+    named = spec.named_units.items()
+    for (name, of), mean, std in zip(named, stats.mean, stats.std, strict=False):
+        say(f"  {name}: mean {mean:.4g}, standard deviation {std:.4g} {of}".rstrip())
+    if not named:
+        for name, values in (("means", stats.mean), ("standard deviations", stats.std)):
+            say(f"  {name} of the dimensions from {values.min():.6g} to {values.max():.6g}")
+    if stats.still and not named:
         still = first_few(stats.still, _SHOWN)
         say(f"  {len(stats.still):,} of {stats.mean.size:,} dimensions hardly vary: {still}")
     if stats.by is not None:

@@ -230,25 +230,25 @@ def _single_documents(document: dict[str, Any]) -> list[dict[str, Any]]:
     except ConfigError:  # `config_from` reports it, with other faults
         return [document]
     listed = {
-        name: params[name] for name in params if name in listable and type(params[name]) is list
+        key: values for key, values in params.items() if key in listable and type(values) is list
     }
+    if not listed or not all(listed.values()):
+        return [document]
     singles = []
     for values in product(*listed.values()):
         chosen = dict(zip(listed, values, strict=True))
-        name = "-".join([str(document.get("name")), *map(_name_of_value, chosen, values)])
-        singles.append({**document, "name": name, "params": {**params, **chosen}})
-    return singles if listed and singles else [document]
+        single = {**document, "params": {**params, **chosen}}
+        if "name" in document:
+            single["name"] = "-".join([str(document["name"]), *map(_name_of_value, chosen, values)])
+        singles.append(single)
+    return singles
 
 
 def listable_params(params: type[extractors.Params]) -> set[str]:
     """Return the parameters of which a config may list several values, to be several
     configs: those in `taken` whose values are no lists themselves."""
-    kinds = {name: params.model_fields[name].annotation for name in _taken(params)}
-    return {name for name, kind in kinds.items() if not _takes_lists(kind)}
-
-
-def _taken(params: type[extractors.Params]) -> set[str]:
-    return {name for name in params.taken if name in params.model_fields}
+    fields = params.model_fields
+    return {name for name in params.taken & {*fields} if not _takes_lists(fields[name].annotation)}
 
 
 def _takes_lists(annotation: Any) -> bool:
@@ -256,7 +256,9 @@ def _takes_lists(annotation: Any) -> bool:
 
 
 def _name_of_value(key: str, value: Any) -> str:
-    return value if isinstance(value, str) else f"{key}{value}"
+    if isinstance(value, str):
+        return value
+    return f"{key}{'null' if value is None else value}"
 
 
 def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002

@@ -16,10 +16,10 @@ import numpy as np
 
 from featcache.errors import ArgumentError, StoreError, listing
 from featcache.export.arrays import write_numpy
-from featcache.export.codes import write_moshi, write_qwen3_tts
 from featcache.export.huggingface import write_datasets
 from featcache.export.kaldi import write_kaldi
 from featcache.export.lhotse import write_lhotse, write_shar
+from featcache.export.qwen3_tts import write_qwen3_tts
 from featcache.export.rows import Rows
 from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
@@ -48,7 +48,6 @@ FORMATS = {
     "webdataset": Format(write_webdataset),
     "numpy": Format(write_numpy),
     "qwen3-tts": Format(write_qwen3_tts, is_file=True),
-    "moshi": Format(write_moshi, is_file=True),
 }
 """Every format, by name."""
 
@@ -132,7 +131,9 @@ def _select(
     utterances, absent = find_utterances(versions_of(cache, None, 0), manifest, choices)
     ids = flat(utterances.ids)
     if not are_distinct(ids.hashes()):
-        raise ArgumentError(f"{utterances.source}: two parts have the same id: export each part")
+        repeated = listing([id_ for id_, count in Counter(ids).items() if count > 1], 3)
+        what = "in several rows or parts: give one row for each utterance, or export each part"
+        raise ArgumentError(f"{utterances.source}: {repeated}: {what}")
     positions = utterances.versions[0].positions_of(np.arange(len(ids)))
     return Rows(cache, ids, positions, utterances.columns, report), absent
 
@@ -141,9 +142,9 @@ def _losses(cache: Cache) -> list[str]:
     spec = cache.spec
     notes = []
     if spec.is_quantized:
-        notes.append("quantised features are written as float32, as they are read")
+        notes.append("quantised features are float32, as they are read")
     elif spec.dtype != spec.values_dtype.name:
-        notes.append(f"{spec.dtype} is written as {spec.values_dtype}, which holds it exactly")
+        notes.append(f"{spec.dtype} becomes {spec.values_dtype}, which holds it exactly")
     others = [track.name for track in spec.outputs]
     if others:
         notes.append(f"tracks left out: {listing(others)}")

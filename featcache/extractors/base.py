@@ -56,9 +56,9 @@ _OWN = {
     "mfcc": "kaldi:Mfcc",
     "mimi": "mimi:Mimi",
     "neucodec": "xcodec2:NeuCodec",
-    "snac": "snac:Snac",
     "onnx": "onnx:Onnx",
     "pocket_tts": "pocket_tts:PocketTTS",
+    "snac": "snac:Snac",
     "speechtokenizer": "speechtokenizer:SpeechTokenizer",
     "ssl": "ssl:SSL",
     "swift_f0": "swift_f0:SwiftF0",
@@ -253,6 +253,12 @@ class Extractor(ABC, Generic[P]):
         """Return a hash of the weights' content, for the fingerprint; None without
         weights."""
         return None
+
+
+def require_rate(sample_rate: int, expected: int, model: str) -> None:
+    """Raise ConfigError for waveforms at another rate, in Hz, than the model's."""
+    if sample_rate != expected:
+        raise ConfigError(f"audio.sample_rate: {sample_rate}; {model} is for {expected}")
 
 
 def find(name: str) -> type[Extractor[Params]]:

@@ -1,4 +1,4 @@
-"""The base of codecs, and the spec of continuous latents."""
+"""The bases of codecs, and of other models of continuous latents."""
 
 from __future__ import annotations
 
@@ -53,15 +53,23 @@ C = TypeVar("C", bound=CodecParams)
 M = TypeVar("M", bound=ModelParams)
 
 _SILENCE_SECONDS = 30.0
-"""The silence after whose first part, some 80 frames, latents no longer change."""
+"""The length of a silence. Latents settle within its first 80 frames or so."""
 
 
 class LatentExtractor(ModelExtractor[M]):
-    """The base of extractors whose model computes latents: one frame for every
+    """The base of extractors whose model computes latents: `granule_frames` for every
     `granularity` samples that have begun."""
 
+    def _set_latent_spec(self, name: str, size: int, frame_length: int) -> None:
+        units, rate = f"{name} latent", self.sample_rate
+        self.spec = FeatureSpec((size,), "float32", self._frame_rate, frame_length, rate, units)
+
+    @property
+    def _frame_rate(self) -> float:
+        return self.sample_rate * self.granule_frames / self.granularity
+
     def num_frames(self, num_samples: int) -> int:
-        return -(-num_samples // self.granularity)
+        return -(-num_samples // self.granularity) * self.granule_frames
 
     def silence(self) -> Tensor | None:
         if self.spec.codebook_sizes:
@@ -90,17 +98,14 @@ class CodecExtractor(LatentExtractor[C]):
         frame_length: int = 0,
         latent_size: int = 0,
     ) -> None:
-        """Set the spec of codes or latents. Raises ConfigError for latents without a size."""
-        frame_rate = self.sample_rate / self.granularity
+        """Set the spec of codes or latents."""
         if self.params.output == "latents":
-            if not latent_size:
-                raise ConfigError(f"params.output: latents; {name} has codes only")
-            self.spec = latent_spec(name, latent_size, frame_rate, frame_length, self.sample_rate)
+            self._set_latent_spec(name, latent_size, frame_length)
             return
         self.spec = FeatureSpec(
             (num_codebooks,),
             code_dtype(codebook_size),
-            frame_rate,
+            self._frame_rate,
             frame_length,
             self.sample_rate,
             f"{name} code",
@@ -111,9 +116,6 @@ class CodecExtractor(LatentExtractor[C]):
     def codes_per_frame(self) -> int:
         """The number of codes that `codes_of` gives for a frame."""
         return len(self.spec.codebook_sizes)
-
-    def num_frames(self, num_samples: int) -> int:
-        return -(-num_samples // self.granularity)
 
     @abstractmethod
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
@@ -176,14 +178,6 @@ class CodecExtractor(LatentExtractor[C]):
             return "float32"
         config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
         return code_dtype(int(config.get("codebook_size", 1024)))
-
-
-def latent_spec(
-    name: str, size: int, frame_rate: float, frame_length: int, sample_rate: int
-) -> FeatureSpec:
-    """Describe the continuous latents of a model."""
-    units = f"{name} latent"
-    return FeatureSpec((size,), "float32", frame_rate, frame_length, sample_rate, units)
 
 
 def code_dtype(codebook_size: int) -> str:

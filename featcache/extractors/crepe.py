@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from featcache import weights
 from featcache.errors import ConfigError
-from featcache.extractors.base import Batching, Clip, Extractor
+from featcache.extractors.base import Batching, Clip, Extractor, require_rate
 from featcache.extractors.model import computing
-from featcache.extractors.weight_file import WeightFileParams, require_rate
+from featcache.extractors.weight_file import PitchParams
 from featcache.spec import MAIN, FeatureSpec, Frames, Track
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NEIGHBOURS = 4
 """Bins on either side of the best one that `weighted` averages."""
 
 
-class CrepeParams(WeightFileParams):
+class CrepeParams(PitchParams):
     """The parameters of `crepe`: `weights` are `full.pth` or `tiny.pth`."""
 
     hop: int = Field(default=160, ge=1, le=1 << 24)
@@ -52,12 +52,6 @@ class CrepeParams(WeightFileParams):
     weighted by likelihood, as CREPE's authors do. (torchcrepe's own weights are nearly
     equal: it applies the sigmoid twice.) Viterbi over a batch is not offered: a frame would
     depend on its batch."""
-
-    @model_validator(mode="after")
-    def _is_a_band(self) -> CrepeParams:
-        if self.fmin >= self.fmax:
-            raise ValueError(f"fmin: {self.fmin:g} Hz is not below fmax, {self.fmax:g} Hz")
-        return self
 
 
 class Crepe(Extractor[CrepeParams]):

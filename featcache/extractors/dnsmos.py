@@ -13,10 +13,10 @@ import torch
 from pydantic import Field
 
 from featcache.extractors import mel
-from featcache.extractors.base import Clip, LocalPath
+from featcache.extractors.base import Clip, LocalPath, require_rate
 from featcache.extractors.onnx_model import Array, OnnxModel
 from featcache.extractors.vectors import VectorExtractor
-from featcache.extractors.weight_file import WeightFileParams, require_rate
+from featcache.extractors.weight_file import WeightFileParams
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
 
@@ -83,7 +83,7 @@ class Dnsmos(VectorExtractor[DnsmosParams]):
         filters = mel.hertz_filters(_BINS, band, _N_FFT, _SAMPLE_RATE, "slaney", "slaney")
         self._filters = filters.float()
         self._taper = torch.hann_window(_N_FFT, dtype=torch.float64).float()
-        units = f"{', '.join(SCORES)} (DNSMOS, 1 to 5)"
+        units = ", ".join(f"{name} (of 5)" for name in SCORES)
         track = Track(MAIN, (len(SCORES),), "float32", units, ClipAxis())
         self.spec = FeatureSpec.of(_SAMPLE_RATE, track)
 

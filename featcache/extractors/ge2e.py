@@ -13,10 +13,10 @@ from torch import nn
 from featcache import weights
 from featcache.errors import AudioError, Reason, first_line
 from featcache.extractors import mel
-from featcache.extractors.base import Clip
+from featcache.extractors.base import Clip, require_rate
 from featcache.extractors.model import computing
 from featcache.extractors.vectors import VectorExtractor
-from featcache.extractors.weight_file import WeightFileParams, require_rate
+from featcache.extractors.weight_file import WeightFileParams
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
 

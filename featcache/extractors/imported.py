@@ -87,7 +87,7 @@ class Imported(Extractor[ImportedParams]):
             raise _damaged(f"{spec.dtype} cannot hold its values, of {values.dtype}")
         entries: _Array = spec.axis.as_entries(cast)
         sizes = spec.codebook_sizes
-        if sizes and (entries >= np.array(sizes).reshape(spec.item_shape)).any():
+        if sizes and ((entries < 0) | (entries >= np.reshape(sizes, spec.item_shape))).any():
             raise _damaged(f"it has a code beyond the codebooks' sizes {[*sizes]}")
         return entries
 

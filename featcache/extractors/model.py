@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
-from featcache.extractors.base import LocalPath, Params
+from featcache.extractors.base import LocalPath, Params, require_rate
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 if TYPE_CHECKING:
@@ -75,10 +75,13 @@ class ModelExtractor(RowExtractor[M]):
     """The base of extractors that load a model.
 
     A subclass's `__init__` calls this one, and sets `spec` and `granularity`. If a chunk
-    begins at sample `t * granularity`, its first frame must be the clip's frame `t`."""
+    begins at sample `t * granularity`, its first frame must be the clip's frame
+    `t * granule_frames`."""
 
     _model_name: str
     """The class of transformers that `_load_model` loads, unless a subclass makes one."""
+    granule_frames: int = 1
+    """The number of frames of `granularity` samples."""
     causal: bool = False
     """True if a frame depends on no later samples, which decides where chunks overlap."""
 
@@ -145,13 +148,14 @@ class ModelExtractor(RowExtractor[M]):
         if not self.causal:
             left_out = overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
-        firsts = [(start + left_out) // self.granularity for start in starts]
+        step, per_step = self.granularity, self.granule_frames
+        firsts = [(start + left_out) // step * per_step for start in starts]
         firsts[0] = 0
         ends = [*firsts[1:], self.num_frames(num_samples)]
         pieces = []
         for start, first, end in zip(starts, firsts, ends, strict=True):
             length = min(size, num_samples - start)
-            pieces.append(Piece(start, length, first - start // self.granularity, end - first))
+            pieces.append(Piece(start, length, first - start // step * per_step, end - first))
         # without a last chunk in which no frame begins
         return [piece for piece in pieces if piece.num_frames]
 
@@ -160,9 +164,7 @@ class ModelExtractor(RowExtractor[M]):
         return hops * self.granularity
 
     def require_sample_rate(self, expected: int, model: str = "") -> None:
-        if self.sample_rate != expected:
-            name = model or self.params.weights
-            raise ConfigError(f"audio.sample_rate: {self.sample_rate}; {name} is for {expected}")
+        require_rate(self.sample_rate, expected, model or self.params.weights)
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         return self.run_for([self], waveforms, num_samples)[0]

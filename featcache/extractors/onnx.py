@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TRIALS = (1.0, 1.37)
-"""Lengths of the waveforms with which a model is tried out, in seconds."""
+"""Lengths of the waveforms with which a model is tried out, in seconds; doubled until they
+have a frame."""
 
 
 class Window(Params):
@@ -39,8 +40,8 @@ class Window(Params):
     length: int = Field(ge=1)
     """Steps in a window."""
     hop: int = Field(ge=1)
-    """From one window's start to the next one's, in steps. Of frames, each window gives
-    those of `hop` steps."""
+    """Steps from one window's start to the next one's. A window gives the frames of `hop`
+    steps, or a vector."""
     before: int = Field(default=0, ge=0)
     """Steps of a window that are only context for what follows them."""
     pad: bool = False
@@ -301,7 +302,12 @@ class Onnx(Extractor[OnnxParams]):
         """Try the model out. Returns the number of values of a frame, or of a vector."""
         noise = torch.Generator().manual_seed(0)
         for seconds in _TRIALS:
-            waveform = torch.randn(round(seconds * sample_rate), generator=noise) / 10
+            num_samples = round(seconds * sample_rate)
+            while not self.num_frames(num_samples):
+                num_samples *= 2
+                if num_samples > LONGEST_SECONDS * sample_rate:
+                    raise ConfigError(f"params.stride: {LONGEST_SECONDS:g} s have no frame")
+            waveform = torch.randn(num_samples, generator=noise) / 10
             try:
                 computed = self._computed(Clip("trial", waveform.to(device)))
             except OnnxError as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from featcache import weights
-from featcache.extractors.codec import LatentExtractor, latent_spec
+from featcache.extractors.codec import LatentExtractor
 from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.mimi import CausalEncoder
 from featcache.extractors.model import ModelParams
@@ -16,18 +16,14 @@ from featcache.extractors.rows import Rows
 from featcache.spec import MAIN
 
 
-class PocketTTSParams(ModelParams):
-    """The parameters of `pocket_tts`."""
-
-
-class PocketTTS(LatentExtractor[PocketTTSParams]):
+class PocketTTS(LatentExtractor[ModelParams]):
     """Pocket TTS's latents: those of `PocketTTSAudioTokenizerModel.encode` for the clip
     alone, padded with zeros to whole frames, as the model's documentation wants.
 
     Latents are float32 `[T, 32]`, ceil(num_samples / 1920) frames, from one sample on. A
     frame sees 2.7 s, so chunks that overlap by 3 s are exact to rounding."""
 
-    Params = PocketTTSParams
+    Params = ModelParams
     revision = 1
     _model_name = "PocketTTSAudioTokenizerModel"
     gpu_factor = 2
@@ -40,14 +36,7 @@ class PocketTTS(LatentExtractor[PocketTTSParams]):
         config = model.config
         self._encoder = CausalEncoder(model.encoder, config)
         self.granularity = self._encoder.hop
-        frame_rate = self.sample_rate / self.granularity
-        self.spec = latent_spec(
-            "Pocket TTS",
-            config.latent_dim,
-            frame_rate,
-            self._encoder.frame_length,
-            self.sample_rate,
-        )
+        self._set_latent_spec("Pocket TTS", config.latent_dim, self._encoder.frame_length)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         whole_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)

@@ -58,10 +58,10 @@ class Snac(CodecExtractor[SnacParams]):
             raise ConfigError(f"params.chunk: {self.params.weights} attends within its own windows")
         self._frame_samples = self._hop * strides[0]
         self.granularity = self._hop * math.lcm(strides[0], window or 1)
+        self.granule_frames = self.granularity // self._frame_samples
         frame_length = 0 if window else field + self._frame_samples - self._hop
         self._set_spec("SNAC", 1, model.codebook_size, frame_length)
-        rate = self.sample_rate / self._frame_samples
-        sizes = self.spec.codebook_sizes
+        rate, sizes = self.spec.frame_rate, self.spec.codebook_sizes
         others = tuple(
             Track(
                 f"codes_{number}",
@@ -73,7 +73,7 @@ class Snac(CodecExtractor[SnacParams]):
             )
             for number, repeats in enumerate(self._repeats[1:], start=2)
         )
-        self.spec = replace(self.spec, frame_rate=rate, side=others)
+        self.spec = replace(self.spec, side=others)
 
     def _load(self) -> Any:
         return weights.load_module(_make, self._locate(), self.device, "SNAC")
@@ -81,9 +81,6 @@ class Snac(CodecExtractor[SnacParams]):
     @property
     def codes_per_frame(self) -> int:
         return sum(self._repeats)
-
-    def num_frames(self, num_samples: int) -> int:
-        return super().num_frames(num_samples) * (self.granularity // self._frame_samples)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         """Compute the encoder's output, of all its steps in a frame of the first codebook."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from featcache.extractors.base import Batching, Clip, Extractor
+from featcache.extractors.base import Batching, Clip, Extractor, require_rate
 from featcache.extractors.onnx_model import Array, OnnxModel
-from featcache.extractors.weight_file import WeightFileParams, require_rate
+from featcache.extractors.weight_file import PitchParams
 from featcache.spec import MAIN, FeatureSpec, Frames, Track
 
 if TYPE_CHECKING:
@@ -34,19 +34,13 @@ _SILENT = 1e-3
 model itself gives pitches of 2,000 Hz, and is sure of them."""
 
 
-class SwiftF0Params(WeightFileParams):
+class SwiftF0Params(PitchParams):
     """The parameters of `swift_f0`."""
 
     fmin: float = Field(default=_LOWEST, ge=_LOWEST)
     """The lowest pitch, in Hz. The band changes the confidence too."""
     fmax: float = Field(default=_HIGHEST, le=_HIGHEST)
     """The highest pitch, in Hz."""
-
-    @model_validator(mode="after")
-    def _is_a_band(self) -> SwiftF0Params:
-        if self.fmin >= self.fmax:
-            raise ValueError(f"fmin: {self.fmin:g} Hz is not below fmax, {self.fmax:g} Hz")
-        return self
 
 
 class SwiftF0(Extractor[SwiftF0Params]):

@@ -16,7 +16,7 @@ from torch import Tensor
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors import ragged
-from featcache.extractors.codec import LatentExtractor, latent_spec
+from featcache.extractors.codec import LatentExtractor
 from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.model import ModelParams
 from featcache.extractors.rows import Rows
@@ -64,10 +64,7 @@ class VibeVoice(LatentExtractor[VibeVoiceParams]):
                 f"{padded_to} samples, and a frame has {self.granularity}: featcache needs one "
                 "frame of each"
             )
-        frame_rate = self.sample_rate / self.granularity
-        self.spec = latent_spec(
-            "VibeVoice", model.config.hidden_size, frame_rate, field, self.sample_rate
-        )
+        self._set_latent_spec("VibeVoice", model.config.hidden_size, field)
 
     def prepare(self, waveform: Tensor) -> Tensor:
         if not self._is_normalized:

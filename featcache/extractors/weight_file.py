@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from featcache import weights
-from featcache.errors import ConfigError
 from featcache.extractors.base import LocalPath, Params
 
 
@@ -37,7 +36,16 @@ class WeightFileParams(Params):
         return weights.file_digest(self.file)
 
 
-def require_rate(sample_rate: int, expected: int, model: str) -> None:
-    """Raise ConfigError for waveforms at another rate, in Hz, than the model's."""
-    if sample_rate != expected:
-        raise ConfigError(f"audio.sample_rate: {sample_rate}; {model} is for {expected}")
+class PitchParams(WeightFileParams):
+    """The parameters of models of pitch, whose subclasses limit the band."""
+
+    fmin: float
+    """The lowest pitch, in Hz."""
+    fmax: float
+    """The highest pitch, in Hz."""
+
+    @model_validator(mode="after")
+    def _is_a_band(self) -> PitchParams:
+        if self.fmin >= self.fmax:
+            raise ValueError(f"fmin: {self.fmin:g} Hz is not below fmax, {self.fmax:g} Hz")
+        return self

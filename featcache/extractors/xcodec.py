@@ -6,7 +6,6 @@ over its layers, go through a few more convolutions. Their outputs are quantised
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -34,10 +33,10 @@ class Xcodec(CodecExtractor[BandwidthParams]):
     _model_name = "XcodecModel"
     _name = "X-Codec"
     _semantic_step = 1
-    """Of so many frames of the semantic model, one is taken."""
+    """One of so many frames of the semantic model is used."""
 
     def _prepare_semantic(self, model: Any) -> None:
-        """Set what `heard` and `num_heard` need."""
+        """Set the attributes that `heard` and `num_heard` use."""
         self._semantic_pad = int(model.pad)
 
     def _prepare(self) -> None:
@@ -54,11 +53,8 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         preprocessing = weights.read_preprocessing(self._locate())
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
+        self.granule_frames = self.granularity // self._hop
         self._set_spec(self._name, count, config.codebook_size, latent_size=model.fc.out_features)
-        self.spec = replace(self.spec, frame_rate=self.sample_rate / self._hop)
-
-    def num_frames(self, num_samples: int) -> int:
-        return super().num_frames(num_samples) * (self.granularity // self._hop)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         waveforms, num_samples = dac.in_whole_hops(waveforms, num_samples, self.granularity)
@@ -68,11 +64,11 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         return latents_RFD
 
     def num_heard(self, num_samples: Length) -> Length:
-        """Return how many samples the semantic model hears of so many."""
+        """Return the number of samples that the semantic model gets for a clip."""
         return num_samples + 2 * self._semantic_pad
 
     def heard(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Make what the semantic model hears of rows, zero after their ends: `[R, P']`."""
+        """Make the semantic model's input `[R, P']` of rows, which are zero after their ends."""
         return F.pad(waveforms_RP, (self._semantic_pad, self._semantic_pad))
 
     def _encode_semantic(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:

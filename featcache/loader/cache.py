@@ -325,12 +325,8 @@ class Cache:
         checked, which may also be memory; by default the cache's own buffers."""
         is_dequantized = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
-        read = spans
-        if is_checked:  # a checksum covers a whole utterance
-            whole = self.index.num_frames[spans.positions]
-            read = Spans(spans.positions, np.zeros_like(spans.firsts), whole)
         # This finds the frames in files of their size, before memory is taken for them.
-        arrays = self._shards.frames(read)
+        arrays = self._shards.frames(self._whole(spans) if is_checked else spans)
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
         dtype = self.spec.values_dtype if is_dequantized else self.stored_dtype
@@ -358,15 +354,25 @@ class Cache:
     def frames(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
         """Return existing frames of some utterances, each `[frames, *item_shape]`, those of
         bfloat16 as their bits: mapped; or new arrays, if they are checked or quantised."""
-        if self.check or self.spec.is_quantized:
-            is_raw = self.spec.dtype == BFLOAT16
-            items = (self.item(position, raw=is_raw) for position in spans.positions.tolist())
-            ranges = zip(items, spans.firsts.tolist(), spans.counts.tolist(), strict=True)
-            as_entries = self.spec.axis.as_entries
-            arrays = [as_entries(item)[first : first + count] for item, first, count in ranges]
-        else:
-            arrays = self._shards.frames(spans)
-        return arrays if codebooks is None else [frames[:, :codebooks] for frames in arrays]
+        arrays = self._shards.frames(self._whole(spans) if self.check else spans)
+        if not (self.check or self.spec.is_quantized):
+            return arrays if codebooks is None else [frames[:, :codebooks] for frames in arrays]
+        columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
+        with self._shards.read_ahead(arrays):
+            for place, (position, first, count) in enumerate(zip(*columns, strict=True)):
+                frames = arrays[place]
+                if self.check:
+                    loaded = self._shards.load_checked(position, frames, np.empty_like(frames))
+                    frames = loaded[first : first + count]
+                if self.spec.is_quantized:
+                    frames = dequantize_array(frames, *self._shards.quantization(position))
+                arrays[place] = frames if codebooks is None else frames[:, :codebooks]
+        return arrays
+
+    def _whole(self, spans: Spans) -> Spans:
+        """Return the whole utterances of some spans, which a checksum covers."""
+        whole = self.index.num_frames[spans.positions]
+        return Spans(spans.positions, np.zeros_like(spans.firsts), whole)
 
     def read_ahead(self, arrays: Sequence[NDArray[Any]]) -> AbstractContextManager[None]:
         """Return the context to read arrays in: from a disk, all are requested before the

@@ -476,7 +476,7 @@ def _padded(frames: Sequence[torch.Tensor], padding_value: Any) -> torch.Tensor:
     """Stack tensors `[frames, ...]`, padded at their ends by a number, or by an array
     `[...]`."""
     padded = pad_sequence([*frames], batch_first=True)
-    value = torch.as_tensor(padding_value).to(padded)
+    value = torch.as_tensor(padding_value, dtype=padded.dtype, device=padded.device)
     for row, of_row in zip(padded, frames, strict=True):
         row[len(of_row) :] = value
     return padded

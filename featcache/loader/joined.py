@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.loader.opening import open as open_cache
+from featcache.loader.shards import Spans
 from featcache.spec import Ints, as_values
 
 Source = str | os.PathLike[str] | Cache
 """A version that gives a column: opened, or what `featcache.open` opens."""
+
+_CHUNK = 1 << 16
+"""The most values to read at once."""
 
 
 def open_columns(sources: Mapping[str, Source], check: bool) -> dict[str, Cache]:
@@ -43,29 +45,10 @@ def read_column(cache: Cache, positions: Ints) -> NDArray[Any]:
     positions of -1. Raises DamagedError if a shard is damaged."""
     values = np.zeros((len(positions), *cache.spec.item_shape), cache.spec.values_dtype)
     rows = np.flatnonzero(positions >= 0)
-    if cache.check:
-        for row in rows.tolist():
-            values[row] = cache.item(int(positions[row]))
-        return values
-    shards = np.asarray(cache.index.shard[positions[rows]])
-    entries = np.asarray(cache.index.first_frame[positions[rows]])
-    order = np.lexsort((entries, shards))
-    numbers, begins = np.unique(shards[order], return_index=True)
-    for number, places in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
-        first, last = int(entries[places[0]]), int(entries[places[-1]])
-        stored = cache.shard_frames(number, first, last + 1 - first)[entries[places] - first]
-        if cache.spec.is_quantized:
-            of_rows = cache.scales_and_offsets(positions[rows[places]])
-            stored = dequantize_array(stored, of_rows[:, 0], of_rows[:, 1])
-        values[rows[places]] = as_values(stored, cache.spec.dtype)
+    rows = rows[np.argsort(positions[rows])]  # in the order in which they are stored
+    for first in range(0, len(rows), _CHUNK):
+        some = rows[first : first + _CHUNK]
+        ones = np.ones_like(some)
+        stored = np.concatenate(cache.frames(Spans(positions[some], 0 * ones, ones)))
+        values[some] = as_values(stored, cache.spec.dtype)
     return values
-
-
-def names_of_values(cache: Cache) -> list[str]:
-    """List the names of the values of a version's vectors, if its units give them all, as
-    `level (dB), peak (dB)` or `ovrl, sig (1 to 5)`; else nothing."""
-    shape = cache.spec.item_shape
-    names = [*map(str.strip, re.sub(r"\([^()]*\)", "", cache.spec.units).split(","))]
-    if len(shape) != 1 or len(names) != shape[0] or not all(map(str.isidentifier, names)):
-        return []
-    return names

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from featcache.errors import ArgumentError, is_number, listing
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.utterances import DatasetVersion
@@ -130,8 +132,13 @@ def _batched(dataset: FeatureDataset) -> dict[str, Any]:
         "dtypes": [spec.dtype for spec in specs.values()],
         "shapes": [(spec.axis.kind, spec.item_shape) for spec in specs.values()],
         "codebooks": [version.codebooks for version in dataset.versions],
-        "values of padding": [version.padding_value for version in dataset.versions],
+        "values of padding": [
+            np.asarray(version.padding_value).tolist() for version in dataset.versions
+        ],
         "ratios of frame rates": [str(rate / rates[0]) for rate in rates],
-        "columns": {name: type(column).__name__ for name, column in dataset.columns.items()},
+        "columns": {
+            name: (type(column).__name__, *getattr(column, "shape", ())[1:])
+            for name, column in dataset.columns.items()
+        },
         "classes": dataset.classes,
     }

@@ -158,7 +158,7 @@ class PackedBatch:
         bounds = boundaries(starts, ends, *shape)
         memory = _MEMORY.take(2 * 4 * self._num_rows * row_length)
         ids, positions = np.frombuffer(memory, np.int32).reshape(2, *shape)
-        write_documents(ids.reshape(-1), positions.reshape(-1), starts, ends)
+        write_documents(ids.reshape(-1), positions.reshape(-1), bounds, starts, ends)
         return {
             "features": self._frames(number, firsts, counts, shape, starts),
             "lengths": self._tensor(counts),

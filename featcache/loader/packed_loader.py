@@ -180,8 +180,8 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         return {name: Share(asked, amount / total, amount) for name, asked, amount in triples}
 
     def __len__(self) -> int:
-        """Return the number of batches of the epoch, for which all of it is packed: 4 s for 10⁷
-        utterances. Raises TypeError for a mixture without an end."""
+        """Return the number of batches of the epoch, for which all of it is packed. Raises
+        TypeError for a mixture without an end."""
         return len(self._packed)
 
     def state_dict(self) -> dict[str, Any]:

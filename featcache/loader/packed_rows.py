@@ -166,10 +166,9 @@ class PackedRows:
         try:
             digest, rules = state["rows"], state["rules"]
             position = Position(**state["position"])
-            for number in (position.epoch, position.window, position.row, position.batches):
+            places = position.epoch, position.window, position.row, position.batches
+            for number in (*places, *position.drawn, *position.amounts):
                 require_int("state", number, 0)
-            for numbers in (position.drawn, position.amounts):
-                [require_int("state", number, 0) for number in numbers]
             changed = [
                 f"{name} was {rules.get(name)!r} and is {value!r}"
                 for name, value in self._rules.items()

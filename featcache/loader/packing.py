@@ -25,21 +25,22 @@ def best_fit(sizes: Ints, tokens: int) -> Ints:
 
     The largest documents come first. Each goes into the row with the least free tokens that
     are enough, or into a new row."""
-    row_of = np.empty(len(sizes), np.int64)
     largest_first = np.argsort(-sizes, kind="stable")
+    chosen: list[int] = []
     open_rows: list[int] = []
     num_rows = 0
-    pairs = zip(largest_first.tolist(), sizes[largest_first].tolist(), strict=True)
-    for document, size in pairs:
-        place = bisect_left(open_rows, size << _ROW_BITS)
+    for size in (sizes[largest_first] << _ROW_BITS).tolist():
+        place = bisect_left(open_rows, size)
         if place < len(open_rows):
             row = open_rows.pop(place)
         else:
             row = tokens << _ROW_BITS | num_rows
             num_rows += 1
-        row_of[document] = row & ((1 << _ROW_BITS) - 1)
-        insort(open_rows, row - (size << _ROW_BITS))
-    return row_of
+        chosen.append(row)
+        insort(open_rows, row - size)
+    row_of = np.empty(len(sizes), np.int64)
+    row_of[largest_first] = chosen
+    return row_of & ((1 << _ROW_BITS) - 1)
 
 
 def in_balance(amounts: Ints) -> Ints:
@@ -88,20 +89,6 @@ def starts_in_rows(row_of: Ints, lengths: Ints, row_length: int) -> Ints:
     return starts
 
 
-def write_documents(
-    ids: NDArray[np.int32], positions: NDArray[np.int32], starts: Ints, ends: Ints
-) -> None:
-    """Write the document of each token, -1 where there is none, and the token's number in it, 0
-    where there is none. Document `i` has the tokens from `starts[i]` to `ends[i]`."""
-    ids.fill(-1)
-    positions.fill(0)
-    count_up = np.arange((ends - starts).max(initial=0), dtype=np.int32)
-    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
-    for document, (begin, end) in enumerate(pairs):
-        ids[begin:end] = document
-        positions[begin:end] = count_up[: end - begin]
-
-
 def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:
     """Return where sequences begin and end in flattened rows, rising, int32: each document, and
     the padding of each row. A document without frames has none."""
@@ -110,3 +97,25 @@ def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDAr
     is_bound[starts] = True
     is_bound[ends] = True
     return np.flatnonzero(is_bound).astype(np.int32)
+
+
+def write_documents(
+    ids: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    bounds: NDArray[np.int32],
+    starts: Ints,
+    ends: Ints,
+) -> None:
+    """Write the document of each token, -1 where there is none, and the token's number in it, 0
+    where there is none. Document `i` has the tokens from `starts[i]` to `ends[i]`; `bounds` are
+    their `boundaries`."""
+    lengths = np.diff(bounds)
+    documents = np.full(len(lengths), -1, np.int32)
+    with_tokens = np.flatnonzero(ends > starts)
+    documents[np.searchsorted(bounds, starts[with_tokens])] = with_tokens
+    ids[:] = np.repeat(documents, lengths)
+    count_up = np.arange(lengths.max(), dtype=np.int32)
+    zeros = np.zeros_like(count_up)
+    pairs = zip(lengths.tolist(), (documents < 0).tolist(), strict=True)
+    pieces = [(zeros if is_padding else count_up)[:length] for length, is_padding in pairs]
+    np.concatenate(pieces, out=positions)  # faster than a loop over documents

@@ -25,14 +25,14 @@ from featcache.errors import (
 )
 from featcache.loader.cache import Cache, check_codebooks, padding_of
 from featcache.loader.corpus import Corpus
-from featcache.loader.joined import Source, names_of_values, open_columns, read_column
+from featcache.loader.joined import Source, open_columns, read_column
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
 from featcache.manifest.copies import Copies, copies_of
 from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.manifest.where import JoinedColumn, Where, select_rows
+from featcache.manifest.where import JoinedColumn, NoRowError, Where, select_rows
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.join import RowKeys, RowStatus, describe_changed, join, with_other_files
@@ -366,19 +366,25 @@ class _Reading:
                     f"{manifest.source}: has a column {version.name!r} of its own: give that of "
                     f"{version.cache.version.path} another name"
                 )
-        return manifest.take(self.rows(manifest)) if self.where else manifest
-
-    def rows(self, manifest: Manifest) -> NDArray[np.int64]:
-        """Return the numbers of the rows that `where` takes."""
-        assert self.where
-        columns, keys = {}, self.keys(manifest, manifest.ids)
+        if not self.where:
+            return manifest
+        keys, positions = self.keys(manifest, manifest.ids), []
         for version in self.joined:
-            cache, status = version.cache, _status(manifest, keys, version)
+            status = _status(manifest, keys, version)
             is_known = status.present
             if self.on_changed == "warn":
                 is_known = status.positions >= 0
-            values = read_column(cache, np.where(is_known, status.positions, -1))
-            columns[version.name] = JoinedColumn(values, is_known, names_of_values(cache))
+            positions.append(np.where(is_known, status.positions, -1))
+        return manifest.take(self.rows(manifest, positions))
+
+    def rows(self, manifest: Manifest, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return the numbers of the rows that `where` takes. The rows are at these positions
+        of each version that gives a column; -1 if its value is not known."""
+        assert self.where
+        columns = {}
+        for version, of_rows in zip(self.joined, positions, strict=True):
+            values, names = read_column(version.cache, of_rows), version.cache.spec.named_units
+            columns[version.name] = JoinedColumn(values, of_rows >= 0, [*names])
         return select_rows(manifest, self.where, self.types, columns)
 
 
@@ -417,6 +423,11 @@ def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, l
 
 def _status(manifest: Manifest, rows: RowKeys, version: DatasetVersion) -> RowStatus:
     """Compare rows with the items of a version; see `RowStatus`."""
+    if isinstance(version.cache, Corpus):
+        raise ArgumentError(
+            f"{version.cache.version.path}: is a corpus, which needs features of a corpus, and "
+            "the path of manifests of parts: or give the cache of one part, corpus.part(name)"
+        )
     stored, index = version.cache.version, version.cache.index
     if not rows.has_path.any():
         return join(rows, index, {})
@@ -462,8 +473,8 @@ def _of_first(versions: Sequence[DatasetVersion], reading: _Reading) -> Utteranc
         return utterances
     if not joined:
         raise ArgumentError("where= selects rows of a manifest: give a manifest too")
-    rows = reading.rows(Manifest.of_ids(flat(ids_of_rows), source))
-    return utterances.take(rows)
+    positions = [version.positions_of(np.arange(len(ids))) for version in joined]
+    return utterances.take(reading.rows(Manifest.of_ids(flat(ids_of_rows), source), positions))
 
 
 def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Reading) -> Utterances:
@@ -477,6 +488,7 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Readi
         )
     paths = manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
     parts: list[Utterances] = []
+    not_selected: ManifestError | None = None
     positions: list[list[NDArray[np.int64]]] = [[] for _ in corpora]
     for name, path in paths.items():
         in_part = [
@@ -484,13 +496,19 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Readi
             for version, corpus in zip(all_versions, corpora, strict=True)
         ]
         of_part = replace(reading, joined=in_part[len(versions) :])
-        part = of_part.utterances(in_part[: len(versions)], path)
+        try:
+            part = of_part.utterances(in_part[: len(versions)], path)
+        except NoRowError as error:
+            not_selected = error
+            continue
         parts.append(part)
         of_versions = zip([*part.versions, *part.joined], corpora, positions, strict=True)
         for version, corpus, of_version in of_versions:
             inside = version.positions
             assert inside is not None  # there is a manifest
             of_version.append(np.where(inside < 0, inside, inside + corpus.part_of(name).start))
+    if not_selected is not None and not parts:
+        raise not_selected
     source = str(manifest)
     ids = Strings.concatenate([part.ids for part in parts])
     names = dict.fromkeys(name for part in parts for name in part.columns)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ManifestError, may_have_secret, secret_in
+from featcache.errors import ManifestError, may_have_secret, secret_in, without_secrets
 from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
@@ -186,6 +186,8 @@ def shown(cell: Any) -> str:
     """Shorten a cell for a message, without URLs that may give access."""
     text = str(cell)
     if may_have_secret(text) and (len(text) > LONGEST or secret_in(text)):
+        return "a URL"
+    if without_secrets(text) != text:  # a list of URLs: once shortened, they look like none
         return "a URL"
     return reprlib.repr(cell)
 

@@ -49,6 +49,10 @@ _SIGNS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
+class NoRowError(ManifestError):
+    """A selection that no row of a manifest fits."""
+
+
 class JoinedColumn(NamedTuple):
     """A column whose values come from a version, which may lack rows."""
 
@@ -64,8 +68,8 @@ def select_rows(
     manifest: Manifest, where: Where, types: Types, joined: Mapping[str, JoinedColumn]
 ) -> Rows:
     """Select the rows that fit, rising, int64 `[n]`; also those that may fit. Raises
-    ManifestError if there are none, or a column is missing; ArgumentError for an expression
-    that cannot be read.
+    NoRowError if there are none; ManifestError if a column is missing; ArgumentError for an
+    expression that cannot be read.
 
     Args:
         types: The types of the manifest's columns; others have the types of their cells.
@@ -76,13 +80,9 @@ def select_rows(
         rows = _with_values(manifest, where, joined)
         what = f"has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
     else:
-        rows = _by_function(manifest, where, types, joined)
-        if not len(rows):
-            raise ManifestError(
-                f"{manifest.source}: where= is true for none of {len(manifest):,} rows"
-            )
+        rows, what = _by_function(manifest, where, types, joined), "fits the function of where="
     if not len(rows):
-        raise ManifestError(f"{manifest.source}: no row {what}")
+        raise NoRowError(f"{manifest.source}: no row {what}")
     return rows
 
 
@@ -117,7 +117,7 @@ def _with_values(
         if name in joined:
             matches |= ~joined[name].is_known
         if not matches.any():
-            raise ManifestError(
+            raise NoRowError(
                 f"{manifest.source}: no row has {name} {listing(map(str, values))}; there "
                 f"are {listing(map(repr, sorted(set(texts))))}"
             )
@@ -219,7 +219,9 @@ class _Expression:
             )
             return ~fits[::-1] if isinstance(op, ast.NotIn) else fits
         a, b = self._value(left), self._value(right)
-        if a.kind != b.kind or type(op) not in _SIGNS:
+        if type(op) not in _SIGNS:
+            raise self._fault(left, "is compared by is: write == or !=")
+        if a.kind != b.kind:
             raise self._fault(left, f"is {a.kind}, and {ast.unparse(right)} is {b.kind}")
         sign, count = _SIGNS[type(op)], len(self.manifest)
         if a.kind == "text":
@@ -244,15 +246,19 @@ class _Expression:
                 return _Value("a boolean", name == "true")
             case ast.Name(name):
                 return self._column(name)
-            case ast.Subscript(ast.Name(name), ast.Constant(key)) if name in self.joined:
+            case ast.Subscript(ast.Name(name), ast.Constant(key)) if name in self._vectors:
                 return self._element(node, self.joined[name], key)
         raise self._fault(node, "is no column, number or text in quotes")
+
+    @property
+    def _vectors(self) -> list[str]:
+        return [name for name, column in self.joined.items() if column.values.ndim > 1]
 
     def _column(self, name: str) -> _Value:
         available = {"id": self.manifest.ids, **self.manifest.available()}
         if name in self.joined:
             column = self.joined[name]
-            if column.values.ndim > 1:
+            if name in self._vectors:
                 raise self._fault(ast.Name(name), f"is a vector{_elements(column)}")
             return _numbers(column.values, column.is_known)
         if name not in available:

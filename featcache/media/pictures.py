@@ -179,6 +179,8 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
         return _of_events(title, item, columns)
     values = np.asarray(item)
     if spec.axis.kind == "clip":
+        if spec.named_units:
+            unit = "value"
         return _of_vector(title, unit, values.ravel(), columns)
     count, size = len(values), int(np.prod(values.shape[1:]))
     values = values.reshape(count, size)

@@ -76,7 +76,9 @@ def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
         if id_ in cache:
             features = cache.item(id_, duration=SECONDS)
             picture = picture_of("", cache.spec, features, _MOST_COLUMNS, _MOST_ROWS)
-            what = f"{cache.version.info.name} of {id_}, {len(features):,} frames over time"
+            what = f"{cache.version.info.name} of {id_}"
+            for things in cache.spec.axis.dimensions:
+                what += f", {len(features):,} {things} over time"
             pictures.append((what, encode_png(picture.shades)))
     return pictures
 

@@ -89,7 +89,7 @@ class Part:
     prefix: str
     """What the names of the part's tensors begin with."""
     unused: tuple[str, ...]
-    """The modules of the class of which the part has no weights, since it never uses them."""
+    """Modules of the class for which the part has no weights, since it never uses them."""
 
 
 def weights_error(path: Path | str, what: str) -> ConfigError:

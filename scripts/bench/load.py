@@ -36,7 +36,6 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-import packed
 import torch
 from harness import (
     Table,
@@ -49,6 +48,7 @@ from harness import (
     temporary_folder,
 )
 from made_up import BINS, make_features, make_version
+from packed import measure as measure_packed
 from torch.utils.data import DataLoader
 
 import featcache
@@ -72,7 +72,7 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     if asked.packed:
-        packed.measure(asked)
+        measure_packed(asked)
         return
     utterances = make_features(asked.utterances, asked.seconds)
     with temporary_folder(asked.folder) as folder:

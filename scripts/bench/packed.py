@@ -9,6 +9,7 @@ process: it hardly depends on what else the machine does.
 memmap                   a plain loop copies the very rows of featcache from one numpy memmap
 memmap, with documents   and makes document_ids, positions and cu_seqlens, as featcache does
 featcache.PackedLoader   draws, packs and gathers; has also ids, lengths, rows and parts
+packing alone            draws and packs, and reads no frames
 TRL                      packs a Dataset of lists by best fit, and reads it; of one codebook"""
 
 import argparse
@@ -18,10 +19,10 @@ from itertools import islice
 from pathlib import Path
 from time import process_time
 
-import make_cache
 import numpy as np
 from corpus import KINDS
 from harness import Table, available, present, temporary_folder
+from make_cache import made_cache
 
 import featcache
 
@@ -114,7 +115,7 @@ def measure(asked: argparse.Namespace) -> None:
         with temporary_folder(asked.folder) as folder:
             items = list(features.items())
             shards = [dict(items[first : first + 1000]) for first in range(0, len(items), 1000)]
-            cache = make_cache.made_cache(folder / "features", *shards, frame_rate=rate)
+            cache = made_cache(folder / "features", *shards, frame_rate=rate)
             dataset = featcache.FeatureDataset(cache)
 
             def loader(dataset: featcache.FeatureDataset = dataset) -> featcache.PackedLoader:
@@ -125,6 +126,7 @@ def measure(asked: argparse.Namespace) -> None:
                 "memmap": partial(gathered.read, False),
                 "memmap, with documents": partial(gathered.read, True),
                 "featcache.PackedLoader": loader,
+                "featcache, packing alone": lambda loader=loader: loader().batch_sampler,
                 **available({"TRL": trl}, features),
             }
             num_tokens = int(dataset.lengths.sum())

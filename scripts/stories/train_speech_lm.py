@@ -221,7 +221,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> tuple[Any, ...]:
     config.write_text(yaml.safe_dump(make_config(asked)))
     for name in ("first", "second"):
         own = [row for row in rows[1:] if (row[speaker] in first) == (name == "first")]
-        extract(write_manifest(folder / f"{name}.csv", own, rows[0]), config, folder / name, asked)
+        manifest = write_manifest(folder / f"{name}.csv", own, rows[0])
+        extract(manifest, [config], folder / name, asked)
     device = str(asked.device)
     difference = differences(iter(batches_of(folder, 0, 1, device)))
     whole = run(1, folder, asked.steps, device)

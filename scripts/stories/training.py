@@ -108,7 +108,7 @@ class Data:
         self.manifests, folder = manifests, manifests["all"].parent
         self.config = folder / "config.yaml"
         self.config.write_text(yaml.safe_dump(config))
-        self.extraction = extract(self.manifests["all"], self.config, folder / "features", asked)
+        self.extraction = extract(self.manifests["all"], [self.config], folder / "features", asked)
         self.cache = featcache.open(folder / "features")
         self.column = classes if isinstance(classes, str) else next(iter(classes))
         self.datasets: dict[str, featcache.FeatureDataset] = {}
@@ -134,9 +134,13 @@ class Data:
         )
 
 
-def extract(manifest: Path, config: Path, cache: Path, asked: argparse.Namespace) -> Timed:
+def extract(
+    manifest: Path, configs: Iterable[Path | str], cache: Path, asked: argparse.Namespace
+) -> Timed:
     """Run the command, in a process of its own; what it says goes to stderr."""
-    options = ["-c", config, "-o", cache, "--device", asked.device, "--threads", asked.threads]
+    options = ["-o", cache, "--device", asked.device, "--threads", asked.threads]
+    for config in configs:
+        options += ["-c", config]
     command = [sys.executable, "-m", "featcache", "extract", manifest, *options]
 
     def run() -> None:

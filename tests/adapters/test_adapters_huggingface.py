@@ -6,12 +6,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from make_cache import made_cache, make_features
+from make_cache import made_cache, make_features, make_version
 from processes import run_script
 from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError
+from featcache.spec import Clip
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
@@ -84,6 +85,15 @@ class TestRows:
         mixed = [{"id": "utt-0", "x": 1}, {"id": "utt-1", "x": "a"}]
         dataset = featcache.FeatureDataset(made.cache(), mixed)
         assert to_hf(dataset, copy=copy, cache_dir=str(tmp_path))["x"][:] == ["1", "a"]
+
+    @pytest.mark.parametrize("copy", [False, True])
+    def test_vectors_of_another_version_are_lists(self, made, tmp_path, copy):
+        vectors = {f"utt-{n}": np.full((1, 2), n, np.float32) for n in range(3)}
+        columns = {"vector": make_version(tmp_path, vectors, axis=Clip()).path}
+        given = [{"id": id_} for id_ in vectors]
+        dataset = featcache.FeatureDataset(made.cache(), given, columns=columns)
+        rows = to_hf(dataset, copy=copy, cache_dir=str(tmp_path))
+        assert rows["vector"][:] == [[0, 0], [1, 1], [2, 2]]
 
     def test_without_a_manifest_are_all_of_the_cache_and_the_callers_own(self, made):
         rows = to_hf(made.cache())

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
+from featcache.spec import Clip
 
 lhotse = pytest.importorskip("lhotse")
 
@@ -41,6 +42,14 @@ class TestCuts:
             assert (supervision.text, supervision.speaker) == (row["text"], row["speaker"])
             assert supervision.custom == {"digit": row["digit"], "score": row["score"]}
             assert (supervision.start, supervision.duration) == (0, cut.duration)
+
+    def test_vectors_of_another_version_are_lists_in_files(self, made, tmp_path):
+        vectors = {id_: np.full((1, 2), n, np.float32) for n, id_ in enumerate(made.fbank)}
+        columns = {"vector": make_version(tmp_path, vectors, axis=Clip()).path}
+        cut_set = cuts(featcache.FeatureDataset(made.cache(), columns=columns))
+        cut_set.to_file(tmp_path / "cuts.jsonl")
+        for n, cut in enumerate(CutSet.from_file(tmp_path / "cuts.jsonl")):
+            assert cut.supervisions[0].custom == {"vector": [n, n]}
 
     def test_are_valid_and_load_what_was_stored(self, made):
         for cut_set in (

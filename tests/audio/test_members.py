@@ -79,7 +79,7 @@ def test_values_of_tables(scratch, kind):
     for name, words in {
         "audio/7": "the table has 7 rows, counted from 0",
         "audio/-1": "a path into a table ends in a column and a row, as in audio/123",
-        "audio/0/": "no such column of bytes; there are: audio, raw",
+        "audio/0/": "no such column of bytes (did you mean audio?); there are: audio, raw",
         "id/0": "no such column of bytes; there are: audio, raw",
     }.items():
         assert refused(table, name) == (Reason.FILE_MISSING, words)

@@ -92,8 +92,8 @@ def test_a_shard_that_is_taken_away_while_it_is_checked_is_looked_for_again(cach
     lost = victim(cache)
     faults = Shard.faults
 
-    def take_away(shard: Shard) -> list[str]:
-        found = list(faults(shard))
+    def take_away(shard: Shard, **options) -> list[str]:
+        found = list(faults(shard, **options))
         if shard.name == lost.name:
             shutil.rmtree(lost.folder)
         return found

@@ -103,6 +103,8 @@ for line in sys.argv[2:]:
         "Cmvn",
         "DataLoader",
         "FeatureDataset",
+        "Mixture",
+        "PackedLoader",
         "augment",
         "cmvn",
         "dequantize",

@@ -60,6 +60,15 @@ def test_a_key_that_is_set_may_list_values_too(path):
     assert (config.name, config.params.layer) == ("several", 6)
 
 
+def test_null_is_a_value_and_a_name_is_needed(path):
+    configs = load_configs(path("ssl", layer=[None, 6]))
+    assert [config.name for config in configs] == ["several-layernull", "several-layer6"]
+    source = path("ssl", layer=[6, 12])
+    source.write_text(source.read_text().replace('"name": "several", ', ""))
+    with pytest.raises(ConfigError, match=r"several\.yaml: name: "):
+        load_configs(source)
+
+
 def test_layers_that_are_stacked_are_one_config(path):
     (config,) = load_configs(path("ssl", layers=[6, 12]))
     assert config.params.layers == (6, 12)

@@ -36,8 +36,8 @@ def floats(tmp_path):
 
 @pytest.fixture
 def codes(tmp_path):
-    features = renamed(make_features(4, (8,), "uint16", max_frames=9))
-    return features, made_cache(tmp_path / "codes", features, name="mimi", frame_rate=12.5)
+    features = renamed(make_features(4, (16,), "uint16", max_frames=9))
+    return features, made_cache(tmp_path / "codes", features, name="codes", frame_rate=12.5)
 
 
 def table(features, **columns):
@@ -166,7 +166,7 @@ def test_numpy_files_are_called_after_ids_and_stay_below_the_folder(tmp_path, fl
         assert not list(tmp_path.glob("*hostile*"))
 
 
-def test_codes_as_qwen3_tts_and_moshi_have_them(tmp_path, codes):
+def test_codes_as_qwen3_tts_has_them(tmp_path, codes):
     features, cache = codes
     columns = {
         "text": dict.fromkeys(features, "good"),
@@ -177,17 +177,16 @@ def test_codes_as_qwen3_tts_and_moshi_have_them(tmp_path, codes):
     assert_same({line["id"]: np.array(line["audio_codes"], np.uint16) for line in lines}, features)
     first = {name: lines[0][name] for name in ("audio", "text", "ref_audio")}
     assert first == {"audio": "audio/a.b-1.wav", "text": "good", "ref_audio": "r.wav"}
-    export(cache, "moshi", tmp_path / "m.jsonl", table(features))
-    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
-    assert_same({line["id"]: np.array(line["codes"], np.uint16).T for line in lines}, features)
-    assert lines[0]["duration"] == len(features["a.b-1"]) / 12.5
     with pytest.raises(ArgumentError, match="needs a manifest with 'text', 'ref_audio'"):
         export(cache, "qwen3-tts", tmp_path / "no.jsonl", table(features))
     segments = {id_: {"start": 1.5} for id_ in features}
     cache = made_cache(tmp_path / "segments", features, rows=segments)
-    rows = table(features, start=dict.fromkeys(features, 1.5))
+    rows = table(features, start=dict.fromkeys(features, 1.5), **columns)
     with pytest.raises(ArgumentError, match="rows are parts of files, by 'start'"):
-        export(cache, "moshi", tmp_path / "no.jsonl", rows)
+        export(cache, "qwen3-tts", tmp_path / "no.jsonl", rows)
+    mimi = made_cache(tmp_path / "mimi", make_features(1, (8,), "uint16"), name="mimi")
+    with pytest.raises(ArgumentError, match="Qwen3-TTS needs 16 codes a frame"):
+        export(mimi, "qwen3-tts", tmp_path / "no.jsonl")
     assert not (tmp_path / "no.jsonl").exists()
 
 
@@ -199,7 +198,7 @@ def test_quantised_features_and_other_tracks_are_said(tmp_path):
     cache = made_cache(tmp_path / "c", make_features(3), side=side, quantized=True)
     done = export(cache, "numpy", tmp_path / "out")
     assert done.notes == [
-        "quantised features are written as float32, as they are read",
+        "quantised features are float32, as they are read",
         "tracks left out: energy",
     ]
     assert_same({id_: np.load(tmp_path / f"out/{id_}.npy") for id_ in cache}, dict(cache.items()))
@@ -222,6 +221,13 @@ def test_events_and_rows_of_another_file_are_refused(tmp_path, kind, floats):
     with pytest.raises(ManifestError, match="another row or file"):
         export(cache, kind, tmp_path / "out.jsonl", rows)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_row_that_repeats_an_utterance_is_refused(tmp_path, floats):
+    features, cache = floats
+    rows = manifest_of([{"id": id_} for id_ in [*features, "z"]])
+    with pytest.raises(ArgumentError, match="z: in several rows or parts: give one row for each"):
+        export(cache, "numpy", tmp_path / "out", rows)
 
 
 # Whole, or not at all

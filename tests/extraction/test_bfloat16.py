@@ -109,7 +109,7 @@ def test_packed_rows_hold_it(cache, rounded, check):
 def test_columns_and_exports_have_its_values(cache, rounded, tmp_path, cli):
     halves = featcache.open(cache, "halves")
     done = cli("export", "--to", "numpy", halves.version.path, "-o", tmp_path / "out").with_code(0)
-    assert "bfloat16 is written as float32, which holds it exactly" in done.out + done.err
+    assert "bfloat16 becomes float32, which holds it exactly" in done.out + done.err
     for id_, expected in rounded.items():
         array = np.load(tmp_path / "out" / f"{id_}.npy")
         np.testing.assert_array_equal(array, expected.float().numpy())

@@ -115,7 +115,8 @@ def test_manifests_of_a_corpus_are_read_as_it_is_said_and_anew_if_it_is_said_oth
         assert featcache.extract([table], **other).parts["sb"].versions[0].extracted == 0
         assert list(featcache.extract([table], **other).unchanged) == ["sb"]
     with pytest.raises(
-        ArgumentError, match="reading: there is no formt: give root, format, values, allow_commands"
+        ArgumentError,
+        match=r"reading: there is no formt \(did you mean format\?\): give root, format, values, allow_commands",
     ):
         featcache.extract([table], reading={"formt": "kaldi"}, **options)
 

@@ -14,7 +14,7 @@ from make_cache import make_features
 
 import featcache
 from featcache.errors import AudioError, Reason
-from featcache.extractors.imported import read_array
+from featcache.extractors.imported import Imported, ImportedParams, read_array
 
 _ARRAYS = make_features(3, dtype="float32").values()
 FEATURES = dict(zip(("a", "x/b.1", "c"), _ARRAYS, strict=True))
@@ -134,6 +134,17 @@ def test_vectors_and_codes(cli, tmp_path):
     assert cache.spec.codebook_sizes == (1024,) * 8
     beyond = import_into(cli, tmp_path / "e", source, "--codebook-size", 100, rate=12.5)
     assert (beyond.code, "not_features 3" in beyond.err + beyond.out) == (3, True)
+
+
+@pytest.mark.parametrize("values", [np.full((2, 8), -1), np.full((2, 8), 1 + 1j)])
+def test_padding_among_codes_and_complex_numbers_are_refused(tmp_path, values):
+    np.save(tmp_path / "a.npy", values)
+    params = ImportedParams(
+        made_by="x", item_shape=(8,), dtype="int64", frame_rate=12.5, codebook_sizes=(1024,) * 8
+    )
+    imported = Imported(params, 16000, torch.device("cpu"))
+    with pytest.raises(AudioError, match=r"beyond the codebooks|no real numbers"):
+        imported.read(str(tmp_path / "a.npy"), "")
 
 
 class TestLhotse:
@@ -262,6 +273,24 @@ def test_a_cut_that_is_none_of_lhotse_s_is_named_by_its_line(cli, tmp_path, cut)
     (tmp_path / "cuts.jsonl").write_text(json.dumps({"id": "a", "start": 0, "duration": 1, **cut}))
     done = import_into(cli, tmp_path / "c", tmp_path / "cuts.jsonl")
     assert (done.code, "line 1: " in done.err, "Traceback" in done.err) == (2, True, False)
+
+
+def test_a_manifest_of_audio_is_no_source(cli, tmp_path):
+    (tmp_path / "m.csv").write_text("id,path\na,a.wav\n")
+    (tmp_path / "m.jsonl").write_text('{"id": "a", "path": "a.wav"}\n')
+    for name in ("m.csv", "m.jsonl"):
+        refused = import_into(cli, tmp_path / "c", tmp_path / name)
+        assert (refused.code, "import reads a folder of .npy" in refused.err) == (2, True)
+
+
+def test_files_that_have_changed_are_imported_again_if_asked(cli, tmp_path):
+    source = write_files(tmp_path / "theirs")
+    import_into(cli, tmp_path / "c", source)
+    changed = FEATURES | {"c": FEATURES["c"] + 1}
+    np.save(source / "c.npy", changed["c"])
+    assert "nothing to do" in import_into(cli, tmp_path / "c", source).out
+    assert import_into(cli, tmp_path / "c", source, "--check-sources").code == 0
+    assert_holds(tmp_path / "c", changed)
 
 
 def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):

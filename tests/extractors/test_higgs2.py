@@ -37,6 +37,7 @@ def batched(model, clips):
 class TestCodes(CodecChecks):
     codec, model_class = Higgs2, HiggsAudioV2TokenizerModel
     rate, hop, strides = RATE, HOP, (8, 40, 160, 320)
+    rounding = 3e-5
     alone, batched = map(staticmethod, (alone, batched))
 
     @pytest.fixture(scope="class")

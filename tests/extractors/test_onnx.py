@@ -97,6 +97,14 @@ def test_states_are_handed_on_within_a_clip_and_no_further(num_samples, tmp_path
         np.testing.assert_allclose(extract(extractor, clip), expected, atol=1e-6)
 
 
+def test_a_frame_may_be_longer_than_the_first_trial(tmp_path):
+    window = {"length": 32_064, "hop": 32_000, "before": 64, "pad": True}
+    document = small_onnx.document("recurrent", tmp_path)
+    extractor = build(document, stride=32_000, extra=0, window=window)
+    assert extractor.spec.frame_rate == 0.5
+    assert extract(extractor, make_clip(1, 70_000)).shape == (2, 1)
+
+
 WRONG = {
     "input": ("convolution", {"input": "x"}, "params.input: model.onnx has no input 'x'; it has"),
     "output": ("convolution", {"output": "y"}, "has no output 'y'; it has frames"),
@@ -109,6 +117,7 @@ WRONG = {
     "size": ("vector", {"fbank": {"num_mel_bins": 40}}, "Expected: 80"),
     "axes": ("convolution", {"output_axes": "BD"}, "params.output_axes: BD, but frames"),
     "stride": ("convolution", {"stride": 320}, "gives 98 frames for 16000 steps; with this"),
+    "no frame": ("codes", {"extra": -20_000}, "params.stride: 120 s have no frame"),
     "codes": ("codes", {"codebook_size": None}, "params.codebook_size: None, but indices is int64"),
     "few codes": ("codes", {"codebook_size": 2}, "params.codebook_size: 2, but model.onnx gives"),
     "no codes": ("convolution", {"codebook_size": 9}, "but frames is float32: codes are whole"),

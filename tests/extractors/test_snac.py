@@ -9,9 +9,12 @@ import codes
 import pytest
 import torch
 from codec_checks import CodecChecks, cut
+from pydantic import ValidationError
 
+from featcache.care.compare import tied_frames
 from featcache.errors import ConfigError, MissingDependencyError, install_hint
 from featcache.extractors import Clip
+from featcache.extractors.rows import pad_rows
 from featcache.extractors.snac import Snac
 
 snac = pytest.importorskip("snac", exc_type=ImportError)
@@ -52,6 +55,22 @@ class TestCodes(CodecChecks):
     rate, hop, strides, many = RATE, HOP, (2, 8, 64, 512), 50
     load, alone, batched = map(staticmethod, (load, alone, batched))
 
+    def test_latents_are_those_of_the_clip_alone(self, folder):
+        """Only its codes are stored."""
+        with pytest.raises(ValidationError, match="should be 'codes'"):
+            self.build(folder, output="latents")
+
+    def test_one_pass_gives_the_bits_of_several(self, folder, clips):
+        takers = [self.build(folder, codebooks=count) for count in (1, 3, 2)]
+        batch = pad_rows(clips[-3:], 4, takers[0].padded_length(len(clips[-1])))
+        with torch.inference_mode():
+            together = takers[0].run_for(takers, *batch)
+            apart = [taker.run(*batch) for taker in takers]
+        for one, other in zip(together, apart, strict=True):
+            assert torch.equal(one.features, other.features)
+            assert {*one.side} == {*other.side}
+            assert all(torch.equal(track, other.side[name]) for name, track in one.side.items())
+
     def test_every_track(self, extractor, model, clips):
         tied = total = 0
         with torch.inference_mode():
@@ -72,6 +91,8 @@ class TestCodes(CodecChecks):
         latents = alone(model, clip).latents
         assert torch.equal(extractor.codes_of(latents[None])[0].long(), expected)
         assert extractor.codes_per_frame == expected.shape[1] == 7
+        first = expected[:, :1]
+        assert tied_frames(extractor.quantize, latents, first, first).all()
 
     def test_fewer_codebooks_are_the_first_of_all(self, folder, extractor):
         (clip,) = cut([15003], RATE)

@@ -56,9 +56,9 @@ CODECS = {
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_codes_are_decoded_as_the_model_decodes_them(tmp_path, name):
+def test_codes_are_decoded_as_the_model_decodes_them(saved, name):
     codec, model_class, rate = CODECS[name]
-    folder = getattr(small_models, name)(tmp_path / "model")
+    folder = saved(name)
     most = 1 if name in ("wavtokenizer_40hz", "xcodec2") else 4
     extractor = codec(codec.Params(weights=str(folder), codebooks=most), rate, CPU)
     waveform = small_models.speech_like(0.7, rate)
@@ -81,8 +81,8 @@ def test_codes_are_decoded_as_the_model_decodes_them(tmp_path, name):
 @pytest.mark.parametrize(
     ("codec", "name", "rate"), [(Mimi, "mimi", 24000), (Dac, "dac_16khz", 16000)]
 )
-def test_latents_sound_like_their_codes(tmp_path, codec, name, rate):
-    folder = getattr(small_models, name)(tmp_path / "model")
+def test_latents_sound_like_their_codes(saved, codec, name, rate):
+    folder = saved(name)
     waveform = small_models.speech_like(0.7, rate)
     sounds = []
     for output in ("codes", "latents"):
@@ -99,9 +99,9 @@ LATENTS = {
 
 
 @pytest.mark.parametrize("name", LATENTS)
-def test_latents_are_decoded_as_the_model_decodes_them(tmp_path, name):
+def test_latents_are_decoded_as_the_model_decodes_them(saved, name):
     maker, model_class, field = LATENTS[name]
-    folder = getattr(small_models, name)(tmp_path / "model")
+    folder = saved(name)
     extractor = maker(maker.Params(weights=str(folder)), 24000, CPU)
     tracks = tracks_of(extractor, small_models.speech_like(0.7, 24000))
     model = model_class.from_pretrained(folder).eval()
@@ -110,8 +110,8 @@ def test_latents_are_decoded_as_the_model_decodes_them(tmp_path, name):
     torch.testing.assert_close(heard(extractor, tracks), expected.flatten(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_sound_of_neucodec_has_the_rate_of_its_features(tmp_path):
-    folder = small_models.neucodec(tmp_path / "model")
+def test_the_sound_of_neucodec_has_the_rate_of_its_features(saved):
+    folder = saved("neucodec")
     extractor = NeuCodec(NeuCodec.Params(weights=str(folder)), 16000, CPU)
     tracks = tracks_of(extractor, small_models.speech_like(1, 16000))
     found = heard(extractor, tracks)
@@ -123,9 +123,9 @@ def test_the_sound_of_neucodec_has_the_rate_of_its_features(tmp_path):
     torch.testing.assert_close(torch.fft.rfft(found)[:8000] / 16000, below, rtol=1e-3, atol=1e-6)
 
 
-def test_snac_needs_all_of_its_codebooks(tmp_path):
+def test_snac_needs_all_of_its_codebooks(saved):
     pytest.importorskip("snac", exc_type=ImportError)
-    folder = small_models.snac_24khz(tmp_path / "model")
+    folder = saved("snac_24khz")
     waveform = small_models.speech_like(0.7, 24000)
     extractor = Snac(Snac.Params(weights=str(folder)), 24000, CPU)
     found = heard(extractor, tracks_of(extractor, waveform))
@@ -135,15 +135,15 @@ def test_snac_needs_all_of_its_codebooks(tmp_path):
         heard(first, tracks_of(first, waveform))
 
 
-def test_codes_of_qwen_are_left_to_its_own_package(tmp_path):
-    folder = small_models.qwen3_tts(tmp_path / "model")
+def test_codes_of_qwen_are_left_to_its_own_package(saved):
+    folder = saved("qwen3_tts")
     extractor = Mimi(Mimi.Params(weights=str(folder)), 24000, CPU)
     with pytest.raises(ExtractorError, match="only its own package can decode them"):
         heard(extractor, tracks_of(extractor, small_models.speech_like(0.7, 24000)))
 
 
-def test_chunks_of_stereo_encodec_are_those_that_the_model_joins(tmp_path):
-    folder = small_models.encodec_48khz(tmp_path / "model")
+def test_chunks_of_stereo_encodec_are_those_that_the_model_joins(saved):
+    folder = saved("encodec_48khz")
     extractor = Encodec(Encodec.Params(weights=str(folder)), 48000, CPU)
     waveform = small_models.speech_like(2.3, 48000)
     found = heard(extractor, tracks_of(extractor, waveform))
@@ -219,8 +219,8 @@ def test_what_nobody_hears_is_refused():
         extractor.synthesize(tracks)
 
 
-def test_speechtokenizer_decodes_by_its_own_package(tmp_path):
-    folder = small_models.speechtokenizer(tmp_path / "model")
+def test_speechtokenizer_decodes_by_its_own_package(saved):
+    folder = saved("speechtokenizer")
     extractor = SpeechTokenizer(SpeechTokenizer.Params(weights=str(folder)), 16000, CPU)
     waveform = small_models.speech_like(0.6, 16000)
     found = heard(extractor, tracks_of(extractor, waveform))
@@ -228,9 +228,9 @@ def test_speechtokenizer_decodes_by_its_own_package(tmp_path):
     assert found.std() > 0
 
 
-def test_a_version_is_heard_by_its_own_extractor_alone(tmp_path):
+def test_a_version_is_heard_by_its_own_extractor_alone(saved):
     """What does not belong to the extractor is refused before anything is computed."""
-    folder = small_models.encodec_24khz(tmp_path / "model")
+    folder = saved("encodec_24khz")
     params = {"weights": str(folder), "codebooks": 2}
     config = config_from(
         {"name": "codes", "extractor": "encodec", "params": params, "audio": {"sample_rate": 24000}}

@@ -106,7 +106,7 @@ def test_what_is_wrong_is_said_at_once(small):
         (
             {"bundle": "HUBERT"},
             16000,
-            r"params.bundle: torchaudio has no 'HUBERT'; it has HUBERT_ASR_LARGE, ",
+            r"params.bundle: torchaudio has no 'HUBERT' .did you mean HUBERT_BASE.*; it has HUBERT_ASR_LARGE, ",
         ),
         ({"layer": 9}, 16000, r"params.layer: 9; the model has layers 0 to 3"),
         ({"bundle": "WAVLM_BASE"}, 16000, r"params.weights: .*: not the bundle's weights: "),

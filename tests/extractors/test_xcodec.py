@@ -64,6 +64,12 @@ class TestCodes(CodecChecks):
         clips = cut([1, HOP, HOP + 1, 2 * HOP, 2 * HOP + 1, 9000], RATE)
         codes.assert_equal(extractor, clips, [alone(model, clip, hop=2 * HOP) for clip in clips])
         assert extractor.num_frames(1) == 2
+        chunked = self.build(other, chunk={"seconds": 1.0, "overlap": 0.2})
+        (clip,) = cut([40_001], RATE)
+        for piece in chunked.pieces(len(clip)):
+            assert piece.skip + piece.num_frames <= chunked.num_frames(piece.num_samples)
+        (found,) = codes.extract(chunked, [clip])
+        assert len(found) == chunked.num_frames(len(clip)) == 126
 
 
 build = TestCodes.build

@@ -35,6 +35,8 @@ class CodecChecks(ABC):
     """The samples from one frame to the next."""
     many: int = MANY
     """Less for models of one codebook and few frames."""
+    rounding: float = codes.ROUNDING
+    """Of latents, as there; more for models in which it adds up."""
     strides: tuple[int, ...]
     """Products of the encoder's strides: a clip's length matters in each of its layers."""
 
@@ -56,6 +58,10 @@ class CodecChecks(ABC):
     @abstractmethod
     def batched(model, clips):
         """What its `encode` gives for a batch `[R, n]`: `[R, F, Q]`."""
+
+    @pytest.fixture(autouse=True)
+    def _rounding(self, monkeypatch):
+        monkeypatch.setattr(codes, "ROUNDING", self.rounding)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -191,7 +197,7 @@ class CodecChecks(ABC):
         takers = [
             self.build(folder),
             self.build(folder, output="latents"),
-            self.build(folder, codebooks=2),
+            self.build(folder, codebooks=1),
         ]
         batch = pad_rows(clips[-3:], 4, takers[0].padded_length(len(clips[-1])))
         with torch.inference_mode():

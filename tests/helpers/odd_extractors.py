@@ -14,9 +14,8 @@ from row_extractors import HOP, Moments
 from featcache import weights
 from featcache.errors import AudioError, Reason
 from featcache.extractors import Extractor
-from featcache.extractors.codec import CodecExtractor
+from featcache.extractors.codec import CodecExtractor, CodecParams
 from featcache.extractors.encodec import Encodec
-from featcache.extractors.model import ModelParams
 from featcache.spec import FeatureSpec
 
 
@@ -107,7 +106,7 @@ class EqualLengths(NothingSeen):
     batching = "equal_length"
 
 
-class HalvesParams(ModelParams):
+class HalvesParams(CodecParams):
     weights: str = ""
     leaks: int = 0
     """Frames at the end of a row that what is behind it changes."""

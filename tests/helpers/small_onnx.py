@@ -84,7 +84,7 @@ def codes(folder: Path) -> Path:
 
 
 def recurrent(folder: Path) -> Path:
-    """The mean of a window of 320 samples, of which 64 are context, plus what is left of
+    """The mean of a window, by `PARAMS` of 320 samples with 64 of context, plus what is left of
     earlier ones: `[1, 1]`, and the state `[1]`."""
     return save(
         folder,
@@ -95,7 +95,7 @@ def recurrent(folder: Path) -> Path:
             helper.make_node("Squeeze", ["frames", "one"], ["next"]),
         ],
         {
-            "audio": (TensorProto.FLOAT, ["b", 320]),
+            "audio": (TensorProto.FLOAT, ["b", "n"]),
             "state": (TensorProto.FLOAT, ["b"]),
             "decay": (TensorProto.FLOAT, []),
         },

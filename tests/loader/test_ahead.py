@@ -265,7 +265,7 @@ def crowded(monkeypatch):
     )
 
     def given(batches):
-        shards = ShardsAhead(None)
+        shards = ShardsAhead(SimpleNamespace(versions=()))
         return shards.windows(iter(batches), SimpleNamespace(window=0)), shards
 
     return given

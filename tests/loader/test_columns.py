@@ -334,7 +334,7 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
         (
             {"where": lambda row: False},
             ManifestError,
-            "train.csv: where= is true for none of 4 rows",
+            "train.csv: no row fits the function of where=",
         ),
         (
             {"manifest": None, "where": {"split": "x"}},

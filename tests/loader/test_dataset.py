@@ -85,7 +85,7 @@ class TestFeatureDataset:
         assert dataset_keys(cache, read, columns=["start"]) == {"id", "features", "start"}
         with pytest.raises(
             ManifestError,
-            match=r"train.csv: has no column 'txt'; it has 'path', 'start', 'speaker'",
+            match=r"train.csv: has no column 'txt' \(did you mean text\?\); it has 'path', 'start', 'speaker'",
         ):
             featcache.FeatureDataset(cache, manifest, columns=["txt"])
 

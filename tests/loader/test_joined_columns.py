@@ -18,6 +18,8 @@ from featcache.errors import (
     StoreError,
 )
 from featcache.spec import Clip
+from featcache.version.corpus import Part, PartVersion, put_part, record_version
+from featcache.version.indexing import open_index
 
 FEATURES = make_features(5)
 MOS = {f"utt-{n}": np.array([value], np.float32) for n, value in enumerate([1.5, 4.5, 3.25, 2.0])}
@@ -109,6 +111,34 @@ def test_without_a_manifest_ids_decide(cache, folder):
     dataset = FeatureDataset(cache, columns=columns, where="vector[0] >= 3")
     assert list(dataset.ids) == ["utt-3", "utt-4"]
     assert dataset[0]["vector"].tolist() == [3.0, -3.0, 1.5]
+
+
+def make_corpus(folder, *parts, **options):
+    """Make a corpus of the parts `p0`, `p1` … with these features, and manifests beside it."""
+    for number, features in enumerate(parts):
+        version = make_version(folder / f"p{number}", features, **options)
+        (folder / f"p{number}.csv").write_text("\n".join(["id", *features]))
+        put_part(folder, Part(f"p{number}", f"/manifests/p{number}.csv"))
+        record_version(version, PartVersion.of(version, open_index(version)))
+    return featcache.open(folder)
+
+
+def test_corpora_have_columns_of_corpora_part_by_part(cache, folder, tmp_path):
+    """Also if parts have the same ids."""
+    vectors = {"utt-0": np.ones((1, 3), np.float32), "utt-1": np.zeros((1, 3), np.float32)}
+    features = make_corpus(tmp_path / "a", make_features(2), make_features(2, seed=1))
+    halves = {id_: -vector for id_, vector in vectors.items()}
+    options = {"name": "vectors", "axis": Clip()}
+    columns = {"vector": make_corpus(tmp_path / "b", vectors, halves, **options)}
+    for manifest in (None, str(tmp_path / "a" / "*.csv")):
+        dataset = FeatureDataset(features, manifest, columns=columns, where="vector[0] < 0")
+        assert list(dataset.ids) == ["utt-0"]
+        assert dataset[0]["vector"].tolist() == [-1, -1, -1]
+        np.testing.assert_array_equal(dataset[0]["features"], features["p1", "utt-0"])
+        with pytest.raises(ArgumentError, match=r"all versions are corpora|not all others are"):
+            FeatureDataset(features, manifest, columns={"vector": folder / "vectors"})
+    with pytest.raises(ArgumentError, match="is a corpus, which needs features of a corpus"):
+        FeatureDataset(cache, [{"id": "utt-0"}], columns=columns)
 
 
 def test_copies_have_the_value_of_their_utterance(folder, tmp_path, manifest):

@@ -103,11 +103,19 @@ def test_padding_codebooks_dtype_and_transform_are_those_of_any_loader(codes):
 
 @pytest.mark.parametrize("options", [{}, {"quantized": True}])
 @pytest.mark.parametrize("check", [False, True])
-def test_checked_and_quantised_features_are_those_of_the_cache(tmp_path, options, check):
+def test_checked_and_quantised_features_are_those_of_the_cache(
+    tmp_path, monkeypatch, options, check
+):
     made_cache(tmp_path, make_features(40, (5,), "float32"), **options)
     cache = featcache.open(tmp_path, check=check)
-    for (id_, _), frames in all_documents(packed(featcache.FeatureDataset(cache))):
+    requests, frames_of = [], cache._shards.frames
+    monkeypatch.setattr(
+        cache._shards, "frames", lambda spans: requests.append(spans) or frames_of(spans)
+    )
+    loader = packed(featcache.FeatureDataset(cache))
+    for (id_, _), frames in all_documents(loader):
         np.testing.assert_array_equal(frames, cache[id_])
+    assert len(requests) == len(loader)  # all of a batch at once, which a bucket answers so
 
 
 def test_columns_come_for_each_document(codes):
@@ -417,6 +425,14 @@ def test_a_batch_of_one_source(sources, world_size):
         packed(mixture, rows=3).load_state_dict(state)
 
 
+def with_vectors(folder, size):
+    """A dataset with a column of vectors of another version."""
+    cache = made_cache(folder, {"u": np.ones((3, 4), np.float32)})
+    vector = {"u": np.ones((1, size), np.float32)}
+    made = made_cache(folder / "vectors", vector, axis=Clip(), name="vectors")
+    return featcache.FeatureDataset(cache, columns={"vector": made})
+
+
 def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
     weighted = featcache.Mixture.weighted
     faults = [
@@ -450,6 +466,12 @@ def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
         (
             lambda: featcache.Mixture.union(
                 {"a": dataset, "b": featcache.FeatureDataset(dataset.cache, [{"id": "utt-1", "n": 1}])}
+            ),
+            "the source 'b' has other columns than the first",
+        ),
+        (
+            lambda: featcache.Mixture.union(
+                {name: with_vectors(tmp_path / name, size) for name, size in {"a": 2, "b": 3}.items()}
             ),
             "the source 'b' has other columns than the first",
         ),

@@ -116,6 +116,7 @@ def test_tokens_know_their_documents(data):
     sizes = np.array([size for row in rows for size in row], np.int64)
     starts = starts_in_rows(row_of, sizes, length)
     told = np.empty((2, num_rows * length), np.int32)
-    write_documents(*told, starts, starts + sizes)
+    own = boundaries(starts, starts + sizes, num_rows, length)
+    assert own.tolist() == sorted(bounds)
+    write_documents(*told, own, starts, starts + sizes)
     assert [column.tolist() for column in told] == [ids, positions]
-    assert boundaries(starts, starts + sizes, num_rows, length).tolist() == sorted(bounds)

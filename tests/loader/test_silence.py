@@ -61,6 +61,25 @@ def test_batches_are_padded_with_it(cache, dtype, check):
         assert (row[length:] == expected).all()
 
 
+def test_packed_rows_of_a_mixture_are_padded_with_it(cache):
+    version = featcache.open(cache, "float32")
+    padded = [featcache.FeatureDataset(version, padding_value="silence") for _ in "ab"]
+    sources = {"a": padded[0].subset(range(6)), "b": padded[1].subset(range(6, 12))}
+    loader = featcache.PackedLoader(
+        featcache.Mixture.union(sources), tokens=40, rows=2, overflow="error", spare=1
+    )
+    for batch in loader:
+        is_own = torch.zeros(2, 40, dtype=torch.bool)
+        for number, id_ in enumerate(batch["ids"]):
+            tokens = batch["document_ids"] == number
+            np.testing.assert_array_equal(batch["features"][tokens][:-1], version[id_])
+            is_own |= tokens & (batch["positions"] < len(version[id_]))
+        assert (batch["features"][~is_own] == torch.from_numpy(version.silence)).all()
+    plain = featcache.FeatureDataset(version)
+    with pytest.raises(ArgumentError, match="'b' has other values of padding than the first"):
+        featcache.Mixture.union({"a": padded[0], "b": plain})
+
+
 def test_it_may_be_chosen_for_one_of_several_versions(cache):
     versions = {name: featcache.open(cache, name) for name in ("float32", "fbank80")}
     dataset = featcache.FeatureDataset(versions, padding_value={"float32": "silence"})

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from containers import write_tables
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from make_cache import make_features, make_version
 from manifests import faults_of, refused
@@ -368,6 +368,7 @@ QUERIES = st.builds(
     st.sampled_from([0, 0, 1, 2]),
     st.sampled_from(["", " |"]),
 )
+@example("", "x/https:/", ("", "?a bHUSH"), 1, " |")
 def test_no_spelling_of_a_secret_is_taken_or_told(
     tmp_path_factory, before, scheme, secrets, times_encoded, after
 ):

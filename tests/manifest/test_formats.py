@@ -423,7 +423,8 @@ def test_a_folder_may_fit_two_formats(top):
 
 def test_a_format_that_there_is_not(written):
     with pytest.raises(
-        ArgumentError, match="there is no 'kaldo': choose folder, audiofolder, kaldi"
+        ArgumentError,
+        match=r"there is no 'kaldo' \(did you mean kaldi\?\): choose folder, audiofolder, kaldi",
     ):
         read_manifest(written("id,path\na,x.wav\n"), format="kaldo")
 

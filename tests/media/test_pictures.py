@@ -19,7 +19,7 @@ from featcache.cli import process
 from featcache.errors import ArgumentError, FeatcacheError
 from featcache.loader.events import Event
 from featcache.media.pictures import PALETTE, SHADES, picture_of
-from featcache.spec import Clip, Events, FeatureSpec, Frames, Track
+from featcache.spec import MAIN, Clip, Events, FeatureSpec, Frames, Track
 
 MELS = FeatureSpec.of(16000, Track("features", (40,), "float16", "log mel energy (e)", Frames(100)))
 CODES = FeatureSpec.of(16000, Track("features", (4,), "uint16", "code", Frames(50), (1024,) * 4))
@@ -205,6 +205,27 @@ def test_named_values_are_named(cli, spoken):
     shown = cli("show", spoken / "c" / "audio-stats", "utt-01").with_code(0).out
     assert re.search(r"^level +-\d+\.?\d* dB of full scale$", shown, re.MULTILINE)
     assert re.search(r"^silent start +[\d.]+ s$", shown, re.MULTILINE)
+    assert "dimension" not in shown, "dB, Hz and seconds in one picture say nothing"
+    counted = cli("stats", spoken / "c" / "audio-stats").with_code(0).out
+    assert re.search(
+        r"^  peak: mean -[\d.]+, standard deviation [\d.]+ dB of", counted, re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize(
+    ("units", "named"),
+    [
+        ("level (dB, full scale), peak (s)", {"level": "dB, full scale", "peak": "s"}),
+        ("ovrl, sig (MOS, 1 to 5)", {"ovrl": "MOS, 1 to 5", "sig": "MOS, 1 to 5"}),
+        ("high, low", {"high": "", "low": ""}),
+        ("mean over time of pitch (Hz), loudness (dB)", {}),
+        ("level (dB)", {}),
+    ],
+)
+def test_units_name_the_values_of_a_vector(units, named):
+    spec = FeatureSpec.of(16000, Track(MAIN, (2,), "float32", units, Clip()))
+    assert spec.named_units == named
+    assert [*spec.named_units] == [*named]
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,9 @@ def test_two_versions_stand_side_by_side(cli, plain, parts):
     cached = cli("report", parts / "cache", "--against", other, "-o", parts / "no.html")
     assert "--against: " in cached.with_code(2).err
     assert "holds 2 versions: name one" in cached.err
+    for pair in ((parts / "corpus", other), (first, parts / "corpus")):
+        refused = cli("report", pair[0], "--against", pair[1], "-o", parts / "no.html")
+        assert "is a corpus: --against is about one part" in refused.with_code(2).err
     itself = cli("report", first, "--against", first, "-o", parts / "no.html")
     assert "is the version itself" in itself.with_code(2).err
 

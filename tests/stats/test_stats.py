@@ -223,7 +223,7 @@ def test_what_cannot_be_computed(tmp_path):
     ):
         moments(cache, unknown)
     known = manifest_of(tmp_path, [("utt-1", "x")])
-    with pytest.raises(ManifestError, match="has no column 'Speaker'; it has 'speaker'"):
+    with pytest.raises(ManifestError, match=r"has no column 'Speaker' .*it has 'speaker'"):
         moments(cache, known, by="Speaker")
     with pytest.raises(ManifestError, match="takes a manifest"):
         moments(cache, by="speaker")

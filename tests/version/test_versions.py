@@ -112,7 +112,6 @@ def test_every_flipped_bit_of_a_versions_document_is_noticed(scratch, dtype):
     for name, value in {
         "item_shape": [1 << 22, 1 << 22],
         "codebook_sizes": [1 << 24, 1 << 24],
-        "dtype": "object",
         "frame_rate": 0,
         "side": [{"name": "quantization", "item_shape": [], "dtype": "uint8", "units": ""}],
     }.items():

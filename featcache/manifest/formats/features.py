@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from featcache.errors import listing
+from featcache.errors import ManifestError, listing
 from featcache.manifest.formats.folders import files_below, with_ids
 from featcache.manifest.formats.kaldi import recordings
 from featcache.manifest.formats.source import Batch, Rows, Source, batched
@@ -35,6 +35,9 @@ def read_features(source: Source) -> Iterator[Batch]:
         if {"features", "storage_type"} & source.first_object.keys():
             source.has_types = True
             yield from batched(json_rows(source.text), _COLUMNS, _of_lhotse, source.faults)
+        elif source.first_object or source.suffix == ".csv":
+            kinds = "a folder of .npy or .pt, a feats.scp, or Lhotse's cuts or features"
+            raise ManifestError(f"names no features: import reads {kinds}")
         else:
             yield from recordings(source.text, False)
     elif "feats.scp" in source.names:
