@@ -80,7 +80,7 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, locks: ExitStack, stop: Ev
             return
         except LockedError as error:
             if not plan.options.wait:
-                remedy = "wait with --wait, or share the work among jobs by --partition"
+                remedy = "run again when it has ended, or give extract --wait or --partition"
                 raise LockedError(f"{error}: {remedy}") from error
             if not is_waiting:
                 _log.info("%s: this run waits until that has ended", error)

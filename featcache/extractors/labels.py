@@ -103,7 +103,9 @@ class Labels(Extractor[LabelsParams]):
         found, end = _READERS[suffixes[-1]](text, self.params.tier, channel)
         kept = sorted(label for label in found if label[2] or self.params.empty == "keep")
         for first, last, label in kept:
-            if not 0 <= first <= last < math.inf or "\0" in label:
+            if "\0" in label:
+                raise _damaged(f"the label {label!r} has a zero byte")
+            if not 0 <= first <= last < math.inf:
                 raise _damaged(f"the label {label!r} goes from {first} s to {last} s")
         times = np.array([label[:2] for label in kept], np.float64).reshape(-1, 2)
         return LabelFile(times, [label for _, _, label in kept], end)

@@ -108,6 +108,9 @@ class OnnxParams(WeightFileParams):
             raise ValueError("states: are handed on between windows of frames: give a window")
         if self.codebook_size and not self.gives_frames:
             raise ValueError("codebook_size: a vector has no codes")
+        names = [self.input, self.length_input, *self.constants, *self.states]
+        if len({*names}) < len(names):
+            raise ValueError("constants: an input is named twice: give each in one parameter")
         window = self.window
         if window is None:
             return self

@@ -101,9 +101,18 @@ class OnnxModel:
         return np.dtype(_DTYPES[of_model])
 
     def filled(self, name: str, value: float) -> Array:
-        """Return an array for an input, of one value. Dimensions without a number are 1."""
+        """Return an array for an input, of one value. Dimensions without a number are 1.
+        Raises ConfigError for a value that the input's dtype cannot hold."""
         shape = [n if isinstance(n, int) else 1 for n in self._nodes["input"][name].shape]
-        return np.full(shape, value, self.dtype("input", name))
+        dtype = self.dtype("input", name)
+        if dtype.kind == "f":
+            is_held = abs(value) <= float(np.finfo(dtype).max)
+        else:
+            limits = np.iinfo(dtype)
+            is_held = float(value).is_integer() and limits.min <= value <= limits.max
+        if not is_held:
+            raise ConfigError(f"params.constants: {name} is {dtype}, which {value} is not")
+        return np.full(shape, value, dtype)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Compute outputs, in their order. Raises OnnxError if the model refuses the

@@ -128,7 +128,7 @@ def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
     featcache.extract(plain.manifest(plain.rows[:2], "2.csv"), cache=scratch)
     with only_version(scratch).at_work("repair"):
         with pytest.raises(
-            LockedError, match=r"is in use by featcache repair, .*: wait with --wait, or share"
+            LockedError, match=r"is in use by featcache repair, .*: run again when it has ended, or"
         ):
             featcache.extract(plain.manifest(), cache=scratch)
         stop = threading.Event()
