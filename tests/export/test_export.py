@@ -128,6 +128,8 @@ def test_parquet_as_datasets_reads_it(tmp_path, shape, dtype, monkeypatch):
     )["train"].with_format("numpy")
     assert_same({row["id"]: np.asarray(row["features"], dtype) for row in read}, features)
     assert read.features["n"].dtype == "int64"
+    array_types = {1: datasets.List, 2: datasets.Array2D, 3: datasets.Array3D}
+    assert type(read.features["features"]) is array_types[1 + len(shape)]
     assert [row["tags"] for row in read] == [json.dumps([id_]) for id_ in features]
 
 
