@@ -36,15 +36,15 @@ def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
     columns = {name: _column(column, arrow) for name, column in rows.columns.items()}
     types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
     types |= {name: _value(_TYPES[str(column.type)]) for name, column in columns.items()}
-    metadata = {"huggingface": json.dumps({"info": {"features": types}})}
     writer, first = None, 0
     for ids, features in _groups(rows):
         part = slice(first, first + len(ids))
         arrays = {"id": arrow.array(ids, arrow.string()), "features": _nested(features, arrow)}
         arrays |= {name: column[part] for name, column in columns.items()}
-        table = arrow.table(arrays).replace_schema_metadata(metadata)
+        table = arrow.table(arrays)
         if writer is None:
-            writer = arrow.parquet.ParquetWriter(folder / "data.parquet", table.schema)
+            schema = _with_types(table.schema, types)
+            writer = arrow.parquet.ParquetWriter(folder / "data.parquet", schema)
         writer.write_table(table)
         first = part.stop
     if writer is not None:
@@ -80,6 +80,19 @@ def _type_of_features(rows: Rows) -> dict[str, Any]:
     if len(shape) == 1:
         return {"feature": _value(dtype), "_type": "List"}
     return {"shape": shape, "dtype": dtype, "_type": f"Array{len(shape)}D"}
+
+
+def _with_types(schema: Any, types: dict[str, Any]) -> Any:
+    """Add the types that datasets reads to a schema. It knows arrays by an extension of Arrow."""
+    array = types["features"]
+    if array["_type"] != "List":
+        extension = {
+            "ARROW:extension:name": f"datasets.features.features.{array['_type']}ExtensionType",
+            "ARROW:extension:metadata": json.dumps([array["shape"], array["dtype"]]),
+        }
+        field = schema.field("features").with_metadata(extension)
+        schema = schema.set(schema.get_field_index("features"), field)
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": types}})})
 
 
 def _nested(arrays: Sequence[NDArray[Any]], arrow: Any) -> Any:

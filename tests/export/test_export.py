@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 
+import dataset_hub
 import numpy as np
 import pytest
 from make_cache import made_cache, make_features
+from pages import blocks_of
+from processes import commands, run_script
 
 import featcache
 from featcache.errors import ArgumentError, ManifestError, StoreError
@@ -128,6 +131,8 @@ def test_parquet_as_datasets_reads_it(tmp_path, shape, dtype, monkeypatch):
     )["train"].with_format("numpy")
     assert_same({row["id"]: np.asarray(row["features"], dtype) for row in read}, features)
     assert read.features["n"].dtype == "int64"
+    array_types = {1: datasets.List, 2: datasets.Array2D, 3: datasets.Array3D}
+    assert type(read.features["features"]) is array_types[1 + len(shape)]
     assert [row["tags"] for row in read] == [json.dumps([id_]) for id_ in features]
 
 
@@ -188,6 +193,67 @@ def test_codes_as_qwen3_tts_has_them(tmp_path, codes):
     with pytest.raises(ArgumentError, match="Qwen3-TTS needs 16 codes a frame"):
         export(mimi, "qwen3-tts", tmp_path / "no.jsonl")
     assert not (tmp_path / "no.jsonl").exists()
+
+
+# Hugging Face's own code pushes and loads an export, by the commands of docs/export.md
+
+PUSH, UPLOAD, LOAD = (
+    block.text for block in blocks_of("docs/export.md", "text") if "me/features" in block.text
+)
+RUN_UPLOAD = f"""
+import sys
+from huggingface_hub.cli.hf import main
+sys.argv = {UPLOAD.split()}
+main()
+"""
+ALONE = """
+import datasets, loopback
+datasets.config.USE_PARQUET_EXPORT = False  # it would ask the host datasets-server.127.0.0.1
+loopback.stay_on_loopback()
+"""
+PRINT = """
+import json
+type_of_features = str(features.features["features"])
+print(json.dumps([type_of_features, [*features.with_format(None)]]))
+"""
+
+
+@pytest.fixture
+def hub():
+    """A hub on loopback, without datasets."""
+    with dataset_hub.serve() as hub:
+        yield hub
+
+
+@pytest.fixture
+def shell(cli, hub, tmp_path):
+    """Runs scripts with this hub, where a folder `out` may lie."""
+    pytest.importorskip("datasets")
+    with commands(
+        env=dataset_hub.environment(hub, tmp_path / "home"), modules=["datasets"], beside=cli
+    ) as started:
+        theirs = ["Use 'content=<...>' to upload"]  # huggingface_hub's use of httpx
+        yield lambda script: run_script(started, ALONE + script, cwd=tmp_path, ignore=theirs)
+
+
+@pytest.mark.parametrize(
+    ("publish", "file"),
+    [(PUSH, "data/train-00000-of-00001.parquet"), (RUN_UPLOAD, "data.parquet")],
+    ids=["push_to_hub", "hf upload"],
+)
+def test_a_dataset_on_a_hub_has_what_the_cache_has(tmp_path, floats, hub, shell, publish, file):
+    features, cache = floats
+    texts = TEXTS | {"u2": "kettle"}
+    numbers = {id_: number for number, id_ in enumerate(features)}
+    export(cache, "datasets", tmp_path / "out", table(features, text=texts, n=numbers))
+    shell(publish)
+    assert len(hub.datasets["me/features"][file]) > 1000
+    type_of_features, rows = json.loads(shell(LOAD + PRINT))
+    assert type_of_features == "Array2D(shape=(None, 80), dtype='float16')"
+    assert [row["id"] for row in rows] == [*features]
+    assert_same({row["id"]: np.array(row["features"], "f2") for row in rows}, features)
+    columns = {row["id"]: (row["text"], row["n"]) for row in rows}
+    assert columns == {id_: (texts[id_], numbers[id_]) for id_ in features}
 
 
 # What is lost is said, and nothing is lost in silence

@@ -88,7 +88,7 @@ class Hub:
             return request.send(404, headers | {"X-Error-Code": "EntryNotFound"})
         content = files[file]
         if Path(file).suffix not in LARGE:
-            return request.send(200, headers | {"ETag": f'"{_blob_id(content)}"'}, content)
+            return request.send(200, headers | {"ETag": f'"{blob_id(content)}"'}, content)
         headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha256(content)}"'}
         # By another name of this machine: huggingface_hub takes what stays on the hub's
         # own host for the file itself.
@@ -134,7 +134,7 @@ def _described(name: str, content: bytes) -> dict[str, Any]:
     described: dict[str, Any] = {
         "rfilename": name,
         "size": len(content),
-        "blobId": _blob_id(content),
+        "blobId": blob_id(content),
     }
     if Path(name).suffix in LARGE:
         described["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
@@ -145,7 +145,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _blob_id(content: bytes) -> str:
+def blob_id(content: bytes) -> str:
     """As git names what a file holds."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 

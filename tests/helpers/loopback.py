@@ -1,8 +1,10 @@
-"""HTTP servers on loopback, whose answers a test decides, and which break connections off."""
+"""HTTP servers on loopback, whose answers a test decides, and which break connections off;
+and processes that ask nobody else."""
 
 import os
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,3 +70,20 @@ def serving(answer: Callable[[Request], object]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def stay_on_loopback() -> None:
+    """End this process at once if its Python code asks for an address elsewhere."""
+
+    def audit(event: str, arguments: tuple) -> None:
+        if event == "socket.getaddrinfo":
+            host = arguments[0]
+        elif event in ("socket.connect", "socket.sendto") and isinstance(arguments[1], tuple):
+            host = arguments[1][0]
+        else:
+            return
+        if host not in ("127.0.0.1", "localhost", b"127.0.0.1", b"localhost"):
+            os.write(2, f"{event} {host!r}: not on loopback\n".encode())
+            os._exit(97)
+
+    sys.addaudithook(audit)
