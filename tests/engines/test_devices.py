@@ -117,6 +117,8 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(
     cli, plain, gate, gated_config, scratch
 ):
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--shard-size", "0.0015")
+    # each clip takes longer than the message that stops a process
+    job += ("--set", "params.seconds=0.5")
     running, pids = start_two(cli, *job, *TWO, gate=gate, count=2)
     for pid in pids:  # as a terminal does
         os.kill(pid, signal.SIGINT)
