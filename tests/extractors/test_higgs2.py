@@ -5,12 +5,8 @@ import codes
 import pytest
 import torch
 import torchaudio
-from codec_checks import CodecChecks, cut
-from transformers import (
-    DacFeatureExtractor,
-    HiggsAudioV2TokenizerConfig,
-    HiggsAudioV2TokenizerModel,
-)
+from codec_checks import CodecChecks, cut, xcodec_alone, xcodec_batched
+from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 
 from featcache.errors import ConfigError
 from featcache.extractors.higgs2 import Higgs2
@@ -19,19 +15,11 @@ MODEL, RATE, HOP = "higgs2", 24000, 960
 
 
 def alone(model, clip, bandwidth=None):
-    prepare = DacFeatureExtractor(sampling_rate=RATE, hop_length=HOP)
-    inputs = prepare(clip.numpy(), sampling_rate=RATE, return_tensors="pt")["input_values"]
-    latents = []
-    handle = model.fc.register_forward_hook(lambda *it: latents.append(it[2][0]))
-    with torch.inference_mode():
-        found = model.encode(inputs, bandwidth=bandwidth).audio_codes[0].T
-    handle.remove()
-    return codes.Reference(found, latents[0])
+    return xcodec_alone(model, clip, RATE, HOP, bandwidth)
 
 
 def batched(model, clips):
-    whole_hops = torch.nn.functional.pad(clips, (0, -clips.shape[1] % HOP))
-    return model.encode(whole_hops[:, None]).audio_codes.mT
+    return xcodec_batched(model, clips, HOP)
 
 
 class TestCodes(CodecChecks):

@@ -6,7 +6,7 @@ import shutil
 import codes
 import pytest
 import torch
-from codec_checks import CodecChecks, cut
+from codec_checks import CodecChecks, cut, xcodec_alone, xcodec_batched
 from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
 
 from featcache.errors import ConfigError
@@ -22,20 +22,11 @@ def other(folder, tmp_path):
 
 
 def alone(model, clip, bandwidth=None, hop=HOP):
-    """`XcodecModel.encode` of one clip, as its feature extractor prepares it."""
-    prepare = DacFeatureExtractor(sampling_rate=RATE, hop_length=hop)
-    inputs = prepare(clip.numpy(), sampling_rate=RATE, return_tensors="pt")["input_values"]
-    latents = []
-    handle = model.fc.register_forward_hook(lambda _, __, output: latents.append(output[0]))
-    with torch.inference_mode():
-        found = model.encode(inputs, bandwidth=bandwidth).audio_codes[0].T
-    handle.remove()
-    return codes.Reference(found, latents[0])
+    return xcodec_alone(model, clip, RATE, hop, bandwidth)
 
 
 def batched(model, clips):
-    whole_hops = torch.nn.functional.pad(clips, (0, -clips.shape[1] % HOP))
-    return model.encode(whole_hops[:, None]).audio_codes.mT
+    return xcodec_batched(model, clips, HOP)
 
 
 class TestCodes(CodecChecks):

@@ -24,6 +24,27 @@ def cut(lengths, rate, seed=1):
     return [source[n % 97 * 100 :][:n] * 0.5 ** (i % 4) for i, n in enumerate(lengths)]
 
 
+def xcodec_alone(model, clip, rate, hop, bandwidth=None):
+    """The `encode` of an X-Codec, or of a model like it, of one clip, as its feature extractor
+    prepares it."""
+    from transformers import DacFeatureExtractor
+
+    prepare = DacFeatureExtractor(sampling_rate=rate, hop_length=hop)
+    inputs = prepare(clip.numpy(), sampling_rate=rate, return_tensors="pt")["input_values"]
+    latents = []
+    handle = model.fc.register_forward_hook(lambda _, __, output: latents.append(output[0]))
+    with torch.inference_mode():
+        found = model.encode(inputs, bandwidth=bandwidth).audio_codes[0].T
+    handle.remove()
+    return codes.Reference(found, latents[0])
+
+
+def xcodec_batched(model, clips, hop):
+    """The codes of clips that are padded with zeros, to whole hops, in one batch."""
+    whole_hops = torch.nn.functional.pad(clips, (0, -clips.shape[1] % hop))
+    return model.encode(whole_hops[:, None]).audio_codes.mT
+
+
 class CodecChecks(ABC):
     """The subclass's module has a fixture `folder`, with a small model in it; the
     subclass says the rest."""
