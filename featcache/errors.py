@@ -245,6 +245,12 @@ def hours(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def speed(ratio: float) -> str:
+    """Seconds of audio a second, for people: `7,847 × real time`, `0.4 × real time`."""
+    decimals = 1 if ratio < 10 else 0
+    return f"{ratio:,.{decimals}f} × real time"
+
+
 _COLON, _SLASH, _AT = "(?::|%3a)", r"(?:[\\/]|%2f|%5c)", "(?:@|%40)"
 _SCHEME = rf"[a-z][a-z0-9+.-]{{1,20}}{_COLON}"
 # a blank before it, in a text that `repr` or JSON quoted: `\t`, `\x0b`, `\ufeff`

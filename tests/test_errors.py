@@ -11,6 +11,7 @@ from featcache.errors import (
     MissingDependencyError,
     did_you_mean,
     install_hint,
+    speed,
     without_secrets,
 )
 
@@ -135,3 +136,9 @@ def test_a_typo_suggests_the_nearest_name():
     assert did_you_mean("speaker", known) == " (did you mean Speaker?)"
     assert did_you_mean("hubert", known) == ""
     assert did_you_mean("x", []) == ""
+
+
+def test_a_speed_below_ten_has_a_decimal():
+    """A slow model, such as DNSMOS of short clips, is not `0 × real time`."""
+    assert speed(0.4) == "0.4 × real time"
+    assert speed(7846.6) == "7,847 × real time"

@@ -17,7 +17,7 @@ import click
 
 from featcache.cli.common import note
 from featcache.cli.process import terminal_columns
-from featcache.errors import counted, hours
+from featcache.errors import counted, hours, speed
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -177,7 +177,7 @@ class Display:
         left = time_left(done, self._total, now - self._started)
         parts = [f"{hours(done)} of {hours(self._total)}", left]
         parts.append(f"{sum(progress.failures.values()):,} failed")
-        parts.append(f"{self._speed(done, now):,.0f} × real time")
+        parts.append(speed(self._speed(done, now)))
         if any(progress.stages.values()):
             slowest = max(progress.stages, key=progress.stages.__getitem__)
             parts.append(f"most time: {_STAGES[slowest]}")
