@@ -42,7 +42,7 @@ from featcache.errors import (
 )
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
-from featcache.loader.places import CopyRefused, Disk, LocalCopy, Place, PlaceOf, changing, memory
+from featcache.loader.places import CopyRefused, LocalCopy, Place, PlaceOf, changing, memory_folder
 from featcache.loader.shards import Range, Shards
 from featcache.spec import Ints
 from featcache.storage.base import in_parallel
@@ -83,12 +83,12 @@ def parse_copying(
         limit = parse_size("ram", ram)
         if limit > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise ArgumentError(f"ram is {limit:,} bytes: more than this machine has")
-        places.append(partial(memory, limit=limit))
+        places.append(partial(Place, folder=memory_folder(limit), limit=limit, is_memory=True))
     if copy_to is not None:
         refuse_url("copy_to", copy_to)
         disk_limit = None if copy_limit is None else parse_size("copy_limit", copy_limit)
         folder = Path(copy_to).expanduser().absolute()
-        places.append(partial(Disk, folder=folder, limit=disk_limit))
+        places.append(partial(Place, folder=folder, limit=disk_limit))
     return places
 
 
@@ -271,16 +271,12 @@ class FolderShards(CopiedShards):
         return False
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
-        copy = self._copied.get(number)
-        if copy is not None and copy.path is None:  # in this process's memory
-            out[...] = self._features[number][first : first + len(out)]
-            return
-        with _blaming(copy):
+        with _blaming(self._copied.get(number)):
             super()._read_into(out, number, first, frames)
 
     def _open_file(self, number: int) -> Frames:
         copy = self._copied.get(number)
-        if copy is not None and copy.path is not None:
+        if copy is not None:
             features = self._features[number]
             with suppress(FileNotFoundError):  # the folder may go at any time
                 opened = Directory(copy.path.parent).open(copy.path.name, None)

@@ -1,5 +1,5 @@
-"""The places of local copies: a folder on a disk or in /dev/shm, for all processes of the
-machine; or the memory of one process.
+"""The places of local copies: a folder on a disk, or in memory: in /dev/shm. All processes
+of the machine share it.
 
     <folder>/featcache/
       lock                   held for a moment by a process that adds or removes a file
@@ -33,11 +33,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.errors import ArgumentError
 from featcache.storage.files import Lock, is_held, locked, map_file
 from featcache.version.version import Version
 
@@ -73,28 +74,29 @@ class CopyRefused(Enum):
     FULL = "all room is in use"
 
 
-def memory(version: Version, limit: int) -> Place:
-    """Return the place of a version's copies in memory. All processes share it, unless there
-    is less memory for files than `limit`, as in many containers, or another user has made a
-    folder of this user's name."""
+def memory_folder(limit: int) -> Path:
+    """Return this user's folder in memory, which has room for `limit` bytes. Raises
+    ArgumentError if it has not, as in many containers, or is another user's."""
     folder = _SHARED / f"featcache-{os.getuid()}"
-    with suppress(OSError):
+    try:
         shared = os.statvfs(_SHARED)
-        if shared.f_blocks * shared.f_frsize >= limit:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            status = folder.lstat()
-            is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
-            if is_private and status.st_uid == os.getuid():
-                return Disk(version, folder, limit, is_memory=True)
-    return _PrivateMemory(version, limit)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ArgumentError(f"ram: {folder}: {error.strerror}: give copy_to=") from error
+    num_bytes = shared.f_blocks * shared.f_frsize
+    if num_bytes < limit:
+        raise ArgumentError(
+            f"ram is {limit:,} bytes, but {_SHARED} has {num_bytes:,}: give less, or copy_to=; "
+            "or start the container with a larger --shm-size"
+        )
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+    if not is_private or status.st_uid != os.getuid():
+        raise ArgumentError(f"ram: {folder} is not this user's alone: remove it, or give copy_to=")
+    return folder
 
 
-def _idle_seconds(version: Version) -> float:
-    """Return the time without a read after which a copy in use may make room."""
-    return math.inf if isinstance(version.path, Path) else _IDLE_SECONDS
-
-
-class _CopyOnDisk:
+class LocalCopy:
     """A copy that this process has mapped: `data`, uint8 `[bytes]`, of the file at `path`."""
 
     def __init__(self, data: NDArray[np.uint8], path: Path) -> None:
@@ -102,6 +104,7 @@ class _CopyOnDisk:
         self._touched = time.monotonic()
 
     def exists(self) -> bool:
+        """Tell whether the copy has not been removed."""
         return os.path.exists(self.path)
 
     def use(self) -> bool:
@@ -147,7 +150,7 @@ class _CopyOnDisk:
             os.utime(self.path, times)
 
 
-class Disk:
+class Place:
     """The copies of a version, in a folder on a disk of this machine, or in memory, where
     unused copies do not stay. The folder, which may be slow, is opened at the first look.
 
@@ -163,7 +166,8 @@ class Disk:
     ) -> None:
         self.where = "memory" if is_memory else str(folder)
         self.setting = "ram" if is_memory else "copy_limit"
-        self.limit, self._idle_seconds = limit, _idle_seconds(version)
+        self.limit = limit
+        self._idle_seconds = math.inf if isinstance(version.path, Path) else _IDLE_SECONDS
         path = version.path.resolve() if isinstance(version.path, Path) else version.path
         digest = hashlib.sha256(os.fsencode(str(path))).hexdigest()[:8]
         self._root = folder / "featcache"
@@ -206,7 +210,7 @@ class Disk:
             if os.fstat(file.descriptor).st_size == num_bytes:
                 with suppress(PermissionError):  # another user's
                     os.utime(file.descriptor)
-                return _CopyOnDisk(map_file(file.descriptor, num_bytes), path)
+                return LocalCopy(map_file(file.descriptor, num_bytes), path)
         return None
 
     def make(
@@ -287,7 +291,7 @@ class _File:
     used: float
 
 
-def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
+def _least_recent(idle: Iterable[_File], num_bytes: int) -> list[_File] | None:
     """List the least recently used copies that make enough room; None if all are too few."""
     to_remove = []
     for copy in sorted(idle, key=lambda copy: copy.used):
@@ -352,96 +356,6 @@ def _is_used(path: Path) -> bool:
     except PermissionError:  # another user's
         return True
 
-
-class _CopyInMemory:
-    """A copy in this process's own memory, as a `_CopyOnDisk`."""
-
-    path = None
-
-    def __init__(self, data: NDArray[np.uint8]) -> None:
-        self.data, self.num_bytes = data, len(data)
-        self.used = time.monotonic()
-        self.num_read, self.num_holders, self.is_gone = 0, 0, False
-
-    def exists(self) -> bool:
-        return not self.is_gone
-
-    def use(self) -> bool:
-        self.used = time.monotonic()
-        return not self.is_gone
-
-    def let_go(self) -> None:
-        self.used = -math.inf
-
-    def count(self, num_frames: int, whole: int) -> None:
-        with changing:
-            self.num_read += num_frames
-            if self.num_read >= whole:
-                self.num_read = 0
-                self.let_go()
-
-    def hold(self) -> Callable[[], None] | None:
-        with changing:
-            if self.is_gone:
-                return None
-            self.num_holders += 1
-            return self._release
-
-    def _release(self) -> None:
-        with changing:
-            self.num_holders -= 1
-
-
-LocalCopy: TypeAlias = _CopyOnDisk | _CopyInMemory
-
-
-class _PrivateMemory:
-    """Copies in the process's own memory, as a `Disk`. A forked child begins with its
-    parent's."""
-
-    def __init__(self, version: Version, limit: int) -> None:
-        self.where, self.setting, self.limit = "memory", "ram", limit
-        self._idle_seconds = _idle_seconds(version)
-        self._copies: dict[str, _CopyInMemory] = {}
-        self._room = limit
-
-    def find(self, name: str, num_bytes: int) -> LocalCopy | None:
-        with changing:
-            copy = self._copies.get(name)
-            return copy if copy is not None and copy.use() else None
-
-    def make(
-        self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]
-    ) -> CopyRefused | None:
-        with changing:
-            before = time.monotonic() - self._idle_seconds
-            copies = self._copies.values()
-            idle = [copy for copy in copies if not copy.num_holders and copy.used < before]
-            to_remove = _least_recent(idle, num_bytes - self._room)
-            if to_remove is None:
-                return CopyRefused.FULL
-            for copy in to_remove:
-                copy.is_gone = True
-                self._room += copy.num_bytes
-            self._copies = {name: copy for name, copy in self._copies.items() if copy.exists()}
-            self._room -= num_bytes
-        array = np.empty(num_bytes, np.uint8)
-        end = 0
-        try:
-            for block in blocks():
-                begin, end = end, end + len(block)
-                array[begin:end] = block
-        except BaseException:
-            with changing:
-                self._room += num_bytes
-            raise
-        array.flags.writeable = False
-        with changing:  # another thread may look for idle copies
-            self._copies[name] = _CopyInMemory(array)
-        return None
-
-
-Place: TypeAlias = Disk | _PrivateMemory
 
 PlaceOf: TypeAlias = Callable[[Version], Place]
 """A function that returns the place for the copies of a version."""

@@ -97,7 +97,7 @@ def settled(folder, **options):
 
 def disk_of(folder, limit=None, is_remote=False, is_memory=False):
     """The place in a folder for the copies of a version that is nowhere."""
-    return places.Disk(version_nowhere(folder, is_remote), folder, limit, is_memory)
+    return places.Place(version_nowhere(folder, is_remote), folder, limit, is_memory)
 
 
 def version_nowhere(path, is_remote=True):

@@ -459,7 +459,7 @@ def stop_at(instant, reached):
     """Have this process's copying stand still at some instant of the second shard."""
     when, _, name = instant.partition(" ")
     owner = Path if name == "rename" else os
-    begun, write, make, real = [], os.write, places.Disk.make, getattr(owner, name)
+    begun, write, make, real = [], os.write, places.Place.make, getattr(owner, name)
 
     def stand_if_second():
         if len(begun) == 2 and threading.current_thread().name == "featcache-copies":
@@ -474,7 +474,7 @@ def stop_at(instant, reached):
         stand_if_second()
         return result
 
-    places.Disk.make = lambda *arguments: begun.append(arguments) or make(*arguments)
+    places.Place.make = lambda *arguments: begun.append(arguments) or make(*arguments)
     setattr(owner, name, standing)
 
 

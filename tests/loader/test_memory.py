@@ -1,12 +1,11 @@
-"""Copies of shards in memory: shared by all processes, or this one's own, before copies
-on a disk and the cache."""
+"""Copies of shards in memory, which all processes share, before copies on a disk and the
+cache."""
 
 import errno
 import gc
 import os
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -27,7 +26,6 @@ from local_copies import (
     settled,
     sizes,
     told,
-    version_nowhere,
 )
 
 import featcache
@@ -87,19 +85,10 @@ def shared(scratch, monkeypatch):
     return scratch / f"featcache-{os.getuid()}"
 
 
-@pytest.fixture
-def private(monkeypatch):
-    """As in a container, whose memory for files is small."""
-    monkeypatch.setattr(places, "_SHARED", Path("/nowhere"))
-
-
-@pytest.fixture(params=["disk", "shared", "private"])
+@pytest.fixture(params=["disk", "memory"])
 def place(request, disk):
     """Room for 100 bytes of copies, of which idle ones go."""
-    if request.param == "private":
-        request.getfixturevalue("private")
-        return places.memory(version_nowhere("v"), 100)
-    return disk_of(disk, 100, True, is_memory=request.param == "shared")
+    return disk_of(disk, 100, True, is_memory=request.param == "memory")
 
 
 def name_of(number):
@@ -185,36 +174,10 @@ class TestPlaces:
         assert not opening.is_alive()
         assert not home.exists()
 
-    def test_no_copy_appears_while_another_thread_looks_for_idle_ones(self, private):
-        """Several threads make copies at once, of a cache in an object store."""
-        place, copied, looking = (
-            places.memory(version_nowhere("v"), 100),
-            threading.Event(),
-            threading.Event(),
-        )
-
-        def blocks():
-            yield memoryview(bytes(60))
-            copied.set()
-            looking.wait()
-
-        with ThreadPoolExecutor() as threads:
-            made = threads.submit(place.make, name_of(1), 60, blocks)
-            copied.wait()
-            with places.changing:
-                looking.set()
-                assert wait([made], timeout=0.2).not_done
-                assert place.find(name_of(1), 60) is None
-        assert place.find(name_of(1), 60) is not None
-
 
 class TestCache:
-    @pytest.fixture(params=["shared", "private"])
-    def kind(self, request):
-        return request.getfixturevalue(request.param)
-
     @pytest.mark.parametrize("check", [False, True])
-    def test_all_is_read_from_memory(self, slow_folder, version, expected, kind, check):
+    def test_all_is_read_from_memory(self, slow_folder, version, expected, shared, check):
         cache = settled(slow_folder, ram="1GB", check=check)
         assert mapped(slow_folder) == set()
         for name in version.shard_names():  # nobody looks there any more
@@ -282,15 +245,29 @@ class TestCache:
         assert read_all(cache, expected)
         assert parts_in(disk) == parts_in(shared) == []
 
-    def test_memory_that_somebody_else_may_write_is_not_used(self, slow_folder, shared):
+    def test_memory_that_somebody_else_may_write_is_refused(self, slow_folder, shared):
         shared.mkdir()
         shared.chmod(0o777)
-        cache = settled(slow_folder, ram="1GB")
+        with pytest.raises(ArgumentError, match=r"ram: .* is not this user's alone: remove it"):
+            featcache.open(slow_folder, ram="1GB")
         assert list(shared.iterdir()) == []
-        assert mapped(slow_folder) == set()
-        del cache
 
-    def test_a_forked_child_reads_what_its_parent_has_copied(self, slow_folder, expected, kind):
+    def test_a_container_with_too_little_memory_for_files_is_told(
+        self, slow_folder, shared, monkeypatch
+    ):
+        monkeypatch.setattr(places.os, "statvfs", lambda _: Mock(f_blocks=16, f_frsize=4096))
+        message = (
+            "ram is 100,000,000 bytes, but .* has 65,536: give less, or copy_to=; .*--shm-size"
+        )
+        with pytest.raises(ArgumentError, match=message):
+            featcache.open(slow_folder, ram="100MB")
+
+    def test_without_memory_for_files_another_place_is_named(self, slow_folder, monkeypatch):
+        monkeypatch.setattr(places, "_SHARED", Path("/nowhere"))
+        with pytest.raises(ArgumentError, match=r"ram: /nowhere/.*: No such file.*give copy_to="):
+            featcache.open(slow_folder, ram="1GB")
+
+    def test_a_forked_child_reads_what_its_parent_has_copied(self, slow_folder, expected, shared):
         cache = featcache.open(slow_folder, ram="1GB")
         cache.batch([0, 7])
 
@@ -301,7 +278,7 @@ class TestCache:
         run_forked(read)
         read()
 
-    def test_too_little_for_a_shard_is_told(self, slow_folder, expected, kind):
+    def test_too_little_for_a_shard_is_told(self, slow_folder, expected, shared):
         cache = featcache.open(slow_folder, ram=600)
         read_with_one_warning(
             cache, expected, "memory: has no room for a shard .* unless ram is raised$"
