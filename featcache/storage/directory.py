@@ -78,7 +78,8 @@ class Directory(Store):
         return file.read_ranges([0], [file.num_bytes])[0].tobytes()
 
     def open(self, key: str, num_bytes: int | None = None) -> _File:
-        return _File(self._place(key), num_bytes)
+        # a string: a path of pathlib takes as long to make as the file to open
+        return _File(f"{self.location}/{checked_key(key)}", num_bytes)
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
         return self.open(key, num_bytes).blocks()
@@ -255,7 +256,7 @@ class Directory(Store):
 class _File:
     """An `Opened` regular file; links are followed."""
 
-    def __init__(self, path: Path, num_bytes: int | None = None) -> None:
+    def __init__(self, path: str, num_bytes: int | None = None) -> None:
         self.path = path
         self.descriptor = -1
         with _reading(path):
@@ -301,7 +302,7 @@ class _File:
             yield block
 
 
-def _reading_error(error: OSError, path: Path) -> StoreError:
+def _reading_error(error: OSError, path: str | Path) -> StoreError:
     if error.errno in _NO_FILE:
         return DamagedError(f"{path}: damaged: not a regular file")
     what = f"cannot be read: {error.strerror or error}"
@@ -318,7 +319,7 @@ def _size_of(path: Path) -> int:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: str | Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:

@@ -27,6 +27,7 @@ from featcache.storage.base import as_bytes, tidying
 from featcache.version.index import Index, positions_of
 from featcache.version.ledger import (
     Failure,
+    RowFailures,
     by_id,
     by_row,
     failures_by_row,
@@ -216,8 +217,10 @@ def find_missing(
     """Yield each wanted set with the numbers of its missing rows, int64 `[n]`, and the
     failures that stand for its rows; also those whose generation an item of another row
     has."""
-    of_rows = by_row(failures)
-    standing_rows = standing(of_rows, index)
+    of_rows, standing_rows = RowFailures(), RowFailures()
+    if failures:
+        of_rows = by_row(failures)
+        standing_rows = standing(of_rows, index)
     failed_ids = np.array([id_hash for id_hash, _ in of_rows], np.uint64)
     for wanted_set in wanted:
         numbers, failed = np.flatnonzero(wanted_set.lacks(index)), list[Failure]()
