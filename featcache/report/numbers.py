@@ -27,6 +27,7 @@ from featcache.version.join import RowKeys, by_shard, join
 from featcache.version.version import OnShard, no_progress
 
 Document = dict[str, Any]
+Hashes = NDArray[np.uint64]
 
 SEED = 0
 """The seed of everything that is drawn at random."""
@@ -71,6 +72,9 @@ class Report:
     compared: list[str]
     """Lines about how the first two versions differ; empty if they are not compared."""
     duplicates: Document
+    """The utterances that were decoded from the same bytes as another."""
+    identical_channels: Document
+    """The utterances whose features are those of another channel of the file."""
     shown: list[Document]
     """The utterances whose features are shown: outliers and a sample."""
 
@@ -97,14 +101,13 @@ def collect(
         report: Called twice for each shard.
     """
     largest = caches[0] if compared else max(caches, key=len)
-    seconds, contents = np.zeros(0, np.float32), np.zeros(0, np.uint64)
     described, statistics = [], list[Statistics]()
     voiced: Cache | None = None
     voices: Document | None = None
     for document, cache in zip(documents, caches, strict=True):
-        own_seconds, own_contents = _read_tables(cache, report)
+        own_seconds, *hashes = _read_tables(cache, report)
         if cache is largest:
-            seconds, contents = own_seconds, own_contents
+            seconds, (contents, channels) = own_seconds, hashes
         version = _version(document, cache, threads)
         try:
             of_version = [read_statistics(cache, own_seconds)]
@@ -119,7 +122,8 @@ def collect(
         described.append(version)
         for _ in cache.index.shards:
             report(0, 0.0, False)
-    outliers = _outliers(statistics)
+    duplicates = _duplicates(largest, contents)
+    outliers = _outliers(statistics, duplicates, largest, seconds)
     shown = _shown(largest, seconds, statistics)
     if voiced is not None:
         near = nearest_voices(voiced, [one["id"] for one in shown])
@@ -135,15 +139,18 @@ def collect(
         outliers=outliers,
         voices=voices,
         compared=[*compared],
-        duplicates=_duplicates(largest, contents),
+        duplicates=duplicates,
+        identical_channels=_duplicates(largest, _without_repeats(channels, contents)),
         shown=shown,
     )
 
 
-def _read_tables(cache: Cache, report: OnShard) -> tuple[Floats, NDArray[Any]]:
-    """Read the seconds of all utterances, and hashes of what was decoded: of the file's
-    bytes and the part of it; 0 if unknown."""
+def _read_tables(cache: Cache, report: OnShard) -> tuple[Floats, Hashes, Hashes]:
+    """Read the seconds of all utterances; hashes of what was decoded, the file's bytes and
+    the part of it, 0 if unknown; and hashes of features and file of rows with a channel, 0
+    for others."""
     seconds, contents = [np.zeros(0, np.float32)], [np.zeros(0, np.uint64)]
+    channels = [np.zeros(0, np.uint64)]
     copies = copies_of(cache.config)
     for part in parts_of(cache):
         index = part.index
@@ -161,8 +168,21 @@ def _read_tables(cache: Cache, report: OnShard) -> tuple[Floats, NDArray[Any]]:
                 if not copies.are_plain:
                     hashes = extend_hashes(hashes, copies.numbers(table.ids.take(items)))
                 contents.append(np.where(sources == 0, np.uint64(0), hashes))
+                of_file = extend_hashes(sources, np.nan_to_num(table["start"][items]))
+                of_features = extend_hashes(of_file, table["item_crc32c"][items])
+                is_channel = (sources > 0) & (table["channel"][items] >= 0)
+                channels.append(np.where(is_channel, of_features, np.uint64(0)))
             report(len(positions), num_samples / cache.spec.sample_rate, False)
-    return np.concatenate(seconds), np.concatenate(contents)
+    return np.concatenate(seconds), np.concatenate(contents), np.concatenate(channels)
+
+
+def _without_repeats(hashes: Hashes, contents: Hashes) -> Hashes:
+    """Return hashes with 0 for utterances that were decoded from the same as an earlier
+    one."""
+    _, firsts = np.unique(contents, return_index=True)
+    kept = np.zeros_like(hashes)
+    kept[firsts] = hashes[firsts]
+    return kept
 
 
 def _version(document: Document, cache: Cache, threads: int) -> Document:
@@ -236,16 +256,23 @@ def _histograms(of_version: Statistics) -> Document:
     }
 
 
-def _outliers(statistics: Sequence[Statistics]) -> list[Document]:
-    """List the worst utterances by each rule, with all their statistics."""
+def _outliers(
+    statistics: Sequence[Statistics], duplicates: Document, cache: Cache, seconds: Floats
+) -> list[Document]:
+    """List the worst utterances by each rule, then duplicates, with all their statistics."""
     outliers: dict[str, Document] = {}
+
+    def add(id_: str, audio_seconds: Any, rule: str) -> None:
+        empty = {"id": id_, "audio_seconds": float(audio_seconds), "rules": [], "statistics": []}
+        outliers.setdefault(id_, empty)["rules"].append(rule)
+
     for of_version in statistics:
         for rule, positions in of_version.worst(_WORST):
             for position in positions:
-                id_ = of_version.cache.ids[position]
-                seconds = float(of_version.seconds[position])
-                empty = {"id": id_, "audio_seconds": seconds, "rules": [], "statistics": []}
-                outliers.setdefault(id_, empty)["rules"].append(rule)
+                add(of_version.cache.ids[position], of_version.seconds[position], rule)
+    for first, *others in duplicates["examples"][:_WORST]:
+        for id_ in others:
+            add(id_, seconds[cache.index.find_one(id_)], f"same audio as {first}")
     for id_, outlier in outliers.items():
         for of_version in statistics:
             position = of_version.cache.index.find_one(id_)
@@ -284,8 +311,8 @@ def _speakers(
     return None, None
 
 
-def _duplicates(cache: Cache, contents: NDArray[np.uint64]) -> Document:
-    """Find utterances that were decoded from the same bytes."""
+def _duplicates(cache: Cache, contents: Hashes) -> Document:
+    """Find utterances of equal hashes other than 0."""
     order = np.argsort(contents, kind="stable")
     order = order[np.searchsorted(contents[order], 1) :]
     is_first = np.diff(contents[order], prepend=0) != 0

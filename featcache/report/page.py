@@ -79,7 +79,7 @@ def make_page(report: Report, clips: Sequence[Clip] = ()) -> bytes:
     if report.voices:
         start += _voices(report.voices)
     end = (
-        f"{_duplicates(report.duplicates)}{_features(report.versions)}"
+        f"{_duplicates(report)}{_features(report.versions)}"
         f"</main><footer>Made by featcache {escape(__version__)}. This file is complete: it "
         f"loads nothing.</footer>\n<script>{script}</script></body></html>\n"
     )
@@ -279,7 +279,7 @@ def _statistics(report: Report) -> str:
         content += _grid(figures)
     rows = []
     for one in report.outliers:
-        row: list[Cell] = [_id(one["id"]), ", ".join(one["rules"]), one["audio_seconds"]]
+        row: list[Cell] = [_id(one["id"]), _text(", ".join(one["rules"])), one["audio_seconds"]]
         for of_version, values in zip(report.statistics, one["statistics"], strict=True):
             row += [*(values or dict.fromkeys(of_version["units"], math.nan)).values()]
         rows.append(row)
@@ -330,11 +330,21 @@ def _cosine(value: float | None) -> Cell:
     return math.nan if value is None else value
 
 
-def _duplicates(duplicates: Document) -> str:
-    lead = f"{counted(duplicates['compared'], 'utterance')} compared by the bytes of the audio: "
-    lead += f"{duplicates['utterances']:,} have the same audio as another"
+def _duplicates(report: Report) -> str:
+    compared = counted(report.duplicates["compared"], "utterance")
+    lead = f"{compared} compared by the bytes of the audio: {report.duplicates['utterances']:,} "
+    lead += "have the same audio as another"
+    content = _same(report.duplicates)
+    channels = report.identical_channels
+    if channels["utterances"]:
+        what = f"{counted(channels['utterances'], 'utterance')} with identical channels"
+        content += f"<h3>{what}</h3>{_same(channels)}"
+    return _section("Duplicates", content, lead)
+
+
+def _same(duplicates: Document) -> str:
     items = (f"<li>{', '.join(map(_id, ids))}</li>" for ids in duplicates["examples"])
-    return _section("Duplicates", f"<ul>{''.join(items)}</ul>", lead)
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def _features(versions: Sequence[Document]) -> str:

@@ -240,6 +240,25 @@ def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
     assert numbers_of(tmp_path / "c").duplicates["examples"] == [["b", "c"]]
 
 
+def test_duplicates_are_outliers_by_name(corpus):
+    rules = {one["id"]: one["rules"] for one in numbers_of(corpus / "c").outliers}
+    assert "same audio as utt-2" in rules["again"]
+
+
+def test_identical_channels_are_those_of_one_file(cli, tmp_path):
+    left, right = (0.3 * speech(0.5, seed=seed).ravel() for seed in (0, 1))
+    rows = ["id,path,channel"]
+    for name, channels in {"same": (left, left), "two": (left, right)}.items():
+        soundfile.write(tmp_path / f"{name}.wav", np.stack(channels, axis=1), 16000)
+        rows += [f"{name}-{number},{name}.wav,{number}" for number in range(2)]
+    rows += ["again,same.wav,0", "mixed,same.wav,"]
+    (tmp_path / "m.csv").write_text("\n".join(rows))
+    cli("extract", tmp_path / "m.csv", "-o", tmp_path / "c").with_code(0)
+    report = numbers_of(tmp_path / "c")
+    assert report.identical_channels["examples"] == [["same-0", "same-1"]]
+    assert report.duplicates["examples"] == [["same-0", "again"]]
+
+
 def test_what_is_shown_is_drawn_with_a_fixed_seed(corpus):
     first, second = (numbers_of(corpus / "c") for _ in range(2))
     assert asdict(first) == asdict(second)
