@@ -478,6 +478,18 @@ class FeatureSpec:
         return dict(reversed(named.items()))
 
     @property
+    def is_pitch(self) -> bool:
+        """True if a frame is a pitch in Hz and a confidence from 0 to 1."""
+        is_pair = self.kind == "frames" and self.item_shape == (2,)
+        return is_pair and self.units.startswith("pitch (Hz), ")
+
+    @property
+    def is_curve(self) -> bool:
+        """True if a frame is a single number, such as a probability, and no code."""
+        is_float = self.values_dtype.kind == "f"
+        return is_float and self.kind == "frames" and math.prod(self.item_shape) == 1
+
+    @property
     def tracks(self) -> tuple[Track, ...]:
         """All tracks that an extractor gives; the first is the main one."""
         return (self.main, *self.outputs)

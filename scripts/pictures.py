@@ -44,8 +44,11 @@ Each packaged config that loads no weights has drawn `anna-1` of [examples/](../
 * Time goes to the right. The first dimension of a spectrogram is below, the first codebook of codes is above.
 * The darkest shade is the 2nd percentile of the values, the brightest the 99.5th. Values at the floor of a logarithm, such
   as digital silence, take no part.
-* A vector is drawn as bars from zero. If its values have names, they are printed instead. Events are blocks with
-  their labels; events that overlap have lanes of their own.
+* Pitch is a line in Hz, brighter the more certain it is. One number a frame, such as a probability, is an area; numbers
+  from 0 to 1 have this scale.
+* A vector is drawn as bars from zero. Named values have a bar each if all have the same unit, else they are a table.
+  A terminal prints them.
+* Events are blocks with their labels; events that overlap have lanes of their own.
 
 ## What can be heard
 

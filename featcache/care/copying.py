@@ -10,7 +10,6 @@ missing. It may have been extracted into (see `care/diverged.py`)."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from featcache.version.index import Index, index_name, load_index
 from featcache.version.indexing import open_index
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.tags import read_tag, tag_names
-from featcache.version.version import PLAIN_GROUP, Version, read_info
+from featcache.version.version import PLAIN_GROUP, OnShard, Version, no_progress, read_info
 from featcache.version.wanted import read_all_wanted
 
 _AT_MOST_BYTES = 1 << 37
@@ -59,7 +58,7 @@ def copy_version(
     cache: Location,
     *,
     threads: int = 8,
-    report: Callable[[], object] = lambda: None,
+    report: OnShard = no_progress,
     stop: threading.Event | None = None,
 ) -> Copied:
     """Copy a version into a cache, which need not exist, under the name of its folder.
@@ -94,15 +93,17 @@ def copy_version(
 
     most_frames = max((shard.frames for shard in index.summaries), default=0)
     largest = version.info.spec.num_bytes(most_frames)
+    amounts = {shard.name: (shard.items, shard.seconds) for shard in index.summaries}
     at_once = max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
     with ThreadPoolExecutor(at_once, "featcache-copy") as pool:
         for name, outcome in zip(missing, pool.map(copy_one, missing), strict=True):
             if isinstance(outcome, DamagedError):
                 copied.problems.append(Problem("structure", outcome.what, name))
+                report(0, 0.0, True)
             elif outcome:
                 copied.copied += 1
                 copied.num_bytes += outcome
-            report()
+                report(*amounts.get(name, (0, 0.0)), False)
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
         _copy_files(version, store, copied, "failures", "runs", "probes")
@@ -135,6 +136,11 @@ def plan_copy(version: Version, cache: Location) -> Copied:
     for name in missing:
         planned.num_bytes += sum(size for _, size in version.store.walk(f"shards/{name}"))
     return planned
+
+
+def missing_shards(version: Version, cache: Location) -> list[str]:
+    """List the shards that `copy_version` would copy."""
+    return _compare(version, _store_of_copy(version, cache))[1]
 
 
 def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:

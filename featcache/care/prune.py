@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -42,7 +42,7 @@ from featcache.version.join import (
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import Run
 from featcache.version.tags import read_tag, tag_names
-from featcache.version.version import Version
+from featcache.version.version import OnShard, Version, no_progress
 from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
 
 _Hashes = NDArray[np.uint64]
@@ -178,7 +178,7 @@ def prune(
     plan: PrunePlan,
     wanted_ids: _Hashes | None = None,
     *,
-    report: Callable[[], object] = lambda: None,
+    report: OnShard = no_progress,
     stop: threading.Event | None = None,
 ) -> Pruned:
     """Carry out a plan of `plan_prune`, made with the same ids. `report` is called after each
@@ -206,7 +206,7 @@ def _take_away(
     version: Version,
     needed: _Needed,
     wanted_ids: _Hashes | None,
-    report: Callable[[], object],
+    report: OnShard,
     stop: threading.Event,
 ) -> Pruned:
     """Write the needed items of shards to other shards, and then remove the shards."""
@@ -215,9 +215,14 @@ def _take_away(
     for name in goes:
         if needed[name] and not stop.is_set():
             try:
-                made.add(rewrite(version, version.shard(name), needed[name]))
+                shard = version.shard(name)
+                made.add(rewrite(version, shard, needed[name]))
             except DamagedError:
                 damaged.append(name)
+                report(0, 0.0, True)
+                continue
+            samples = int(shard.table["num_samples"][needed[name]].sum())
+            report(len(needed[name]), samples / version.info.spec.sample_rate, False)
     if damaged:  # shards that have replaced their items stay too
         _, still_needed = _plan(version, wanted_ids, damaged)
         goes = [name for name in still_needed if name in needed]
@@ -231,7 +236,7 @@ def _take_away(
         removed += 1
         if needed[name]:
             rewritten += 1
-        report()
+        report(0, 0.0, False)
     staying = tuple(sorted({*needed} - {*goes}))
     return Pruned(str(version.path), removed, rewritten, staying, stop.is_set())
 

@@ -29,7 +29,7 @@ from featcache.manifest.audio_locations import (
 )
 from featcache.version.index import Index
 from featcache.version.records import read_run
-from featcache.version.version import Version
+from featcache.version.version import OnShard, Version
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def check_sources(
     shards: Collection[str],
     wanted: SourceCheck,
     threads: int,
-    report: Callable[[], object],
+    report: OnShard,
     stopped: Callable[[], bool],
 ) -> tuple[list[Problem], list[str]]:
     """Compare the audio files of the current items in some sound shards.
@@ -106,7 +106,7 @@ def check_sources(
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
                     faulty[f"{file.location}: {fault}"] += ids
-            report()
+            report(0, 0.0, False)
     problems, notes = [], list[str]()
     for fault, (id_, *others) in faulty.items():
         if others:

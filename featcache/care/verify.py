@@ -29,7 +29,7 @@ from featcache.version.join import RowKeys, columns_of, join
 from featcache.version.ledger import RowFailures, failures_by_row
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
-from featcache.version.version import Version, renamed_note
+from featcache.version.version import OnShard, Version, no_progress, renamed_note
 from featcache.version.wanted import find_lacking, wanted_failures
 
 _MOST_MAPPED = 8192
@@ -54,7 +54,7 @@ def verify(
     manifest: Manifest | None = None,
     sources: SourceCheck | None = None,
     threads: int = 1,
-    report: Callable[[], object] = lambda: None,
+    report: OnShard = no_progress,
     stop: threading.Event | None = None,
 ) -> Report:
     """Check a version, and compare it with a manifest.
@@ -171,7 +171,7 @@ def _check_shards(
     data: bool,
     values: bool,
     threads: int,
-    report: Callable[[], object],
+    report: OnShard,
     stop: threading.Event,
 ) -> dict[str, CheckedShard]:
     """Check shards in threads. Returns those that were checked before `stop` was set."""
@@ -192,7 +192,10 @@ def _check_shards(
                 if stop.is_set():
                     break
                 checked[name] = result
-                report()
+                items, seconds = 0, 0.0
+                if result.shard is not None:
+                    items, seconds = result.shard.info.items, result.shard.info.seconds
+                report(items, seconds, bool(result.problems))
         finally:
             ended.set()  # after an error, the pool waits for the threads that still check
     return checked

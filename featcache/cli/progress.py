@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, Self
 
 import click
 
@@ -125,11 +125,32 @@ class Steps:
         amount = f"{self._done:,} of {self._total:,} {self._things}"
         return [amount, time_left(self._done, self._total, elapsed), speed]
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._line.close()
+
+
+class Shards(Steps):
+    """The progress of a command that goes through shards, some `passes` times."""
+
+    def __init__(self, total: int, passes: int = 1) -> None:
+        super().__init__(passes * total, "shards")
+        self._utterances, self._seconds, self._damaged = 0, 0.0, 0
+
+    def done(self, utterances: int, seconds: float, is_damaged: bool) -> None:
+        """Show that a shard is done, as an `OnShard` of `featcache.version.version`."""
+        self._utterances += utterances
+        self._seconds += seconds
+        self._damaged += is_damaged
+        self.update()
+
+    def _parts(self) -> list[str]:
+        amount, left, _ = super()._parts()
+        speed = self._seconds / (monotonic() - self._started or math.inf)
+        parts = [amount, left, f"{self._damaged:,} damaged", f"{speed:,.0f} × real time"]
+        return [*parts, hours(self._seconds), counted(self._utterances, "utterance")]
 
 
 def _tried(progress: Progress) -> int:

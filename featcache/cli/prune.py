@@ -11,7 +11,7 @@ from featcache.cli import options
 from featcache.cli.common import as_document, count_are, note, open_versions, say, say_json
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
-from featcache.cli.progress import Steps
+from featcache.cli.progress import Shards
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location
 
@@ -69,10 +69,10 @@ def prune(
     done: list[Pruned] = []
     is_empty = all(plan.is_empty for plan in plans)
     if not (dry_run or is_empty) and options.is_agreed("Remove all this?", yes):
-        total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
-        with stoppable() as stop, Steps(total, "shards") as bar:
+        total = sum(len(plan.removed) + 2 * len(plan.rewritten) for plan in plans)
+        with stoppable() as stop, Shards(total) as bar:
             jobs = zip(versions, plans, keeping, strict=True)
-            done = [prune_version(*job, report=bar.update, stop=stop) for job in jobs]
+            done = [prune_version(*job, report=bar.done, stop=stop) for job in jobs]
     damaged = [pruned for pruned in done if pruned.damaged]
     for pruned in damaged:
         shards = counted(len(pruned.damaged), "damaged shard stays", "damaged shards stay")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import Document, as_document, complain, count_are, printing, say, say_json
 from featcache.cli.info import describe_versions
-from featcache.cli.progress import Steps
+from featcache.cli.progress import Shards
 from featcache.errors import ArgumentError, StoreError, counted, hours, megabytes
 from featcache.storage.location import Location, as_location
 
@@ -52,8 +52,9 @@ def report(
 ) -> int:
     """Describe a cache or a corpus in one page of HTML. It has versions, durations,
     recordings to look at, duplicates, pictures and sound; the file opens from disk, loads
-    nothing, and has at most 2 MB. Statistics of recordings need a version of the config
-    audio-stats in the same cache.
+    nothing, and has at most 2 MB. Recordings, pitch, speech, quality and voices are shown
+    if the cache has versions of audio-stats, f0-swift, vad-silero, dnsmos, speaker-ge2e or
+    the like.
 
     Exits with 1 if a version is damaged, or a part is gone, and left out. With --json, the
     numbers are printed and no page is written.
@@ -89,11 +90,12 @@ def report(
             raise ArgumentError(f"--against: {against} is the version itself: name another")
         compared = _compare(*caches, *other_caches)
         documents, caches = documents + others, caches + other_caches
-    beside, statistics = _statistics_beside(caches)
-    documents, caches = documents + beside, caches + statistics
-    with Steps(2 * sum(document["shards"] for document in documents), "shards") as bar:
+    for document, cache in _described_beside(caches):
+        documents.append(document)
+        caches.append(cache)
+    with Shards(sum(document["shards"] for document in documents), 2) as bar:
         collected = collect(
-            str(path), documents, caches, rows, compared, threads=threads, report=bar.update
+            str(path), documents, caches, rows, compared, threads=threads, report=bar.done
         )
     say_json(as_document(collected))
     if printing.as_json:
@@ -179,19 +181,22 @@ def _compare(first: Cache, second: Cache) -> list[str]:
     return lines
 
 
-def _statistics_beside(caches: Sequence[Cache]) -> tuple[list[Document], list[Cache]]:
-    """Open the version of audio statistics next to these versions, if none of them is one."""
-    from featcache.report.numbers import statistics_of
+def _described_beside(caches: Sequence[Cache]) -> Iterator[tuple[Document, Cache]]:
+    """Open the other versions next to these that describe utterances: their recordings,
+    pitch, scores, speech, voices."""
+    from featcache.report.statistics import units_of
+    from featcache.report.voices import has_voices
     from featcache.version.corpus import read_parts
     from featcache.version.selection import is_corpus, version_names
     from featcache.version.version import Version
 
-    if not any(statistics_of(cache.version) for cache in caches):
-        folder = place = caches[0].version.path.parent
-        if is_corpus(folder):
-            place = folder / read_parts(folder)[0].name
-        for name in version_names(place):
-            with suppress(StoreError):  # another version may be damaged
-                if statistics_of(Version.open(place / name)):
-                    return _open(folder / name)[:2]
-    return [], []
+    folder = place = caches[0].version.path.parent
+    if is_corpus(folder):
+        place = folder / read_parts(folder)[0].name
+    opened = {cache.version.path.name for cache in caches}
+    for name in version_names(place):
+        with suppress(StoreError):  # another version may be damaged
+            spec = Version.open(place / name).info.spec
+            if name not in opened and (units_of(spec) or has_voices(spec)):
+                documents, others, _ = _open(folder / name)
+                yield from zip(documents, others, strict=True)

@@ -23,7 +23,7 @@ from featcache.cli.common import (
 )
 from featcache.cli.corpora import version_or_corpus, worst
 from featcache.cli.process import INTERRUPTED, stoppable
-from featcache.cli.progress import Steps
+from featcache.cli.progress import Shards
 from featcache.cli.runs import say_summary
 from featcache.errors import DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
@@ -130,11 +130,8 @@ def verify(
             files = replace(files, urls=rows.urls)
         if sources:
             checking["sources"] = files
-        with (
-            stoppable(ending=ending) as stop,
-            Steps(passes * len(version.shard_names()), "shards") as bar,
-        ):
-            report = check(version, report=bar.update, stop=stop, **checking)
+        with stoppable(ending=ending) as stop, Shards(len(version.shard_names()), passes) as bar:
+            report = check(version, report=bar.done, stop=stop, **checking)
         if recompute and not report.interrupted:
             report.recomputed = _recompute(version, recompute, files, device, threads)
         reports.append(report)

@@ -20,7 +20,7 @@ from featcache.cli.common import (
 )
 from featcache.cli.corpora import for_each_part, version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
-from featcache.cli.progress import Steps
+from featcache.cli.progress import Shards
 from featcache.errors import counted, megabytes
 from featcache.storage.location import Location
 
@@ -115,7 +115,7 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
       featcache copy features s3://bucket/features
       featcache copy s3://bucket/features/fbank80 /local/features
     """
-    from featcache.care.copying import copy_version, plan_copy
+    from featcache.care.copying import copy_version, missing_shards, plan_copy
     from featcache.storage.location import as_location
     from featcache.version.version import Version
 
@@ -127,13 +127,13 @@ def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
             _print(result, dry_run)
         return 0
     options.refuse_unwritable(to)
-    total = sum(len(version.shard_names()) for version in versions)
+    total = sum(len(missing_shards(version, to)) for version in versions)
     results = []
-    with stoppable() as stop, Steps(total, "shards") as bar:
+    with stoppable() as stop, Shards(total) as bar:
         for version in versions:
             if not stop.is_set():
                 results.append(
-                    copy_version(version, to, threads=threads, report=bar.update, stop=stop)
+                    copy_version(version, to, threads=threads, report=bar.done, stop=stop)
                 )
     damaged = any(result.problems for result in results)
     interrupted = any(result.interrupted for result in results)

@@ -7,7 +7,7 @@ is known before a run begins."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ have a frame."""
 class Window(Params):
     """The windows in which a model computes a clip."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"keep_ends"})
+
     length: int = Field(ge=1)
     """Steps in a window."""
     hop: int = Field(ge=1)
@@ -47,6 +49,9 @@ class Window(Params):
     pad: bool = False
     """Fill windows with zeros where they reach beyond the clip, so that all have one
     length. Otherwise they end with the clip."""
+    keep_ends: bool = False
+    """Begin the first window with the clip, and take its first `before` steps too. A window
+    that reaches the end of the clip gives all that is left, and is the last one."""
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
@@ -54,6 +59,8 @@ class Window(Params):
             raise ValueError(
                 f"{self.before} steps before and {self.hop} of hop do not fit into {self.length}"
             )
+        if self.keep_ends and self.pad:
+            raise ValueError("keep_ends: windows that are padded have no ends to keep")
         return self
 
 
@@ -114,8 +121,8 @@ class OnnxParams(WeightFileParams):
         window = self.window
         if window is None:
             return self
-        if not self.gives_frames and window.before:
-            raise ValueError("window.before: a vector has no frames to leave out")
+        if not self.gives_frames and (window.before or window.keep_ends):
+            raise ValueError("window: before and keep_ends are about frames, and there are none")
         steps = {"hop": window.hop} if window.pad else {"hop": window.hop, "before": window.before}
         for name, count in steps.items():
             if self.gives_frames and count % self.stride:
@@ -223,8 +230,8 @@ class Onnx(Extractor[OnnxParams]):
 
     def _windows(self, steps_SC: Array) -> Iterator[Array]:
         """Yield the frames `[n, D]` that each window gives, or its vector `[D]`."""
-        window, states = self._params.window, self._first_states
-        num_steps = len(steps_SC)
+        window, stride = self._params.window, self._params.stride
+        states, num_steps = self._first_states, len(steps_SC)
         if window is None:
             yield self._run(steps_SC, states, 0, self._frames_of(num_steps))[0]
             return
@@ -232,15 +239,24 @@ class Onnx(Extractor[OnnxParams]):
             for start in range(0, max(1, num_steps - window.length + window.hop), window.hop):
                 yield self._run(_cut(steps_SC, start, window), states, 0, 1)[0]
             return
-        stride, total = self._params.stride, self._frames_of(num_steps)
-        for first in range(0, total, window.hop // stride):
-            start = first * stride - window.before
+        for start, first, end in self._spans(num_steps, window):
             begins = start if window.pad else max(0, start)
-            count = min(window.hop // stride, total - first)
             skip = (first * stride - begins) // stride
             piece = _cut(steps_SC, start, window)
-            frames, states = self._run(piece, states, skip, count)
+            frames, states = self._run(piece, states, skip, end - first)
             yield frames
+
+    def _spans(self, num_steps: int, window: Window) -> Iterator[tuple[int, int, int]]:
+        """Yield the first step of each window, the first frame that it gives, and the one
+        behind its last."""
+        total, first = self._frames_of(num_steps), 0
+        start = 0 if window.keep_ends else -window.before
+        while first < total:
+            end = min((start + window.before + window.hop) // self._params.stride, total)
+            if window.keep_ends and start + window.length >= num_steps:
+                end = total
+            yield start, first, end
+            start, first = start + window.hop, end
 
     def _run(
         self, steps_SC: Array, states: Mapping[str, Array], skip: int, count: int

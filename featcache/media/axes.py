@@ -50,7 +50,7 @@ def round_step(span: float, count: int) -> float:
 def number(value: float, digits: int = 4) -> str:
     """Return a number for people: `0.05`, `1,200`, `−2.5e−6`."""
     text = f"{value:.{digits}g}"
-    if value and not 1e-4 <= abs(value) < 1e6:
+    if value and math.isfinite(value) and not 1e-4 <= abs(value) < 1e6:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         text = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     elif abs(value) >= 1000:

@@ -43,7 +43,12 @@ PALETTE = np.stack(
 _LOWEST, _HIGHEST = 2, 99.5
 """The percentiles of values that are darkest and brightest."""
 
-_VECTOR_ROWS = 80
+_CURVE_ROWS = 80
+_BAR_SHADE = SHADES * 3 // 4
+
+_CERTAIN = 0.5
+"""The confidence from which a frame is voiced."""
+
 _EVENT_SHADES = range(12, 40)
 """The shades of events, on which white text can be read."""
 
@@ -71,6 +76,8 @@ class Axis:
     def ticks(self, begin: float, end: float) -> list[Tick]:
         """List the places of ticks between two places, and their labels."""
         low, high = self.low, self.high
+        if low == high:  # there is no scale
+            return []
         if low > high:  # it counts from the top down, as codebooks do
             low, high, begin, end = high, low, end, begin
         scale = Scale(low, high, begin, end)
@@ -173,20 +180,26 @@ class Picture:
 def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int) -> Picture:
     """Draw the features of an utterance, as `Cache.item` returns them, with at most so many
     columns and rows: along time, to the right, the first dimension below, or the first
-    codebook above; a vector as bars; events as blocks with their labels."""
+    codebook above; pitch in Hz, brighter the more certain it is; one number a frame as an area;
+    a vector as bars; named values with their names; events as blocks with their labels."""
     title, unit = _one_line(title), _one_line(spec.units.partition(" (")[0])
     if spec.axis.has_times:
         return _of_events(title, item, columns)
     values = np.asarray(item)
+    if spec.named_units:
+        return _of_named(title, spec.named_units, values, columns)
     if spec.axis.kind == "clip":
-        if spec.named_units:
-            unit = "value"
-        return _of_vector(title, unit, values.ravel(), columns)
+        across = Axis("dimension", 0, max(values.size, 1), True)
+        return _of_curve(title, unit, values.reshape(-1, 1), across, columns)
     count, size = len(values), int(np.prod(values.shape[1:]))
     values = values.reshape(count, size)
     across = Axis("seconds", 0, float(spec.axis.seconds(count)))
     if not across.high > 0:  # frames do not stand for time
         across = Axis("frame", 0, max(count, 1))
+    if spec.is_pitch:
+        return _of_pitch(title, spec.units, values, across, columns, rows)
+    if spec.is_curve:
+        return _of_curve(title, unit, values, across, columns)
     if len(spec.codebook_sizes) == size:
         shown = values[:: max(-(-count // columns), 1), :rows]
         shades = (shown * np.int64(SHADES) // np.array(spec.codebook_sizes[:rows])).T
@@ -232,16 +245,52 @@ def _limits(pooled: NDArray[np.float32]) -> tuple[float, float]:
     return (low, high) if low < high else (floor, high)
 
 
-def _of_vector(title: str, unit: str, values: NDArray[Any], columns: int) -> Picture:
-    """Draw a vector as bars from zero."""
-    bars = _pool(values[:, None], columns)[:, 0]
+def _of_curve(title: str, unit: str, values: NDArray[Any], across: Axis, columns: int) -> Picture:
+    """Draw numbers `[n, 1]` as bars from zero; numbers from 0 to 1 on that scale."""
+    bars = _pool(values, columns)[:, 0]
     low, high = float(bars.min(initial=0)), float(bars.max(initial=0))
-    high = max(high, low + 1e-9)
-    levels = np.linspace(high, low, _VECTOR_ROWS)[:, None]
+    is_share = not across.is_counted and low == 0 and high <= 1
+    high = 1.0 if is_share else max(high, low + 1e-9)
+    levels = np.linspace(high, low, _CURVE_ROWS)[:, None]
     is_bar = ((levels > 0) & (levels <= bars)) | ((levels <= 0) & (levels >= bars))
-    shades = np.where(is_bar, SHADES * 3 // 4, 0).astype(np.uint8)
-    across = Axis("dimension", 0, max(len(values), 1), True)
+    shades = np.where(is_bar, _BAR_SHADE, 0).astype(np.uint8)
     return Picture(title, shades, across, Axis(unit, low, high))
+
+
+def _of_pitch(
+    title: str, units: str, values: NDArray[Any], across: Axis, columns: int, rows: int
+) -> Picture:
+    """Draw pitch and confidence `[frames, 2]`: the pitch as a line from 0 Hz to above the
+    highest certain pitch, its confidence as the shade."""
+    pitch, confidence = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0).T
+    shade = (confidence.clip(0, 1) * (SHADES - 1)).astype(np.uint8)
+    certain = pitch[confidence >= _CERTAIN]
+    high = 1.1 * float(certain.max(initial=0)) or 500.0
+    width, thickness = min(len(pitch), columns), max(rows // 40, 1)
+    shades = np.zeros((rows, max(width, 1)), np.uint8)
+    column = np.arange(len(pitch)) * width // max(len(pitch), 1)
+    row = np.floor((1 - pitch / high) * rows).astype(int)
+    for offset in range(thickness):
+        inside = (row + offset >= 0) & (row + offset < rows)
+        np.maximum.at(shades, (row[inside] + offset, column[inside]), shade[inside])
+    of_confidence = _one_line(units.partition("), ")[2].partition(" (")[0])
+    return Picture(title, shades, across, Axis("Hz", 0, high), ("0", f"1 {of_confidence}"))
+
+
+def _of_named(title: str, units: dict[str, str], values: NDArray[Any], columns: int) -> Picture:
+    """Draw named values, one below another: as bars if all have the same unit."""
+    finite = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
+    end, (unit, *others) = max(float(finite.max(initial=0)), 1e-9), {*units.values()}
+    shades = np.zeros((len(units) * _LANE_ROWS, columns), np.uint8)
+    labels = []
+    for lane, (name, value) in enumerate(zip(units, values.tolist(), strict=True)):
+        if not others:
+            top, width = lane * _LANE_ROWS, max(round(finite[lane] / end * columns), 0)
+            shades[top + 1 : top + _LANE_ROWS - 1, :width] = _EVENT_SHADES[14]
+        text = _one_line(f"{name} {number(value)} {units[name]}".rstrip())
+        labels.append(Label(0.0, (lane + 0.5) / len(units), 1.0, text))
+    across = Axis("", 0, 0) if others else Axis(_one_line(unit), 0, end)
+    return Picture(title, shades, across, Axis("", 0, 0), labels=labels)
 
 
 def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:

@@ -62,12 +62,15 @@ def make_clips(
 
 
 def _pictured(caches: Sequence[Cache]) -> list[Cache]:
-    """Choose the versions to draw: the first of floats and the first of codes, if possible."""
-    chosen: dict[bool, Cache] = {}
+    """Choose the versions to draw: the first spectrogram, the first codes, the first pitch,
+    and the first curve."""
+    chosen: dict[tuple[bool, ...], Cache] = {}
     for cache in caches:
-        if cache.spec.kind == "frames":
-            chosen.setdefault(bool(cache.spec.codebook_sizes), cache)
-    return [*chosen.values()]
+        spec = cache.spec
+        if spec.kind == "frames":
+            is_codes = bool(spec.codebook_sizes)
+            chosen.setdefault((spec.is_curve, spec.is_pitch, is_codes), cache)
+    return [chosen[kind] for kind in sorted(chosen)]
 
 
 def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
@@ -79,6 +82,8 @@ def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
             what = f"{cache.version.info.name} of {id_}"
             for things in cache.spec.axis.dimensions:
                 what += f", {len(features):,} {things} over time"
+            if cache.spec.is_pitch or cache.spec.is_curve:
+                what += f", from {picture.up.low:g} to {picture.up.high:.0f} {picture.up.unit}"
             pictures.append((what, encode_png(picture.shades)))
     return pictures
 

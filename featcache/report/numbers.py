@@ -6,7 +6,7 @@ each utterance; audio statistics take 32 more. Of features, a bounded sample is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
-from featcache.loader.corpus import Corpus
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
-from featcache.report.values import Histogram, by_decades, by_steps, characters_of, scatter
+from featcache.report.statistics import Floats, Statistics, parts_of, read_statistics
+from featcache.report.values import Histogram, Scatter, by_decades, by_steps, characters_of, scatter
+from featcache.report.voices import compare_speakers, has_voices, nearest_voices
 from featcache.spec import Ints
 from featcache.stats import moments, usage
 from featcache.strings import Strings, extend_hashes
 from featcache.version.join import RowKeys, by_shard, join
-from featcache.version.version import Version
+from featcache.version.version import OnShard, no_progress
 
 Document = dict[str, Any]
-Floats = NDArray[np.float32]
+Hashes = NDArray[np.uint64]
 
 SEED = 0
 """The seed of everything that is drawn at random."""
@@ -42,17 +43,7 @@ _MOST_VALUES = 10_000
 _GROUPS = 40
 _DUPLICATES = 50
 _TEXTS = {"text", "transcript", "transcription", "sentence"}
-
-RULES: dict[str, tuple[str, Callable[[Floats], Floats]]] = {
-    "clipped": ("most clipped", np.positive),
-    "level": ("quietest", np.negative),
-    "dc": ("largest DC", np.abs),
-    "silence": ("most silence", np.positive),
-    "silent_start": ("longest silent start", np.positive),
-    "silent_end": ("longest silent end", np.positive),
-    "bandwidth": ("narrowest band", np.negative),
-}
-"""The rules of outliers by the statistic: the name of a rule, and how bad a value is."""
+_SPEAKERS = {"speaker", "speaker_id", "spk", "spk_id"}
 
 _RARE = {"clipped", "dc", "silent_start", "silent_end"}
 """The statistics that are next to zero for most utterances."""
@@ -71,11 +62,19 @@ class Report:
     versions: list[Document]
     durations: Histogram
     manifest: Document | None
-    audio: Document | None
-    """The statistics of a version of `audio_stats`, if there is one."""
+    statistics: list[Document]
+    """The versions that give numbers of each utterance: a histogram of each number."""
+    levels: Scatter | None
+    """Level against duration, if a version has levels."""
+    outliers: list[Document]
+    voices: Document | None
+    """The speakers and utterances that a version of vectors compares, if there is one."""
     compared: list[str]
     """Lines about how the first two versions differ; empty if they are not compared."""
     duplicates: Document
+    """The utterances that were decoded from the same bytes as another."""
+    identical_channels: Document
+    """The utterances whose features are those of another channel of the file."""
     shown: list[Document]
     """The utterances whose features are shown: outliers and a sample."""
 
@@ -88,7 +87,7 @@ def collect(
     compared: Sequence[str] = (),
     *,
     threads: int = 1,
-    report: Callable[[int], object] = lambda shards: None,
+    report: OnShard = no_progress,
 ) -> Report:
     """Collect the numbers of versions, at least one.
 
@@ -99,70 +98,69 @@ def collect(
         manifest: The manifest whose columns are summarised, if there is one.
         compared: Lines about how the first two versions differ, to show them side by side.
         threads: The number of threads that compute.
-        report: Called with the number of shards done since the last call; each shard
-            counts twice.
+        report: Called twice for each shard.
     """
     largest = caches[0] if compared else max(caches, key=len)
-    audio, seconds, contents = None, np.zeros(0, np.float32), np.zeros(0, np.uint64)
-    described = []
+    described, statistics = [], list[Statistics]()
+    voiced: Cache | None = None
+    voices: Document | None = None
     for document, cache in zip(documents, caches, strict=True):
-        units = statistics_of(cache.version)
-        is_audio = units is not None and audio is None and len(cache) > 0
-        if cache is largest or is_audio:
-            own_seconds, own_contents = _read_tables(cache, report)
-        else:
-            report(len(cache.index.shards))
+        own_seconds, *hashes = _read_tables(cache, report)
         if cache is largest:
-            seconds, contents = own_seconds, own_contents
-        if units is not None and is_audio:
-            audio = _audio(cache, units, own_seconds)
-        described.append(_version(document, cache, threads))
-        report(len(cache.index.shards))
-    of_manifest = None
-    if manifest is not None:
-        of_manifest = _manifest(largest, manifest, seconds)
+            seconds, (contents, channels) = own_seconds, hashes
+        version = _version(document, cache, threads)
+        try:
+            of_version = [read_statistics(cache, own_seconds)]
+            if voiced is None and len(cache) and has_voices(cache.spec):
+                voiced = cache
+                if manifest is not None:
+                    of_speakers, voices = _speakers(cache, manifest, own_seconds)
+                    of_version.append(of_speakers)
+            statistics += filter(None, of_version)
+        except StoreError as error:
+            version["fault"] = str(error)
+        described.append(version)
+        for _ in cache.index.shards:
+            report(0, 0.0, False)
+    duplicates = _duplicates(largest, contents)
+    outliers = _outliers(statistics, duplicates, largest, seconds)
+    shown = _shown(largest, seconds, statistics)
+    if voiced is not None:
+        near = nearest_voices(voiced, [one["id"] for one in shown])
+        voices = {"path": str(voiced.version.path), "neighbours": near} | (voices or {})
     return Report(
-        path=path,
+        path=str(path),
         largest=str(largest.version.path),
         versions=described,
         durations=by_steps("duration", "s", seconds),
-        manifest=of_manifest,
-        audio=audio,
+        manifest=None if manifest is None else _manifest(largest, manifest, seconds),
+        statistics=[*map(_histograms, statistics)],
+        levels=_levels(statistics, outliers),
+        outliers=outliers,
+        voices=voices,
         compared=[*compared],
-        duplicates=_duplicates(largest, contents),
-        shown=_shown(largest, seconds, audio),
+        duplicates=duplicates,
+        identical_channels=_duplicates(largest, _without_repeats(channels, contents)),
+        shown=shown,
     )
 
 
-def statistics_of(version: Version) -> dict[str, str] | None:
-    """Return the names and units of a version's audio statistics, in their order; None if
-    it holds other features."""
-    info = version.info
-    units = info.spec.named_units
-    if info.config.get("extractor") == "audio_stats" and RULES.keys() <= units.keys():
-        return units
-    return None
-
-
-def _parts(cache: Cache) -> list[Cache]:
-    """List the caches of a corpus's parts, or the cache alone."""
-    if isinstance(cache, Corpus):
-        return [cache.part(name) for name in cache.parts]
-    return [cache]
-
-
-def _read_tables(cache: Cache, report: Callable[[int], object]) -> tuple[Floats, NDArray[Any]]:
-    """Read the seconds of all utterances, and hashes of what was decoded: of the file's
-    bytes and the part of it; 0 if unknown."""
+def _read_tables(cache: Cache, report: OnShard) -> tuple[Floats, Hashes, Hashes]:
+    """Read the seconds of all utterances; hashes of what was decoded, the file's bytes and
+    the part of it, 0 if unknown; and hashes of features and file of rows with a channel, 0
+    for others."""
     seconds, contents = [np.zeros(0, np.float32)], [np.zeros(0, np.uint64)]
+    channels = [np.zeros(0, np.uint64)]
     copies = copies_of(cache.config)
-    for part in _parts(cache):
+    for part in parts_of(cache):
         index = part.index
         for number in range(len(index.shards)):
             positions = np.arange(*index.span(number))
+            num_samples = 0
             for _, shard, items in by_shard(part.version, index, positions):
                 table = shard.table
                 samples = table["num_samples"][items].astype(np.float32)
+                num_samples += int(table["num_samples"][items].sum())
                 seconds.append(samples / np.float32(cache.spec.sample_rate))
                 sources = hashes = table["source_hash"][items]
                 for name in ("start", "duration", "channel"):
@@ -170,8 +168,21 @@ def _read_tables(cache: Cache, report: Callable[[int], object]) -> tuple[Floats,
                 if not copies.are_plain:
                     hashes = extend_hashes(hashes, copies.numbers(table.ids.take(items)))
                 contents.append(np.where(sources == 0, np.uint64(0), hashes))
-            report(1)
-    return np.concatenate(seconds), np.concatenate(contents)
+                of_file = extend_hashes(sources, np.nan_to_num(table["start"][items]))
+                of_features = extend_hashes(of_file, table["item_crc32c"][items])
+                is_channel = (sources > 0) & (table["channel"][items] >= 0)
+                channels.append(np.where(is_channel, of_features, np.uint64(0)))
+            report(len(positions), num_samples / cache.spec.sample_rate, False)
+    return np.concatenate(seconds), np.concatenate(contents), np.concatenate(channels)
+
+
+def _without_repeats(hashes: Hashes, contents: Hashes) -> Hashes:
+    """Return hashes with 0 for utterances that were decoded from the same as an earlier
+    one."""
+    _, firsts = np.unique(contents, return_index=True)
+    kept = np.zeros_like(hashes)
+    kept[firsts] = hashes[firsts]
+    return kept
 
 
 def _version(document: Document, cache: Cache, threads: int) -> Document:
@@ -190,7 +201,7 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
         "std": [],
         "fault": None,
     }
-    is_float = spec.values_dtype.kind == "f" and statistics_of(cache.version) is None
+    is_float = spec.values_dtype.kind == "f" and not (spec.named_units or spec.is_pitch)
     try:
         if len(cache) and spec.codebook_sizes:
             codes = usage(cache, _sample(cache), threads=threads)
@@ -225,48 +236,83 @@ def _sample(cache: Cache) -> Ints | None:
     return np.concatenate(runs)
 
 
-def _audio(cache: Cache, units: dict[str, str], seconds: Floats) -> Document:
-    """Summarise a version of audio statistics."""
-    blocks = []
-    for part in _parts(cache):
-        for number in range(len(part.index.shards)):
-            firsts = part.index.first_frame[slice(*part.index.span(number))]
-            if len(firsts):
-                first = int(firsts.min())
-                frames = part.shard_frames(number, first, int(firsts.max()) - first + 1)
-                blocks.append(np.nan_to_num(frames[firsts - first]).astype(np.float32))
-    rows = np.concatenate(blocks)
-    columns = dict(zip(units, rows.T, strict=True))
-    rules: dict[int, list[str]] = {}
-    for name, (rule, badness) in RULES.items():
-        bad = badness(columns[name])
-        for position in np.argsort(-bad, kind="stable")[:_WORST].tolist():
-            if bad[position] > 0 or badness is np.negative:
-                rules.setdefault(position, []).append(rule)
-    outliers = []
-    for position, of_position in rules.items():
-        statistics = {name: float(column[position]) for name, column in columns.items()}
-        outlier = {"id": cache.ids[position], "audio_seconds": float(seconds[position])}
-        outliers.append(outlier | {"rules": of_position, "statistics": statistics})
+def _histograms(of_version: Statistics) -> Document:
+    """Summarise the statistics of a version."""
     histograms = []
-    for name, column in columns.items():
+    for name, unit in of_version.units.items():
+        column = of_version.columns[name]
+        column = column[np.isfinite(column)]
         if name in _RARE:
-            histograms.append(by_decades(name, units[name], np.abs(column)))
+            histograms.append(by_decades(name, unit, np.abs(column)))
         else:
-            histograms.append(by_steps(name, units[name], column))
-    marked = np.array([*rules], np.int64)
+            histograms.append(by_steps(name, unit, column))
+    version = of_version.cache.version
     return {
-        "path": str(cache.version.path),
-        "utterances": len(cache),
-        "units": units,
+        "path": str(version.path),
+        "name": version.info.name,
+        "utterances": len(of_version.cache),
+        "units": of_version.units,
         "histograms": histograms,
-        "levels": scatter(seconds, columns["level"], marked, cache.ids, SEED),
-        "outliers": outliers,
     }
 
 
-def _duplicates(cache: Cache, contents: NDArray[np.uint64]) -> Document:
-    """Find utterances that were decoded from the same bytes."""
+def _outliers(
+    statistics: Sequence[Statistics], duplicates: Document, cache: Cache, seconds: Floats
+) -> list[Document]:
+    """List the worst utterances by each rule, then duplicates, with all their statistics."""
+    outliers: dict[str, Document] = {}
+
+    def add(id_: str, audio_seconds: Any, rule: str) -> None:
+        empty = {"id": id_, "audio_seconds": float(audio_seconds), "rules": [], "statistics": []}
+        outliers.setdefault(id_, empty)["rules"].append(rule)
+
+    for of_version in statistics:
+        for rule, positions in of_version.worst(_WORST):
+            for position in positions:
+                add(of_version.cache.ids[position], of_version.seconds[position], rule)
+    for first, *others in duplicates["examples"][:_WORST]:
+        for id_ in others:
+            add(id_, seconds[cache.index.find_one(id_)], f"same audio as {first}")
+    for id_, outlier in outliers.items():
+        for of_version in statistics:
+            position = of_version.cache.index.find_one(id_)
+            outlier["statistics"].append(None if position < 0 else of_version.of(position))
+    return [*outliers.values()]
+
+
+def _levels(statistics: Sequence[Statistics], outliers: Sequence[Document]) -> Scatter | None:
+    """Compare levels with durations, and mark the outliers."""
+    for of_version in statistics:
+        if "level" in of_version.columns:
+            cache = of_version.cache
+            places = [cache.index.find_one(outlier["id"]) for outlier in outliers]
+            marked = np.array([place for place in places if place >= 0], np.int64)
+            levels = np.nan_to_num(of_version.columns["level"])
+            return scatter(of_version.seconds, levels, marked, cache.ids, SEED)
+    return None
+
+
+def _speakers(
+    cache: Cache, manifest: Manifest, seconds: Floats
+) -> tuple[Statistics | None, Document | None]:
+    """Compare the voices of a manifest's speakers, if it has a column of speakers."""
+    rows = expand(manifest, copies_of(cache.config))
+    for name, values in rows.values.items():
+        if name.lower() in _SPEAKERS:
+            status = join(RowKeys.of(rows), cache.index, {})
+            present = np.flatnonzero(status.present)
+            column = values.texts.take(present)
+            _, firsts, of_rows = np.unique(column.hashes(), return_index=True, return_inverse=True)
+            numbers = np.full(len(cache), -1)
+            numbers[status.positions[present]] = of_rows
+            margins, document = compare_speakers(cache, numbers, column.texts(firsts))
+            units, columns = {"voice": "difference of cosines"}, {"voice": margins}
+            return Statistics(cache, seconds, units, columns), document | {"column": name}
+    return None, None
+
+
+def _duplicates(cache: Cache, contents: Hashes) -> Document:
+    """Find utterances of equal hashes other than 0."""
     order = np.argsort(contents, kind="stable")
     order = order[np.searchsorted(contents[order], 1) :]
     is_first = np.diff(contents[order], prepend=0) != 0
@@ -285,15 +331,15 @@ def _duplicates(cache: Cache, contents: NDArray[np.uint64]) -> Document:
     }
 
 
-def _shown(cache: Cache, seconds: Floats, audio: Document | None) -> list[Document]:
+def _shown(cache: Cache, seconds: Floats, statistics: Sequence[Statistics]) -> list[Document]:
     """Choose the utterances to show: the worst by each rule, then a sample."""
     chosen: dict[int, str] = {}
-    for name, (rule, badness) in RULES.items():
-        outliers = [one for one in audio["outliers"] if rule in one["rules"]] if audio else []
-        for one in sorted(outliers, key=lambda one: -badness(one["statistics"][name]))[:1]:
-            chosen.setdefault(cache.index.find_one(one["id"]), rule)
+    for of_version in statistics:
+        for rule, positions in of_version.worst(1):
+            for position in positions:
+                chosen.setdefault(cache.index.find_one(of_version.cache.ids[position]), rule)
     chosen.pop(-1, None)
-    if audio is None and len(cache):
+    if not chosen and len(cache):
         chosen = {int(seconds.argmin()): "shortest", int(seconds.argmax()): "longest"}
     count = min(len(cache), _SHOWN)
     drawn = np.random.default_rng(SEED).choice(len(cache), count, replace=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,18 +27,29 @@ MOST_BYTES = 2_000_000
 _LONGEST = 160  # characters of an id or a message
 _LONGEST_CONFIG = 4000
 _MOST_DETAILS = 10
+_FEW_ROWS = 5
 
 _TITLES = {
     "clipped": "Clipped samples",
     "dc": "DC offset, either sign",
     "silent_start": "Digital silence at the start",
     "silent_end": "Digital silence at the end",
+    "ovrl": "Quality overall",
+    "sig": "Quality of the speech",
+    "bak": "Quality of the background",
+    "p808": "Quality by P.808",
+    "pitch": "Median pitch",
+    "voiced": "Voiced frames",
+    "speech": "Frames with speech",
+    "voice": "Own speaker's voice less the nearest other",
 }
 _SHORT_UNITS = {
     "dB of full scale": "dB",
     "share of samples": "share",
     "share of time": "share",
     "mean of samples": "mean",
+    "share of frames": "share",
+    "difference of cosines": "cosine",
 }
 
 Cell = str | int | float | tuple[str, float]
@@ -62,10 +74,12 @@ def make_page(report: Report, clips: Sequence[Clip] = ()) -> bytes:
     if report.compared:
         start += _compared(report.compared, report.versions[:2])
     start += _utterances(report)
-    if report.audio:
-        start += _audio(report.audio)
+    if report.statistics:
+        start += _statistics(report)
+    if report.voices:
+        start += _voices(report.voices)
     end = (
-        f"{_duplicates(report.duplicates)}{_features(report.versions)}"
+        f"{_duplicates(report)}{_features(report.versions)}"
         f"</main><footer>Made by featcache {escape(__version__)}. This file is complete: it "
         f"loads nothing.</footer>\n<script>{script}</script></body></html>\n"
     )
@@ -110,11 +124,11 @@ def _grid(figures: Sequence[str]) -> str:
 
 
 def _table(name: str, headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Make a table that sorts, and has a filter if it has many columns. Text is HTML."""
+    """Make a table that sorts, and has a filter if it has many rows. Text is HTML."""
     buttons = (f"<th scope=col><button type=button>{title}</button></th>" for title in headings)
     lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     search = ""
-    if len(headings) > _MOST_DETAILS:
+    if len(rows) > _FEW_ROWS:
         search = "<label class=filter>Filter <input type=search></label>"
     return (
         f'<div class=table>{search}<div class=scroll tabindex=0 role=region aria-label="{name}">'
@@ -129,8 +143,9 @@ def _cell(value: Cell) -> str:
     if isinstance(value, int):
         value = f"{value:,}", value
     elif isinstance(value, float):
-        value = number(value, 3), value
-    return f'<td class=n data-v="{value[1]:.9g}">{value[0]}</td>'
+        value = (number(value, 3), value) if math.isfinite(value) else ("–", -math.inf)
+    key = f"{value[1]:.9g}".replace("-inf", "-Infinity")
+    return f'<td class=n data-v="{key}">{value[0]}</td>'
 
 
 def _length(seconds: float) -> tuple[str, float]:
@@ -244,32 +259,92 @@ def _histogram(histogram: Histogram) -> str:
     return _figure(escape(title), note, chart)
 
 
-def _audio(audio: Document) -> str:
-    """Show statistics of the waveforms, and the outliers by these."""
-    title, units = "Level against duration", audio["units"]
-    figures = [*map(_histogram, audio["histograms"])]
-    chart = charts.draw_scatter(audio["levels"], title, ("s", units["level"]))
-    figures.append(_figure(title, "outliers are marked", chart))
+def _statistics(report: Report) -> str:
+    """Show statistics of utterances, and the outliers by these."""
     headings = ["id", "why", "duration<br><small>s</small>"]
-    for name, unit in units.items():
-        short = escape(_SHORT_UNITS.get(unit, unit))
-        headings.append(f"{name.replace('_', ' ')}<br><small>{short}</small>")
-    rows = [
-        [_id(one["id"]), ", ".join(one["rules"]), one["audio_seconds"], *one["statistics"].values()]
-        for one in audio["outliers"]
-    ]
-    lead = f"{_text(audio['path'])}: {counted(audio['utterances'], 'utterance')}"
+    content = ""
+    levels = report.levels
+    for of_version in report.statistics:
+        figures = [*map(_histogram, of_version["histograms"])]
+        if levels is not None and "level" in of_version["units"]:
+            title, unit = "Level against duration", of_version["units"]["level"]
+            chart = charts.draw_scatter(levels, title, ("s", unit))
+            levels = None
+            figures.append(_figure(title, "outliers are marked", chart))
+        for name, unit in of_version["units"].items():
+            short = escape(_SHORT_UNITS.get(unit, unit))
+            headings.append(f"{name.replace('_', ' ')}<br><small>{short}</small>")
+        counts = counted(of_version["utterances"], "utterance")
+        content += f"<h3>{_text(of_version['name'])} <small>{counts}</small></h3>"
+        content += _grid(figures)
+    rows = []
+    for one in report.outliers:
+        row: list[Cell] = [_id(one["id"]), _text(", ".join(one["rules"])), one["audio_seconds"]]
+        for of_version, values in zip(report.statistics, one["statistics"], strict=True):
+            row += [*(values or dict.fromkeys(of_version["units"], math.nan)).values()]
+        rows.append(row)
     outliers = _table("Outliers", headings, rows)
-    return _section("Recordings", _grid(figures), lead) + _section(
-        "Outliers", outliers, "The extreme utterances by each statistic."
-    )
+    lead = "The extreme utterances by each statistic."
+    return _section("Recordings", content) + _section("Outliers", outliers, lead)
 
 
-def _duplicates(duplicates: Document) -> str:
-    lead = f"{counted(duplicates['compared'], 'utterance')} compared by the bytes of the audio: "
-    lead += f"{duplicates['utterances']:,} have the same audio as another"
+def _voices(voices: Document) -> str:
+    """Show the nearest voices of speakers and of utterances."""
+    figures = []
+    if "speakers" in voices:
+        headings = ["speaker", "utterances", "own voice", "nearest", "cosine"]
+        rows = [
+            [
+                _id(one["speaker"]),
+                one["utterances"],
+                _cosine(one["own_cosine"]),
+                _id(one["nearest"] or "–"),
+                _cosine(one["cosine"]),
+            ]
+            for one in voices["speakers"]
+        ]
+        note = "cosines: of vectors with the mean of the speaker's others; of two speakers' means"
+        table = _table("Nearest speakers", headings, rows)
+        figures.append(_figure("Nearest speakers", note, table))
+        headings = ["id", "speaker", "own voice", "nearest", "cosine"]
+        rows = [
+            [
+                _id(one["id"]),
+                _id(one["speaker"]),
+                _cosine(one["own_cosine"]),
+                _id(one["nearest"]),
+                _cosine(one["cosine"]),
+            ]
+            for one in voices["confused"]
+        ]
+        note = f"{voices['nearer_to_another']:,} of {counted(voices['compared'], 'utterance')}"
+        table = _table("Nearer to another speaker", headings, rows)
+        figures.append(_figure("Nearer to another speaker", note, table))
+    rows = [[_id(one["id"]), _id(one["nearest"]), one["cosine"]] for one in voices["neighbours"]]
+    table = _table("Nearest utterances", ["id", "nearest", "cosine"], rows)
+    figures.append(_figure("Nearest utterances", "of the utterances shown below", table))
+    return _section("Voices", _grid(figures), f"{_text(voices['path'])}: cosines of vectors")
+
+
+def _cosine(value: float | None) -> Cell:
+    return math.nan if value is None else value
+
+
+def _duplicates(report: Report) -> str:
+    compared = counted(report.duplicates["compared"], "utterance")
+    lead = f"{compared} compared by the bytes of the audio: {report.duplicates['utterances']:,} "
+    lead += "have the same audio as another"
+    content = _same(report.duplicates)
+    channels = report.identical_channels
+    if channels["utterances"]:
+        what = f"{counted(channels['utterances'], 'utterance')} with identical channels"
+        content += f"<h3>{what}</h3>{_same(channels)}"
+    return _section("Duplicates", content, lead)
+
+
+def _same(duplicates: Document) -> str:
     items = (f"<li>{', '.join(map(_id, ids))}</li>" for ids in duplicates["examples"])
-    return _section("Duplicates", f"<ul>{''.join(items)}</ul>", lead)
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def _features(versions: Sequence[Document]) -> str:
@@ -288,7 +363,7 @@ def _features(versions: Sequence[Document]) -> str:
             rows = [[place, *book.values()] for place, book in enumerate(version["codebooks"])]
             table = _table(f"Codebooks of {name}", headings, rows)
             figures.append(_figure(f"{name}: use of codebooks", note, table))
-        if version["mean"]:
+        if len(version["mean"]) > 1:
             unit = version["units"].partition(" (")[0][:40]
             chart = charts.draw_band(version["mean"], version["std"], title, unit)
             figures.append(_figure(escape(title), note, chart))

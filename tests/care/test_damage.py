@@ -74,7 +74,7 @@ def test_a_verification_that_is_stopped_says_so(cache, capsys, monkeypatch):
     """Also beside damage that it has found; and if all shards have been looked at by then."""
     version, stop, looked_at = only_version(cache), threading.Event(), []
 
-    def stop_after_one():
+    def stop_after_one(*_):
         looked_at.append(None)
         stop.set()
 
@@ -106,7 +106,7 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
     if not kept:
         shutil.rmtree(version.path / "index")
 
-    def count_maps():
+    def count_maps(*_):
         maps = Path("/proc/self/maps").read_text().splitlines()
         mapped.append(sum(f"{version.path}/shards/" in line for line in maps))
 

@@ -57,7 +57,9 @@ def home(cli, plain, tmp_path_factory):
     lines = [f"{row['id']},{row['path']},{n % 2},words" for n, row in enumerate(plain.rows)]
     spoken = plain.folder / "spoken.csv"
     spoken.write_text("\n".join(["id,path,speaker,text", *lines]))
-    configs = ("-c", "fbank80", "-c", "audio-stats")
+    pooled = home / "pooled.yaml"
+    pooled.write_text("name: vector\nextractor: fbank\nstore: {pool: mean+std}\n")
+    configs = ("-c", "fbank80", "-c", "audio-stats", "-c", pooled)
     assert cli("extract", spoken, *configs, "-o", home / "stats").code == 0
     (home / "theirs").mkdir()
     np.save(home / "theirs/utt.npy", np.ones((9, 80), np.float32))

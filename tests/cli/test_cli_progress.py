@@ -93,6 +93,19 @@ def test_counted_things_have_the_same_form(monkeypatch):
     ]
 
 
+def test_shards_have_utterances_hours_damage_and_speed(monkeypatch):
+    monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    with progress.Shards(20, passes=2) as shards:
+        for second in range(6):
+            clock.return_value = 1000.0 + second
+            shards.done(50, 360.0, second == 3)
+            shards.done(0, 0.0, False)
+    assert written.getvalue().splitlines() == [
+        "11 of 40 shards, 00:13 left, 1 damaged, 432 × real time, 36.0 min, 300 utterances"
+    ]
+
+
 def test_a_narrow_terminal_gets_the_first_words_and_nothing_is_shown_of_nothing(monkeypatch):
     monkeypatch.setattr(progress, "terminal_columns", lambda: 40)
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())

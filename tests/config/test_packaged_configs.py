@@ -64,6 +64,7 @@ FINGERPRINTS = {
     "speaker-ge2e": "97cddddc96714ce0882f4aa0b0c99fe86432ab7422fe65bf3c1f720ca0a97b3b",
     "neucodec": "8ebfe9892619a4218ff66f7385a651f7783a9e095a306630890b7b4b9da8e6cb",
     "qwen3-tts-12hz": "71189e6bd4e2fe27f95d2ae5895a7513a7e2a4b061d9402b4d95758dd92bd6f8",
+    "s3-v2": "7cde24cedaf73c57b70257aa42257044079f8adfe4ea07340d252bb96235b190",
     "snac": "b17005ac368c58ca42c7dd07dd59d4d6d69552034adff19b372705ac5ef45088",
     "speechtokenizer": "cd8b8a6baa83f95987b506911e0d470be888875b44afa011ec0804390197bb9f",
     "torchaudio-hubert-base": "a8a5ea6d82b7d6f774f7b1bf063179e6d3dc48a4e154e5b138229f525077f525",
@@ -173,6 +174,12 @@ def test_one_that_pins_no_commit_asks_for_it(name, no_hub, tmp_path):
     weights = load_config(name).params.weights
     line = line_of(name, tmp_path, "revision")
     assert line.endswith(f"the commit of {weights}, in 40 hex digits")
+
+
+def test_one_whose_file_is_nowhere_to_download_asks_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = line_of("s3-v2", tmp_path)
+    assert line.endswith("there is no file speech_tokenizer_v2.onnx: name it by params.weights")
 
 
 def test_extraction_without_torchaudios_weights_says_what_to_download(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from featcache.extractors.base import Clip
 from featcache.testing import make_clip
 from featcache.weights import find_file
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 small_onnx = pytest.importorskip("small_onnx", reason="the package onnx is missing")
 
 CPU = torch.device("cpu")
@@ -84,6 +84,49 @@ def test_codes_are_of_features_with_their_number(num_samples, tmp_path):
     assert config_from(document).dtype == "uint8"
 
 
+def s3_windows(num_steps):
+    """The windows of the reference tool for a clip over 30 s, as mel frames of each and of
+    what it gives, 2 s inside its inner edges; but if the last one has 4 s or less, the one
+    before gives its frames, for the tool loses some there."""
+    starts = [start for start in range(0, num_steps, 2600) if start == 0 or num_steps - start > 400]
+    edges = [0, *(start + 200 for start in starts[1:]), num_steps]
+    return zip(starts, edges, edges[1:], strict=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count"),
+    [
+        (0.5, 13),
+        (29.99, 750),
+        (30, 750),
+        (31, 775),
+        (52.5, 1313),
+        (53, 1325),
+        (54, 1350),
+        (55, 1375),
+        (56, 1400),
+        (57.01, 1426),
+        (78.5, 1963),
+    ],
+)
+def test_s3_loses_no_code_of_long_recordings(seconds, count, tmp_path):
+    extractor = load_config("s3-v2", {"params.weights": str(small_onnx.s3(tmp_path))}).build(CPU)
+    clip = make_clip(5, round(seconds * 16000))
+    codes = extract(extractor, clip)
+    assert codes.shape == (count, 1)
+    assert extractor.num_frames(len(clip.waveform)) == count
+    assert (extractor.spec.frame_rate, extractor.spec.codebook_sizes) == (25, (6561,))
+    mels = features_of({"params": {"log_mel": {"num_mel_bins": 128}}}, clip)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for start, first, end in s3_windows(len(mels)):
+        window = mels[start : start + 3000]
+        inputs = {"feats": window.T[None], "feats_length": np.array([len(window)], np.int32)}
+        (expected,) = session.run(["indices"], inputs)
+        first, end = first // 4, -(-end // 4)
+        of_window = expected[0][first - start // 4 : end - start // 4]
+        np.testing.assert_array_equal(codes[first:end, 0], of_window)
+
+
 @pytest.mark.parametrize("num_samples", [1, 256, 257, 5_000])
 def test_states_are_handed_on_within_a_clip_and_no_further(num_samples, tmp_path):
     extractor = build(small_onnx.document("recurrent", tmp_path))
@@ -127,6 +170,16 @@ WRONG = {
     "mean": ("convolution", {"subtract_mean": True}, "is about features, and there are none"),
     "window": ("windows", {"window": {"length": 9, "hop": 160}}, "do not fit into 9"),
     "hop": ("windows", {"window": {"length": 900, "hop": 161}}, "are no multiple of the stride"),
+    "ends": (
+        "recurrent",
+        {"window": {"length": 320, "hop": 256, "pad": True, "keep_ends": True}},
+        "windows that are padded have no ends to keep",
+    ),
+    "ends of a vector": (
+        "vectors",
+        {"window": {"length": 40, "hop": 30, "keep_ends": True}},
+        "before and keep_ends are about frames",
+    ),
     "no window": ("recurrent", {"window": None}, "are handed on between windows"),
 }  # fmt: skip
 

@@ -44,6 +44,7 @@ def make_version(
     frame_rate=100.0,
     axis=None,
     rows=None,
+    units="log mel energy",
     **sections,
 ):
     """Make a version of shards, the `Features` of each, in a folder or a place in an
@@ -59,7 +60,7 @@ def make_version(
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
     axis = Frames(frame_rate, 400) if axis is None else axis
-    main = Track("features", first.shape[1:], first.dtype.name, "log mel energy", axis)
+    main = Track("features", first.shape[1:], first.dtype.name, units, axis)
     spec = FeatureSpec.of(16000, main, *side)
     if first.dtype.kind == "u" and first.ndim == 2:
         spec = replace(spec, units="codes", codebook_sizes=(1024,) * first.shape[1])

@@ -83,6 +83,41 @@ def codes(folder: Path) -> Path:
     )
 
 
+CODEBOOK = RANDOM.standard_normal((16, 6561)).astype(np.float32)
+FIRST, SECOND = (
+    RANDOM.standard_normal(shape).astype(np.float32) / 20 for shape in ((16, 128, 3), (16, 16, 3))
+)
+
+
+def s3(folder: Path) -> Path:
+    """A tokenizer of the form of S3's: two convolutions, each of stride 2, of features `[1,
+    128, S]` give int64 `[1, ceil(S / 4)]`. The mean over the window goes into each code, so
+    that codes depend on the window; it is told how many steps there are."""
+    strides = {"strides": [2], "pads": [1, 1]}
+    return save(
+        folder,
+        [
+            helper.make_node("Slice", ["feats", "zero", "feats_length", "two"], ["kept"]),
+            helper.make_node("Conv", ["kept", "first"], ["halved"], **strides),
+            helper.make_node("Conv", ["halved", "second"], ["values"], **strides),
+            helper.make_node("ReduceMean", ["values"], ["mean"], axes=[2]),
+            helper.make_node("Sub", ["values", "mean"], ["centred"]),
+            helper.make_node("Transpose", ["centred"], ["steps"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", ["steps", "codebook"], ["scores"]),
+            helper.make_node("ArgMax", ["scores"], ["indices"], axis=2, keepdims=0),
+        ],
+        {"feats": (TensorProto.FLOAT, [1, 128, "s"]), "feats_length": (TensorProto.INT32, [1])},
+        {"indices": (TensorProto.INT64, [1, "t"])},
+        {
+            "zero": np.array([0], np.int32),
+            "two": np.array([2], np.int32),
+            "first": FIRST,
+            "second": SECOND,
+            "codebook": CODEBOOK,
+        },
+    )
+
+
 def recurrent(folder: Path) -> Path:
     """The mean of a window, by `PARAMS` of 320 samples with 64 of context, plus what is left of
     earlier ones: `[1, 1]`, and the state `[1]`."""

@@ -24,6 +24,10 @@ from featcache.spec import MAIN, Clip, Events, FeatureSpec, Frames, Track
 MELS = FeatureSpec.of(16000, Track("features", (40,), "float16", "log mel energy (e)", Frames(100)))
 CODES = FeatureSpec.of(16000, Track("features", (4,), "uint16", "code", Frames(50), (1024,) * 4))
 VECTOR = FeatureSpec.of(16000, Track("features", (6,), "float32", "an embedding", Clip()))
+PITCH = FeatureSpec.of(
+    16000, Track("features", (2,), "float32", "pitch (Hz), confidence (0 to 1)", Frames(62.5))
+)
+CURVE = FeatureSpec.of(16000, Track("features", (1,), "float32", "probability", Frames(31.25)))
 EVENTS = FeatureSpec.of(16000, Track("features", (2,), "float64", "seconds", Events()))
 
 
@@ -74,6 +78,51 @@ def test_a_vector_has_bars_from_zero():
     assert picture.shades[-1, 1] > 0, "the least the bottom"
 
 
+@pytest.mark.parametrize("rows", [40, 320])
+def test_pitch_is_a_line_in_hz_as_bright_as_it_is_certain(rows):
+    pitch = np.array([[100, 1], [200, 0.5], [400, 0.9], [300, 0], [2000, 0.1]], np.float32)
+    picture = draw(PITCH, np.repeat(pitch, 10, axis=0), 50, rows)
+    assert (picture.up.unit, picture.up.low, picture.up.high) == ("Hz", 0, pytest.approx(440))
+    assert picture.span == ("0", "1 confidence")
+    assert picture.across.high == pytest.approx(50 / 62.5)
+    for column, (hertz, confidence) in zip((5, 15, 25), pitch[:3], strict=True):
+        (lit,) = np.nonzero(picture.shades[:, column])
+        assert lit[0] == pytest.approx(rows * (1 - hertz / 440), abs=1)
+        assert lit[-1] - lit[0] < rows / 20
+        assert {*picture.shades[lit, column]} == {int(confidence * (SHADES - 1))}
+    assert not picture.shades[:, 35:].any(), "no confidence; beyond the highest certain pitch"
+    crowded = draw(PITCH, np.repeat(pitch, 500, axis=0), 50, rows)
+    np.testing.assert_array_equal(crowded.shades, picture.shades)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"), [([0, 0.25, 0.5], 0, 1), ([0, 3], 0, 3), ([-1, 0.5], -1, 0.5)]
+)
+def test_numbers_from_0_to_1_are_drawn_on_this_scale_and_others_on_their_own(values, low, high):
+    picture = draw(CURVE, np.array(values, np.float32)[:, None])
+    assert (picture.up.low, picture.up.high) == (low, high)
+    share = (picture.shades > 0).mean(axis=0) * (high - low)
+    np.testing.assert_allclose(share, np.abs(values), atol=0.03 * (high - low))
+
+
+def test_named_values_have_bars_on_one_scale_or_are_a_table():
+    scores = Track("features", (3,), "float32", "ovrl (of 5), sig (of 5), bak (of 5)", Clip())
+    picture = draw(FeatureSpec.of(16000, scores), np.array([2, 4, 1], np.float32))
+    assert [label.text for label in picture.labels] == ["ovrl 2 of 5", "sig 4 of 5", "bak 1 of 5"]
+    assert (picture.shades > 0).sum(axis=1)[4::8].tolist() == [60, 120, 30]
+    assert (picture.across.unit, picture.across.low, picture.across.high) == ("of 5", 0, 4)
+    mixed = Track("features", (2,), "float32", "level (dB), bandwidth (Hz)", Clip())
+    picture = draw(FeatureSpec.of(16000, mixed), np.array([-20.5, np.nan], np.float32))
+    assert not picture.shades.any()
+    assert [label.text for label in picture.labels] == [
+        "level \N{MINUS SIGN}20.5 dB",
+        "bandwidth nan Hz",
+    ]
+    assert picture.axes()[:2] == ([], [])
+    for suffix in (".svg", ".png"):
+        assert picture.encode(suffix)
+
+
 def test_events_that_overlap_have_lanes_of_their_own():
     events = [Event(0, 1, "a"), Event(0.5, 2, "b"), Event(1, 1.5, None), Event(3, 4, "d")]
     picture = draw(EVENTS, events)
@@ -95,6 +144,9 @@ def test_events_that_overlap_have_lanes_of_their_own():
         (MELS, np.full((3, 40), np.nan, np.float16)),
         (CODES, np.zeros((1, 4), np.uint16)),
         (VECTOR, np.zeros(6, np.float32)),
+        (PITCH, np.zeros((0, 2), np.float32)),
+        (PITCH, np.full((3, 2), np.nan, np.float32)),
+        (CURVE, np.zeros((0, 1), np.float32)),
         (EVENTS, []),
     ],
 )

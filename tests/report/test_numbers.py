@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from corpora import speech
+from described import make_described
 from make_cache import add_shard, codes_cache, make_features, make_version
 
 import featcache
@@ -19,6 +20,7 @@ from featcache.manifest.read import read_manifest
 from featcache.report import numbers
 from featcache.report.numbers import collect
 from featcache.report.values import by_decades, by_steps, characters_of
+from featcache.spec import Clip
 from featcache.strings import Strings
 from featcache.version.version import Version
 
@@ -60,8 +62,11 @@ def corpus(cli, tmp_path_factory):
 def test_the_numbers_of_a_cache_are_those_of_its_utterances(corpus):
     shards = []
     manifest = read_manifest(corpus / "m.csv")
-    report = numbers_of(corpus / "c", manifest, report=shards.append)
-    assert sum(shards) == 2 * sum(one["shards"] for one in report.versions)
+    report = numbers_of(corpus / "c", manifest, report=lambda *done: shards.append(done))
+    assert len(shards) == 2 * sum(one["shards"] for one in report.versions)
+    utterances, seconds_done, damaged = map(sum, zip(*shards, strict=True))
+    assert (utterances, damaged) == (26, 0)
+    assert seconds_done == pytest.approx(sum(one["audio_seconds"] for one in report.versions))
     seconds = {
         path.stem: soundfile.info(path).duration for path in corpus.glob("*.wav") if path.is_file()
     }
@@ -100,17 +105,17 @@ def test_columns_and_texts_of_the_manifest(corpus):
 
 def test_outliers_are_those_that_were_made(corpus):
     report = numbers_of(corpus / "c")
-    audio = report.audio
+    (audio,) = report.statistics
     assert audio["units"] == STATISTICS
     worst = {one["why"]: one["id"] for one in report.shown}
     assert worst["most clipped"] == "utt-3"
     assert worst["largest DC"] == "utt-7"
-    rules = {one["id"]: one["rules"] for one in audio["outliers"]}
+    rules = {one["id"]: one["rules"] for one in report.outliers}
     assert "longest silent start" in rules["utt-5"]
     assert "utt-5" in worst.values()
     cache = featcache.open(corpus / "c", "audio-stats")
-    for outlier in audio["outliers"]:
-        values = [*outlier["statistics"].values()]
+    for outlier in report.outliers:
+        values = [*outlier["statistics"][0].values()]
         np.testing.assert_array_equal(np.float32(values), cache[outlier["id"]])
     for place, histogram in enumerate(audio["histograms"]):
         values = np.stack([*cache.values()])[:, place]
@@ -118,7 +123,107 @@ def test_outliers_are_those_that_were_made(corpus):
         assert histogram.maximum == pytest.approx(
             max(np.abs(values)) if histogram.is_log else max(values)
         )
-    assert {one[0] for one in audio["levels"].marked} == {one["id"] for one in audio["outliers"]}
+    assert {one[0] for one in report.levels.marked} == {one["id"] for one in report.outliers}
+
+
+def statistics(report, name):
+    return {one["name"]: one["histograms"] for one in report.statistics}[name]
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    return make_described(tmp_path_factory.mktemp("described"))
+
+
+def test_pitch_speech_and_scores_are_those_of_each_utterance(described):
+    folder, pitch, probability, _, scores = described
+    report = numbers_of(folder / "c")
+    medians = [
+        np.median(values[values[:, 1] >= 0.5, 0])
+        for values in pitch.values()
+        if (values[:, 1] >= 0.5).any()
+    ]
+    of_pitch, voiced = statistics(report, "pitch")
+    assert (of_pitch.name, of_pitch.unit) == ("pitch", "Hz")
+    assert of_pitch.minimum == pytest.approx(min(medians))
+    assert of_pitch.median == pytest.approx(np.median(medians))
+    assert sum(of_pitch.counts) == len(medians) < 30
+    shares = [(values[:, -1] >= 0.5).mean() for values in probability.values()]
+    (speech,) = statistics(report, "vad")
+    assert (speech.median, voiced.maximum) == (
+        pytest.approx(np.median(shares)),
+        pytest.approx(max((values[:, 1] >= 0.5).mean() for values in pitch.values())),
+    )
+    ovrl, _ = statistics(report, "scores")
+    assert ovrl.minimum == min(values[0, 0] for values in scores.values())
+    rules = {one["id"]: one["rules"] for one in report.outliers}
+    by_score = sorted(scores, key=lambda id_: scores[id_][0, 0])
+    assert {id_ for id_ in rules if "worst overall" in rules[id_]} == {*by_score[:8]}
+    assert "least voiced" in rules["utt-3"]
+    place = [one["name"] for one in report.statistics].index("pitch")
+    (unvoiced,) = (one["statistics"] for one in report.outliers if one["id"] == "utt-3")
+    assert np.isnan(unvoiced[place]["pitch"])
+    assert unvoiced[place]["voiced"] == 0
+
+
+def test_numbers_beyond_0_and_1_are_no_probabilities(tmp_path):
+    make_version(tmp_path, {"a": np.array([[0.5], [3.0]], np.float32)})
+    report = numbers_of(tmp_path)
+    assert report.statistics == []
+    assert report.versions[0]["mean"] == [1.75]
+
+
+def test_a_voice_is_compared_with_the_other_utterances_of_its_speaker(described):
+    folder, _, _, voice, _ = described
+    report = numbers_of(folder / "c", read_manifest(folder / "m.csv"))
+    (margins,) = statistics(report, "voice")
+    units = {id_: vector[0] / np.linalg.norm(vector[0]) for id_, vector in voice.items()}
+    expected = {}
+    for id_, unit in units.items():
+        speaker = int(id_[4:]) % 3
+        cosines = []
+        for number in range(3):
+            others = [
+                other
+                for name, other in units.items()
+                if int(name[4:]) % 3 == number and name != id_
+            ]
+            total = np.sum(others, axis=0)
+            cosines.append(float(unit @ total / np.linalg.norm(total)))
+        own = cosines.pop(speaker)
+        expected[id_] = own - max(cosines)
+    assert margins.minimum == pytest.approx(expected["utt-29"], abs=1e-6)
+    assert margins.median == pytest.approx(np.median([*expected.values()]), abs=1e-6)
+    voices = report.voices
+    assert [one["id"] for one in voices["confused"]] == ["utt-29"]
+    (confused,) = voices["confused"]
+    assert (confused["speaker"], confused["nearest"]) == ("spk-2", "spk-0")
+    assert confused["own_cosine"] - confused["cosine"] == pytest.approx(expected["utt-29"])
+    assert (voices["column"], voices["compared"], voices["nearer_to_another"]) == ("speaker", 30, 1)
+    assert {one["speaker"]: one["utterances"] for one in voices["speakers"]} == {
+        "spk-0": 10,
+        "spk-1": 10,
+        "spk-2": 10,
+    }
+    assert "nearer to another speaker" in {one["why"] for one in report.shown}
+    nearest = {one["id"]: one["nearest"] for one in voices["neighbours"]}
+    assert nearest["utt-29"] == "utt-0"
+    for id_, like in nearest.items():
+        cosines = {name: units[id_] @ other for name, other in units.items() if name != id_}
+        assert like == max(cosines, key=cosines.__getitem__)
+
+
+def test_without_speakers_voices_have_neighbours_alone(described, tmp_path):
+    folder = described[0]
+    assert set(numbers_of(folder / "c").voices) == {"path", "neighbours"}
+    one = {"only": np.ones((1, 4), np.float32)}
+    make_version(tmp_path, one, axis=Clip(), units="speaker vector")
+    (tmp_path / "m.csv").write_text("id,path,speaker\nonly,audio/only.wav,me\n")
+    report = numbers_of(tmp_path, read_manifest(tmp_path / "m.csv"))
+    assert report.voices["neighbours"] == []
+    assert report.voices["compared"] == 0
+    (speaker,) = report.voices["speakers"]
+    assert (speaker["own_cosine"], speaker["nearest"], speaker["cosine"]) == (None, None, None)
 
 
 def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
@@ -133,6 +238,25 @@ def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
     (corpus / "parts.csv").write_text(rows)
     assert cli("extract", corpus / "parts.csv", "-o", tmp_path / "c").code == 0
     assert numbers_of(tmp_path / "c").duplicates["examples"] == [["b", "c"]]
+
+
+def test_duplicates_are_outliers_by_name(corpus):
+    rules = {one["id"]: one["rules"] for one in numbers_of(corpus / "c").outliers}
+    assert "same audio as utt-2" in rules["again"]
+
+
+def test_identical_channels_are_those_of_one_file(cli, tmp_path):
+    left, right = (0.3 * speech(0.5, seed=seed).ravel() for seed in (0, 1))
+    rows = ["id,path,channel"]
+    for name, channels in {"same": (left, left), "two": (left, right)}.items():
+        soundfile.write(tmp_path / f"{name}.wav", np.stack(channels, axis=1), 16000)
+        rows += [f"{name}-{number},{name}.wav,{number}" for number in range(2)]
+    rows += ["again,same.wav,0", "mixed,same.wav,"]
+    (tmp_path / "m.csv").write_text("\n".join(rows))
+    cli("extract", tmp_path / "m.csv", "-o", tmp_path / "c").with_code(0)
+    report = numbers_of(tmp_path / "c")
+    assert report.identical_channels["examples"] == [["same-0", "same-1"]]
+    assert report.duplicates["examples"] == [["same-0", "again"]]
 
 
 def test_what_is_shown_is_drawn_with_a_fixed_seed(corpus):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 from corpora import speech
+from described import make_described
 from make_cache import codes_cache, make_features, make_version
 
 from featcache.cli.info import describe_versions
@@ -227,11 +228,10 @@ def parts(cli, plain, tmp_path_factory):
 def test_a_corpus_has_the_numbers_of_one_cache_of_its_rows(cli, parts):
     of_corpus = cli("report", parts / "corpus", "--json").with_code(0).json()
     of_cache = cli("report", parts / "cache", "--json").with_code(0).json()
-    for name in ("durations", "duplicates", "shown"):
+    for name in ("durations", "duplicates", "shown", "outliers", "levels"):
         assert of_corpus[name] == of_cache[name], name
-    audio, other = of_corpus["audio"], of_cache["audio"]
+    (audio,), (other,) = of_corpus["statistics"], of_cache["statistics"]
     assert audio["histograms"] == other["histograms"]
-    assert audio["outliers"] == other["outliers"]
     for version, expected in zip(of_corpus["versions"], of_cache["versions"], strict=True):
         assert version["shards"] == 2 * expected["shards"]
         for name in ("utterances", "frames", "audio_seconds", "bytes", "failed", "unfinished"):
@@ -249,7 +249,7 @@ def test_a_corpus_has_the_numbers_of_one_cache_of_its_rows(cli, parts):
 def test_a_report_of_a_version_has_the_statistics_next_to_it(cli, parts, place):
     document = cli("report", parts / place / "fbank80", "--json").with_code(0).json()
     assert [version["name"] for version in document["versions"]] == ["fbank80", "audio-stats"]
-    assert document["audio"]["utterances"] == 12
+    assert [one["utterances"] for one in document["statistics"]] == [12]
 
 
 def test_two_versions_stand_side_by_side(cli, plain, parts):
@@ -296,6 +296,48 @@ def test_a_browser_shows_two_versions_of_hostile_names(cli, hostile, tmp_path, w
     shown_by_chromium(page)
     (tmp_path / "frame.html").write_text(_frame(_asking(page, tmp_path), width))
     assert f"<title>{width},0,true," in shown_by_chromium(tmp_path / "frame.html")
+
+
+@pytest.fixture(scope="module")
+def described(cli, tmp_path_factory):
+    """A page of pitch, speech, scores and voices, of speakers whose names are markup."""
+    folder, *_ = make_described(tmp_path_factory.mktemp("described"), EVIL)
+    make_version(folder / "c", make_features(30), name="mel")
+    page = folder / "page.html"
+    cli("report", folder / "c", "--manifest", folder / "m.csv", "-o", page).with_code(0)
+    return page
+
+
+def test_pitch_speech_scores_and_voices_have_charts_and_outliers(described):
+    page = check(described)
+    assert EVIL not in described.read_text()
+    text = "\n".join(page.text)
+    for title in ("Median pitch", "Frames with speech", "Quality overall", "Nearest speakers"):
+        assert title in text
+    for rule in ("lowest pitch", "least speech", "worst overall", "nearer to another speaker"):
+        assert rule in text
+    pictures = [image["alt"] for image in page.all("img")]
+    assert sum(alt.startswith("mel of") for alt in pictures) >= 12
+    assert sum(bool(re.search(r"^pitch of .*, from 0 to \d+ Hz$", alt)) for alt in pictures) >= 12
+    assert any(alt.endswith("from 0 to 1 log mel energy") for alt in pictures)
+
+
+def test_a_report_of_a_version_has_what_describes_utterances_next_to_it(cli, described):
+    cache = described.parent / "c"
+    document = cli("report", cache / "mel", "--json").with_code(0).json()
+    names = [version["name"] for version in document["versions"]]
+    assert names == ["mel", "pitch", "scores", "vad", "voice"]
+    of_pitch = cli("report", cache / "pitch", "--json").with_code(0).json()
+    assert [one["name"] for one in of_pitch["statistics"]] == ["pitch", "scores", "vad"]
+    assert len(of_pitch["versions"]) == 4
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [320, 1400])
+def test_a_browser_shows_pitch_speech_scores_and_voices(described, tmp_path, width):
+    (tmp_path / "frame.html").write_text(_frame(_asking(described, tmp_path), width))
+    assert f"<title>{width},0,true,true</title>" in shown_by_chromium(tmp_path / "frame.html")
+    shown_by_chromium(described)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
