@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Literal, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, listing, require_int
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.packing import shuffled
 from featcache.loader.utterances import DatasetVersion
@@ -21,6 +21,39 @@ Overflow = Literal["error", "split", "drop"]
 """The treatment of utterances that are longer than a row."""
 
 _CHUNK = 1 << 16
+_MOST_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The checked arguments of `PackedLoader` about its rows."""
+
+    tokens: int
+    rows: int
+    overflow: Overflow
+    window: int
+    spare: int
+    seed: int
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        if self.overflow not in get_args(Overflow):
+            raise ArgumentError(
+                f"overflow is {self.overflow!r}: choose {listing(map(repr, get_args(Overflow)))}"
+            )
+        values = vars(self)
+        values["tokens"] = require_int("tokens", self.tokens, 1, 1 << 30)
+        values["spare"] = require_int("spare", self.spare, 0, self.tokens - 1)
+        values["seed"] = require_int("seed", self.seed, 0)
+        for name in ("rows", "window", "world_size"):
+            values[name] = require_int(name, values[name], 1, _MOST_ROWS)
+        values["rank"] = require_int("rank", self.rank, 0, self.world_size - 1)
+
+    @property
+    def rows_of_step(self) -> int:
+        """The rows of all ranks in a step."""
+        return self.rows * self.world_size
 
 
 class Documents(NamedTuple):
@@ -48,6 +81,8 @@ class Documents(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Documents:
         """Join several, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
         return cls._make(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
 
 
@@ -55,29 +90,26 @@ class Budget:
     """The room of a row in each version of frames. Raises ArgumentError if there is none.
 
     Attributes:
-        tokens: The tokens of a row: frames of the first version of frames.
-        spare: The tokens that stay free after each document.
-        ratios: The frame rate of each version, relative to the first one's.
+        packing: The arguments.
+        names: The names of the versions of frames.
+        ratios: The frame rate of each, relative to the first one's.
+        rooms: The frames of a row in each, and those that stay free after a document.
         most: The most tokens of a document.
     """
 
-    def __init__(
-        self, dataset: FeatureDataset, tokens: int, spare: int, overflow: Overflow
-    ) -> None:
+    def __init__(self, dataset: FeatureDataset, packing: Packing) -> None:
         axes = {version.name: version.cache.spec.axis for version in dataset.versions}
         for name, axis in axes.items():
             if axis.is_ragged and not axis.exact_rate and not axis.has_times:
                 raise ArgumentError(f"the entries of {name!r} have no rate: they fit into no row")
-        rates = [axis.exact_rate for axis in axes.values() if axis.exact_rate]
+        rates = {name: axis.exact_rate for name, axis in axes.items() if axis.exact_rate}
         if not rates:
             raise ArgumentError("no version has frames, which rows are filled with")
-        self.tokens, self.spare, self.overflow = tokens, spare, overflow
-        self.ratios = [rate / rates[0] for rate in rates]
+        self.packing, self.names = packing, [*rates]
+        self.ratios = [rate / rates[self.names[0]] for rate in rates.values()]
+        tokens, spare = packing.tokens, packing.spare
+        self.rooms = [(math.ceil(tokens * r), math.floor(spare * r)) for r in self.ratios]
         self.most = tokens - spare
-
-    def room(self, ratio: Fraction) -> tuple[int, int]:
-        """Return the frames of a row in a version, and those that stay free after a document."""
-        return math.ceil(self.tokens * ratio), math.floor(self.spare * ratio)
 
     def sizes(self, counts: Ints) -> Ints:
         """Return the tokens of documents with these frames, int64 `[versions, documents]`: as
@@ -129,10 +161,10 @@ class Source:
         return self._documents(rows, self._counts(rows))
 
     def _documents(self, rows: Ints, counts: Ints) -> tuple[Documents, Ints]:
-        most, spare = self._budget.most, self._budget.spare
+        most, packing = self._budget.most, self._budget.packing
         sizes = self._budget.sizes(counts)
         num_parts = np.maximum(1, -(-sizes // most))
-        if self._budget.overflow == "drop":
+        if packing.overflow == "drop":
             num_parts[sizes > most] = 0
         numbers = np.repeat(np.arange(len(rows)), num_parts)
         parts = np.arange(len(numbers)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
@@ -144,7 +176,7 @@ class Source:
             ends[version] = np.minimum((parts + 1) * step // ratio.denominator, whole)
             ends[version][are_last] = whole[are_last]
         # A part may have a frame more than its time; a full one has a row of its own.
-        sizes = np.minimum(self._budget.sizes(ends - firsts), most) + spare
+        sizes = np.minimum(self._budget.sizes(ends - firsts), most) + packing.spare
         sources = np.full(len(numbers), self.number)
         columns = sources, rows[numbers], parts, are_last, sizes, firsts, ends - firsts
         return Documents(*columns), numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -64,17 +65,21 @@ class PackedRanges:
         tensor = tensor_in(memory, (*self.shape, *item_shape), dtype)
         flat = tensor.numpy().reshape(-1, *item_shape)
         pieces: list[NDArray[Any]] = [flat[:0]] * len(self.starts)
-        ends = self.starts.copy()
+        # The free frames before each document, and behind the last.
+        gaps = np.full(len(self.starts) + 1, len(flat))
+        gaps[:-1] = self.starts
+        gaps[1:] -= self.starts
         with ExitStack() as reading:
             for of_source, spans, numbers in self.parts:
                 frames = of_source.cache.frames(spans, of_source.codebooks)
                 reading.enter_context(of_source.cache.read_ahead(frames))
-                ends[numbers] += spans.counts
+                gaps[numbers + 1] -= spans.counts
+                if len(self.parts) == 1:
+                    pieces = frames
+                    break
                 for number, piece in zip(numbers.tolist(), frames, strict=True):
                     pieces[number] = piece
-            gaps = np.append(self.starts, len(flat)) - np.append(0, ends)
-            value = np.array(padding_value, flat.dtype)
-            padding = np.broadcast_to(value, (int(gaps.max()), *item_shape))
+            padding = np.full((int(gaps.max()), *item_shape), padding_value, flat.dtype)
             # From the last gap on, so that the numbers of those before stay.
             for place in np.flatnonzero(gaps)[::-1].tolist():
                 pieces.insert(place, padding[: gaps[place]])
@@ -90,25 +95,28 @@ class PackedBatch:
         self,
         mixture: Mixture,
         budget: Budget,
-        num_rows: int,
         batch: Batch,
         gather: Callable[[Gathered], torch.Tensor],
         move: Move,
     ) -> None:
-        self._mixture, self._budget, self._num_rows = mixture, budget, num_rows
+        self._mixture, self._budget = mixture, budget
         self._documents, self._row_of = batch
         self._gather, self._move = gather, move
-        numbers = [
-            np.flatnonzero(self._documents.sources == number)
-            for number in range(len(mixture.sources))
-        ]
-        self._parts: list[tuple[FeatureDataset, Ints, Documents]] = [
-            (dataset, inside, self._documents.take(inside))
-            for dataset, inside in zip(mixture.sources.values(), numbers, strict=True)
-        ]
-        """The documents of each source, with their numbers."""
-        self._order = np.argsort(np.concatenate(numbers), kind="stable")
+        self._parts = self._by_source()
+        """The sources in the batch, with the numbers of their documents, and these."""
+        self._order = np.argsort(np.concatenate([numbers for _, numbers, _ in self._parts]))
         """The order that brings values from source to source into that of the documents."""
+
+    def _by_source(self) -> list[tuple[FeatureDataset, Ints, Documents]]:
+        datasets, documents = [*self._mixture.sources.values()], self._documents
+        present = np.flatnonzero(np.bincount(documents.sources)).tolist() or [0]
+        if len(present) == 1:
+            return [(datasets[present[0]], np.arange(len(documents.rows)), documents)]
+        numbers = [np.flatnonzero(documents.sources == source) for source in present]
+        return [
+            (datasets[source], inside, documents.take(inside))
+            for source, inside in zip(present, numbers, strict=True)
+        ]
 
     def read(self) -> dict[str, Any]:
         """Return the batch, which `PackedLoader` describes."""
@@ -121,7 +129,7 @@ class PackedBatch:
             batch[key] = values if len(read) > 1 else values[first.names[0]]
         batch["rows"] = self._tensor(self._row_of)
         batch["parts"] = self._tensor(self._documents.parts)
-        if len(self._parts) > 1:
+        if len(self._mixture.sources) > 1:
             names = [*self._mixture.sources]
             batch["sources"] = [names[number] for number in self._documents.sources.tolist()]
         for name in first.columns:
@@ -134,6 +142,8 @@ class PackedBatch:
         cells = [cells_of(column, documents.rows) for column, (_, _, documents) in pairs]
         if isinstance(cells[0], np.ndarray):
             return self._tensor(np.concatenate(cells)[self._order])
+        if len(cells) == 1:
+            return cells[0]
         every = [*chain(*cells)]
         return [every[place] for place in self._order.tolist()]
 
@@ -144,19 +154,19 @@ class PackedBatch:
         if axis.has_times:
             events = self._events(number)
             return {"features": events, "lengths": events.lengths}
-        if not axis.exact_rate:
+        if version.name not in self._budget.names:
             starts = np.arange(len(self._row_of))
             one = np.ones_like(starts)
             features = self._frames(number, 0 * one, one, starts.shape, starts)
             return {"features": features, "lengths": None}
-        place = [one.name for one in frame_versions(self._mixture.first)].index(version.name)
-        row_length, spare = self._budget.room(self._budget.ratios[place])
+        place = self._budget.names.index(version.name)
+        row_length, spare = self._budget.rooms[place]
         firsts, counts = self._documents.firsts[place], self._documents.counts[place]
         starts = starts_in_rows(self._row_of, counts + spare, row_length)
         ends = starts + counts + spare
-        shape = (self._num_rows, row_length)
+        shape = (self._budget.packing.rows, row_length)
         bounds = boundaries(starts, ends, *shape)
-        memory = _MEMORY.take(2 * 4 * self._num_rows * row_length)
+        memory = _MEMORY.take(2 * 4 * math.prod(shape))
         ids, positions = np.frombuffer(memory, np.int32).reshape(2, *shape)
         write_documents(ids.reshape(-1), positions.reshape(-1), bounds, starts, ends)
         return {
@@ -188,8 +198,8 @@ class PackedBatch:
     def _events(self, number: int) -> EventBatch:
         """Return the events of all documents; in parts of utterances, those of the part."""
         read = []
-        sources = zip(self._found(number), self._mixture.sources.values(), strict=True)
-        for (version, positions, inside, documents), dataset in sources:
+        sources = zip(self._found(number), self._parts, strict=True)
+        for (version, positions, inside, documents), (dataset, *_) in sources:
             rate = float(frame_versions(dataset)[0].cache.spec.axis.exact_rate)
             start = duration = None
             if not (documents.are_last & (documents.parts == 0)).all():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset
 
-from featcache.errors import ArgumentError, FeatcacheWarning, counted, listing, require_int
+from featcache.errors import ArgumentError, FeatcacheWarning, counted
 from featcache.loader.data_loader import DataLoader
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.documents import Budget, Overflow
+from featcache.loader.documents import Overflow, Packing
 from featcache.loader.mixture import Mixture
 from featcache.loader.packed_batch import OWN_KEYS, PackedBatch
 from featcache.loader.packed_rows import Batch, PackedRows
@@ -114,28 +114,14 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
                 f"mixture is a {type(mixture).__name__}: give a FeatureDataset, or a Mixture of "
                 "several"
             )
-        if overflow not in get_args(Overflow):
-            raise ArgumentError(
-                f"overflow is {overflow!r}: choose {listing(map(repr, get_args(Overflow)))}"
-            )
         hidden = [name for name in OWN_KEYS if name in mixture.first.columns]
         if hidden:
             raise ArgumentError(
                 f"the column {hidden[0]!r} would hide the batch's own: leave it out by columns="
             )
-        tokens = require_int("tokens", tokens, 1, 1 << 30)
-        spare = require_int("spare", spare, 0, tokens - 1)
+        packing = Packing(tokens, rows, overflow, window, spare, seed, rank, world_size)
         self.mixture = mixture
-        self._budget = Budget(mixture.first, tokens, spare, overflow)
-        self._packed = PackedRows(
-            mixture,
-            self._budget,
-            rows=rows,
-            window=window,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-        )
+        self._packed = PackedRows(mixture, packing)
         batches: Any = self._packed
         super().__init__(
             mixture.first,
@@ -154,7 +140,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
             treated = "split" if overflow == "split" else "left out"
             warnings.warn(
                 f"{counted(num_long, 'utterance')}, with {num_tokens:,} tokens, have more than "
-                f"{self._budget.most:,} tokens, and are {treated}",
+                f"{self._packed.budget.most:,} tokens, and are {treated}",
                 FeatcacheWarning,
                 stacklevel=2,
             )
@@ -205,6 +191,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         return self.mixture.versions
 
     def _read(self, rows: list[Any], epoch: int) -> dict[str, Any]:
-        batch, num_rows = Batch(*rows), self._packed.rows
-        move = self._transfer.move
-        return PackedBatch(self.mixture, self._budget, num_rows, batch, self._gather, move).read()
+        batch = Batch(*rows)
+        return PackedBatch(
+            self.mixture, self._packed.budget, batch, self._gather, self._transfer.move
+        ).read()

@@ -12,14 +12,13 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
-from featcache.loader.documents import Budget, Documents, Source, frame_versions
+from featcache.loader.documents import Budget, Documents, Packing, Source, frame_versions
 from featcache.loader.mixture import Mixture
 from featcache.loader.packing import best_fit, in_balance
 from featcache.loader.sampler import other_rows
@@ -51,12 +50,26 @@ class Window(NamedTuple):
     """The rows of a window."""
 
     documents: Documents
-    rows: list[Ints]
-    """The numbers of the documents in each row; none in an empty row."""
+    """The documents, from row to row."""
+    starts: Ints
+    """The first document of each row, and the end of the last row, `[rows + 1]`."""
     amounts: Ints
     """What each row has of each source, `[rows, sources]`."""
     end: Position | None
     """The begin of the next window; None at the end of an epoch."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(self.amounts)
+
+    def documents_of(self, rows: Ints) -> tuple[Documents, Ints]:
+        """Return the documents of some rows, and how many each row has."""
+        starts = self.starts[rows]
+        counts = self.starts[rows + 1] - starts
+        before = np.cumsum(counts) - counts
+        numbers = np.repeat(starts - before, counts) + np.arange(counts.sum())
+        return self.documents.take(numbers), counts
 
 
 class Batch(NamedTuple):
@@ -68,28 +81,15 @@ class Batch(NamedTuple):
 
 
 class PackedRows:
-    """The batches of a `PackedLoader`, whose arguments these are."""
+    """The batches of a `PackedLoader`."""
 
-    def __init__(
-        self,
-        mixture: Mixture,
-        budget: Budget,
-        rows: int,
-        window: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        self.mixture, self.budget = mixture, budget
-        self.rows = require_int("rows", rows, 1, 1 << 20)
-        self._window = require_int("window", window, 1, 1 << 20)
-        self._seed = require_int("seed", seed, 0)
-        self._world_size = require_int("world_size", world_size, 1, 1 << 20)
-        self._rank = require_int("rank", rank, 0, self._world_size - 1)
+    def __init__(self, mixture: Mixture, packing: Packing) -> None:
+        self.mixture, self.packing = mixture, packing
+        self.budget = budget = Budget(mixture.first, packing)
         datasets = enumerate(mixture.sources.values())
         self.sources = [Source(number, dataset, budget) for number, dataset in datasets]
         for name, source in zip(mixture.sources, self.sources, strict=True):
-            if budget.overflow == "error" and source.long[0]:
+            if packing.overflow == "error" and source.long[0]:
                 raise ArgumentError(
                     f"{source.long[0]:,} utterances of {name!r} are longer than {budget.most:,} "
                     f"tokens, the longest has {source.longest:,}: raise tokens=, or choose "
@@ -116,7 +116,8 @@ class PackedRows:
         return self._pass.start.batches + self._pass.num_batches
 
     def __repr__(self) -> str:
-        return f"PackedRows({self._rules}, rank={self._rank}, world_size={self._world_size})"
+        ranks = f"rank={self.packing.rank}, world_size={self.packing.world_size}"
+        return f"PackedRows({self._rules}, {ranks})"
 
     @property
     def epoch(self) -> int:
@@ -193,10 +194,10 @@ class PackedRows:
     def _rules(self) -> dict[str, Any]:
         """What the sequence of rows depends on, besides the utterances."""
         mixture = self.mixture
-        rules: dict[str, Any] = {name: vars(self.budget)[name] for name in ("tokens", "spare")}
-        rules |= {"overflow": self.budget.overflow, "window": self._window, "seed": self._seed}
+        names = ["tokens", "spare", "overflow", "window", "seed"]
         if mixture.one_source:
-            rules["rows"] = self.rows  # which are packed together
+            names.append("rows")  # which are packed together
+        rules: dict[str, Any] = {name: getattr(self.packing, name) for name in names}
         if mixture.is_endless:
             rules |= {"by": mixture.by, "shares": self.shares}
         return rules
@@ -250,7 +251,7 @@ class PackedRows:
             speeds = [share / unit for share, unit in pairs]
         triples = zip(speeds, self.sources, self._sizes, strict=True)
         tokens = math.fsum(speed * source.sizes / size for speed, source, size in triples)
-        windows = tokens / (self._window * self.budget.tokens)
+        windows = tokens / (self.packing.window * self.packing.tokens)
         return speeds, 1 / windows if self.mixture.is_endless else 1 / max(1, round(windows))
 
     def make(self, position: Position) -> Window:
@@ -266,22 +267,20 @@ class PackedRows:
         )
         order = np.argsort(np.concatenate(times), kind="stable")
         documents = Documents.joined(parts).take(order)
-        rows = self._packed(documents, (self._seed, position.epoch, position.window))
-        of_rows = np.zeros((len(rows), len(self.sources)), np.int64)
-        row_of = np.repeat(np.arange(len(rows)), [*map(len, rows)])
-        inside = np.concatenate([documents.rows[:0], *rows])
-        units = self._amounts(documents)[inside]
-        np.add.at(of_rows, (row_of, documents.sources[inside]), units)
-        order = np.arange(len(rows))
+        row_of, num_rows = self._packed(documents, (self.packing.seed, *position[:2]))
+        cells = row_of * len(self.sources) + documents.sources
+        sums = np.bincount(cells, self._amounts(documents), num_rows * len(self.sources))
+        of_rows = sums.astype(np.int64).reshape(num_rows, len(self.sources))
         if len(self.sources) > 1:
-            together = self.rows if self.mixture.one_source else 1
+            together = self.packing.rows if self.mixture.one_source else 1
             groups = in_balance(of_rows.reshape(-1, together, len(self.sources)).sum(1))
-            order = order.reshape(-1, together)[groups].ravel()
+            order = np.arange(num_rows).reshape(-1, together)[groups].ravel()
+            of_rows, row_of = of_rows[order], np.argsort(order)[row_of]
         end = Position(position.epoch, position.window + 1, [*drawn], [*amounts])
         return Window(
-            documents,
-            [rows[number] for number in order.tolist()],
-            of_rows[order],
+            documents.take(np.argsort(row_of, kind="stable")),
+            np.append(0, np.cumsum(np.bincount(row_of, minlength=num_rows))),
+            of_rows,
             None if is_last else end,
         )
 
@@ -299,7 +298,7 @@ class PackedRows:
             most = int(min(_AT_ONCE + owed, count - drawn % count))
             if not self.mixture.is_endless:
                 most = min(most, count - drawn)
-            documents, utterances = source.draw(drawn, most, (self._seed, position.epoch))
+            documents, utterances = source.draw(drawn, most, (self.packing.seed, position.epoch))
             ends = amount + np.cumsum(self._amounts(documents))
             begins = (ends - self._amounts(documents)) / speed
             firsts = np.flatnonzero(documents.parts == 0)
@@ -322,35 +321,33 @@ class PackedRows:
             amounts = (documents.parts == 0).astype(np.int64)
         return amounts
 
-    def _packed(self, documents: Documents, seeds: tuple[int, ...]) -> list[Ints]:
+    def _packed(self, documents: Documents, seeds: tuple[int, ...]) -> tuple[Ints, int]:
         """Pack documents into rows, in a random order; those of each source into full batches
-        of rows, if a batch has one source."""
+        of rows, if a batch has one source. Returns the row of each, and the number of rows."""
         random = np.random.PCG64(np.random.SeedSequence(seeds))
         groups = [np.arange(len(documents.rows))]
         if self.mixture.one_source:
             numbers = range(len(self.sources))
             groups = [np.flatnonzero(documents.sources == number) for number in numbers]
-        rows: list[Ints] = []
+        row_of = np.empty(len(documents.rows), np.int64)
+        num_rows = 0
         for group in groups:
-            row_of = best_fit(documents.sizes[group], self.budget.tokens)
-            ends = np.cumsum(np.bincount(row_of))
-            packed = np.split(group[np.argsort(row_of, kind="stable")], ends)[:-1]
-            order = np.argsort(random.random_raw(len(packed)), kind="stable")
-            rows += [packed[number] for number in order.tolist()]
+            packed = best_fit(documents.sizes[group], self.packing.tokens)
+            count = int(packed.max(initial=-1)) + 1
+            order = np.argsort(random.random_raw(count), kind="stable")
+            row_of[group] = num_rows + np.argsort(order)[packed]
+            num_rows += count
             if self.mixture.one_source:
-                rows += [group[:0]] * (-len(packed) % self.rows)
-        return rows
+                num_rows += -count % self.packing.rows
+        return row_of, num_rows
 
-    @property
-    def rows_of_step(self) -> int:
-        """The rows of all ranks in a step."""
-        return self.rows * self._world_size
-
-    def dealt(self, rows: list[Any]) -> list[Any]:
-        """Return this rank's part of the rows of a step."""
+    @cached_property
+    def rows_of_rank(self) -> Ints:
+        """The numbers of this rank's rows among the rows of a step."""
+        packing, own = self.packing, np.arange(self.packing.rows)
         if self.mixture.one_source:
-            return rows[self._rank * self.rows :][: self.rows]
-        return rows[self._rank :: self._world_size]
+            return packing.rank * packing.rows + own
+        return packing.rank + packing.world_size * own
 
 
 class _Pass(Iterator[Batch]):
@@ -381,9 +378,9 @@ class _Pass(Iterator[Batch]):
         position: Position | None = self.start
         while position is not None:
             window = self._packed.make(position)
-            num_rows += len(window.rows)
+            num_rows += window.num_rows
             position = window.end
-        return -(-num_rows // self._packed.rows_of_step)
+        return -(-num_rows // self._packed.packing.rows_of_step)
 
     def __next__(self) -> Batch:
         self.has_begun = True
@@ -394,29 +391,36 @@ class _Pass(Iterator[Batch]):
             raise StopIteration
         self.given += 1
         self.places.append(self._position)
-        rows = self._packed.dealt(steps[number])
-        documents = [steps[number][0][0].documents.take(np.arange(0))]
-        for _, group in groupby(rows, lambda pair: id(pair[0])):
-            windows, numbers = zip(*group, strict=True)
-            documents.append(windows[0].documents.take(np.concatenate(numbers)))
-        row_of = np.repeat(np.arange(len(rows)), [len(row) for _, row in rows])
-        return Batch(Documents.joined(documents), row_of)
+        own = self._packed.rows_of_rank
+        documents, rows, begin = [], [], 0
+        for window, first, count in steps[number]:
+            mine = np.flatnonzero((begin <= own) & (own < begin + count))
+            taken, counts = window.documents_of(own[mine] - begin + first)
+            documents.append(taken)
+            rows.append(np.repeat(mine, counts))
+            begin += count
+        return Batch(Documents.joined(documents), np.concatenate(rows))
 
-    def _step(self) -> list[tuple[Window, Ints]]:
-        """Take the next rows of all ranks; fewer at the end of the epoch, and then none."""
-        rows: list[tuple[Window, Ints]] = []
+    def _step(self) -> list[tuple[Window, int, int]]:
+        """Take the next rows of all ranks; fewer at the end of the epoch, and then none.
+        Returns the windows that they are in, and the first row and the number of rows in
+        each."""
+        pieces: list[tuple[Window, int, int]] = []
         position = self._position
-        while len(rows) < self._packed.rows_of_step:
+        missing = self._packed.packing.rows_of_step
+        while missing:
             if self._window is None:
                 self._window = self._packed.make(position)
             window = self._window
-            taken = window.rows[position.row :][: self._packed.rows_of_step - len(rows)]
-            rows += [(window, row) for row in taken]
-            position = position._replace(row=position.row + len(taken))
-            if position.row == len(window.rows):
+            count = min(missing, window.num_rows - position.row)
+            if count:
+                pieces.append((window, position.row, count))
+                missing -= count
+                position = position._replace(row=position.row + count)
+            if position.row == window.num_rows:
                 if window.end is None:
                     break
                 position = window.end._replace(batches=position.batches)
                 self._window = None
-        self._position = position._replace(batches=position.batches + bool(rows))
-        return rows
+        self._position = position._replace(batches=position.batches + bool(pieces))
+        return pieces

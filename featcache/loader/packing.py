@@ -6,6 +6,7 @@ integers."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,21 +26,29 @@ def best_fit(sizes: Ints, tokens: int) -> Ints:
 
     The largest documents come first. Each goes into the row with the least free tokens that
     are enough, or into a new row."""
+    # Documents of one size, as many as fit, go into a row together: so would one by one.
     largest_first = np.argsort(-sizes, kind="stable")
+    falling, counts = np.unique(-sizes, return_counts=True)
     chosen: list[int] = []
+    num_documents: list[int] = []
     open_rows: list[int] = []
     num_rows = 0
-    for size in (sizes[largest_first] << _ROW_BITS).tolist():
-        place = bisect_left(open_rows, size)
-        if place < len(open_rows):
-            row = open_rows.pop(place)
-        else:
-            row = tokens << _ROW_BITS | num_rows
-            num_rows += 1
-        chosen.append(row)
-        insort(open_rows, row - size)
+    for size, count in zip((-falling << _ROW_BITS).tolist(), counts.tolist(), strict=True):
+        missing = count
+        while missing:
+            place = bisect_left(open_rows, size)
+            if place < len(open_rows):
+                row = open_rows.pop(place)
+            else:
+                row = tokens << _ROW_BITS | num_rows
+                num_rows += 1
+            fitting = min(missing, row // size) if size else missing
+            chosen.append(row)
+            num_documents.append(fitting)
+            insort(open_rows, row - fitting * size)
+            missing -= fitting
     row_of = np.empty(len(sizes), np.int64)
-    row_of[largest_first] = chosen
+    row_of[largest_first] = np.repeat(np.array(chosen, np.int64), num_documents)
     return row_of & ((1 << _ROW_BITS) - 1)
 
 
@@ -83,20 +92,20 @@ def starts_in_rows(row_of: Ints, lengths: Ints, row_length: int) -> Ints:
     """Return where each document begins in the flattened rows, int64 `[documents]`. The
     documents of a row stand next to each other, and rows rise."""
     begins = np.cumsum(lengths) - lengths
-    is_first = np.diff(row_of, prepend=-1) > 0
-    of_rows = begins[is_first][np.cumsum(is_first) - 1]
-    starts: Ints = row_of * row_length + begins - of_rows
+    first_of_row = np.searchsorted(row_of, row_of)
+    starts: Ints = row_of * row_length + begins - begins[first_of_row]
     return starts
 
 
 def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:
     """Return where sequences begin and end in flattened rows, rising, int32: each document, and
     the padding of each row. A document without frames has none."""
-    is_bound = np.zeros(num_rows * row_length + 1, bool)
-    is_bound[::row_length] = True
-    is_bound[starts] = True
-    is_bound[ends] = True
-    return np.flatnonzero(is_bound).astype(np.int32)
+    of_rows = np.arange(0, num_rows * row_length + 1, row_length)
+    bounds = np.concatenate([starts, ends, of_rows])
+    bounds.sort()
+    is_new = np.ones(len(bounds), bool)
+    np.not_equal(bounds[1:], bounds[:-1], out=is_new[1:])
+    return bounds[is_new].astype(np.int32)
 
 
 def write_documents(
@@ -114,8 +123,12 @@ def write_documents(
     with_tokens = np.flatnonzero(ends > starts)
     documents[np.searchsorted(bounds, starts[with_tokens])] = with_tokens
     ids[:] = np.repeat(documents, lengths)
-    count_up = np.arange(lengths.max(), dtype=np.int32)
-    zeros = np.zeros_like(count_up)
-    pairs = zip(lengths.tolist(), (documents < 0).tolist(), strict=True)
-    pieces = [(zeros if is_padding else count_up)[:length] for length, is_padding in pairs]
-    np.concatenate(pieces, out=positions)  # faster than a loop over documents
+    np.subtract(_counting(len(ids)), np.repeat(bounds[:-1], lengths), out=positions)
+    for sequence in np.flatnonzero(documents < 0).tolist():
+        positions[bounds[sequence] : bounds[sequence + 1]] = 0
+
+
+@lru_cache(maxsize=8)
+def _counting(count: int) -> NDArray[np.int32]:
+    """Return the numbers from 0 up, int32 `[count]`."""
+    return np.arange(count, dtype=np.int32)

@@ -6,11 +6,16 @@ like LibriSpeech's, in batches of 8 rows of 8,192 tokens. All is in the page cac
 is the best of the rounds, in which all take turns. CPU time is that of all threads of the
 process: it hardly depends on what else the machine does.
 
-memmap                   a plain loop copies the very rows of featcache from one numpy memmap
-memmap, with documents   and makes document_ids, positions and cu_seqlens, as featcache does
-featcache.PackedLoader   draws, packs and gathers; has also ids, lengths, rows and parts
+memmap                   a plain loop copies the very rows of featcache from one numpy memmap,
+                         and drops the documents
+memmap, with documents   and makes the same batch as featcache does: tensors of features,
+                         document_ids, positions, cu_seqlens, lengths and rows, and ids
+featcache.PackedLoader   draws, packs and gathers
 packing alone            draws and packs, and reads no frames
-TRL                      packs a Dataset of lists by best fit, and reads it; of one codebook"""
+TRL                      packs a Dataset of lists by best fit, and reads it; of one codebook
+
+The rows of the memmap are known beforehand: packing costs it nothing. Before the first round,
+its batches are compared with featcache's."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
@@ -18,8 +23,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import numpy as np
+import torch
 from corpus import KINDS
 from harness import Table, available, present, temporary_folder
 from make_cache import made_cache
@@ -43,7 +50,8 @@ def features_of(count: int, rate: float) -> dict[str, np.ndarray]:
 
 
 class Gathered:
-    """The rows that a loader yields, copied from one memmap."""
+    """The batches that a loader yields, from one memmap. Their memory is used again after
+    three batches."""
 
     def __init__(self, path: Path, loader: featcache.PackedLoader) -> None:
         (dataset,) = loader.mixture.sources.values()
@@ -51,32 +59,59 @@ class Gathered:
         np.save(path, np.concatenate(frames))
         self.frames = np.asarray(np.load(path, mmap_mode="r"))
         self.begins = np.cumsum(dataset.lengths) - np.asarray(dataset.lengths)
+        self.ids = [*dataset.ids]
         self.batches = [
             (batch.documents.rows, batch.documents.counts[0], batch.row_of)
             for batch in loader.batch_sampler
         ]
-        self.room = [np.empty((ROWS, TOKENS, CODEBOOKS), np.uint16) for _ in range(3)]
+        self.rooms = [
+            (
+                np.empty((ROWS, TOKENS, CODEBOOKS), np.uint16),
+                np.empty((ROWS, TOKENS), np.int32),
+                np.empty((ROWS, TOKENS), np.int32),
+            )
+            for _ in range(3)
+        ]
 
-    def read(self, has_documents: bool) -> Iterator[np.ndarray]:
+    def read(self, has_documents: bool) -> Iterator[dict[str, Any]]:
         for number, (rows, counts, row_of) in enumerate(self.batches):
-            out = self.room[number % 3]
-            ids = np.full((ROWS, TOKENS), -1, np.int32)
-            positions = np.zeros((ROWS, TOKENS), np.int32)
+            features, ids, positions = self.rooms[number % 3]
+            if has_documents:
+                ids.fill(-1)
+                positions.fill(0)
             ends, bounds = [0] * ROWS, []
             columns = (column.tolist() for column in (self.begins[rows], counts, row_of))
             for document, (first, count, row) in enumerate(zip(*columns, strict=True)):
                 begin, end = ends[row], ends[row] + count
-                out[row, begin:end] = self.frames[first : first + count]
+                features[row, begin:end] = self.frames[first : first + count]
                 ends[row] = end
                 if has_documents:
                     ids[row, begin:end] = document
                     positions[row, begin:end] = np.arange(count)
                     bounds.append(row * TOKENS + end)
             for row, end in enumerate(ends):
-                out[row, end:] = 0
+                features[row, end:] = 0
+            batch: dict[str, Any] = {"features": torch.from_numpy(features)}
             if has_documents:
-                np.unique([0, *bounds, *range(0, ROWS * TOKENS + 1, TOKENS)]).astype(np.int32)
-            yield out
+                every = np.unique([0, *bounds, *range(0, ROWS * TOKENS + 1, TOKENS)])
+                batch |= {
+                    "document_ids": torch.from_numpy(ids),
+                    "positions": torch.from_numpy(positions),
+                    "cu_seqlens": torch.from_numpy(every.astype(np.int32)),
+                    "max_seqlen": int(np.diff(every).max()),
+                    "lengths": torch.from_numpy(counts),
+                    "rows": torch.from_numpy(row_of),
+                    "ids": [self.ids[row] for row in rows.tolist()],
+                }
+            yield batch
+
+    def check(self, loader: featcache.PackedLoader) -> None:
+        """Exit if the loader's batches differ."""
+        for own, other in zip(self.read(True), loader, strict=True):
+            for name, value in own.items():
+                is_equal = value == other[name]
+                if not (is_equal.all() if isinstance(value, torch.Tensor) else is_equal):
+                    raise SystemExit(f"the batches of the memmap have other {name}")
 
 
 def trl(features: dict[str, np.ndarray]) -> Callable[[], Iterable[object]]:
@@ -122,6 +157,7 @@ def measure(asked: argparse.Namespace) -> None:
                 return featcache.PackedLoader(dataset, tokens=TOKENS, rows=ROWS, overflow="error")
 
             gathered = Gathered(folder / "frames.npy", loader())
+            gathered.check(loader())
             readers: dict[str, Callable[[], Iterable[object]]] = {
                 "memmap": partial(gathered.read, False),
                 "memmap, with documents": partial(gathered.read, True),
