@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, overload
 from unicodedata import normalize
 
@@ -73,10 +73,17 @@ class Strings(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK):  # copies one block at a time
-            ends = self.offsets[first : first + _BLOCK + 1].tolist()
-            data = self.blob[ends[0] : ends[-1]].tobytes()
-            for start, stop in pairwise(ends):
-                yield data[start - ends[0] : stop - ends[0]].decode(errors="replace")
+            offsets = self.offsets[first : first + _BLOCK + 1]
+            data: Any = self.blob[offsets[0] : offsets[-1]].tobytes()
+            is_ascii = data.isascii()
+            if is_ascii:  # takes half the time
+                data = data.decode()
+            ends = (offsets - offsets[0]).tolist()
+            parts = map(data.__getitem__, map(slice, ends, ends[1:]))
+            if is_ascii:
+                yield from parts
+            else:
+                yield from (part.decode(errors="replace") for part in parts)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
@@ -185,11 +192,14 @@ class GrowingStrings:
 
     def extend(self, strings: Sequence[str]) -> None:
         """Add strings at the end."""
-        text = "".join(strings)
-        parts = strings if text.isascii() else map(str.encode, strings)
-        lengths = np.fromiter(map(len, parts), np.int64, len(strings))
+        if isinstance(strings, Strings):
+            lengths, blob = strings.byte_lengths(), strings.utf8().tobytes()
+        else:
+            blob = "".join(strings).encode()
+            parts = strings if blob.isascii() else map(str.encode, strings)
+            lengths = np.fromiter(map(len, parts), np.int64, len(strings))
         self._offsets.frombytes((len(self._blob) + np.cumsum(lengths)).tobytes())
-        self._blob += text.encode()
+        self._blob += blob
 
     def strings(self) -> Strings:
         """Return all strings. No string can be added afterwards."""

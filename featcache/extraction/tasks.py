@@ -93,15 +93,15 @@ def want(
         is_changed[is_other & (recorded >= highest)] = True
         np.maximum(highest, recorded, out=highest)
 
-    positions = index.find_hashes(id_hash)
     if len(index):
+        positions = index.find_hashes(id_hash)
         compare(positions, index.row_hash, index.generation)
     for earlier in before:
         if len(earlier) and (earlier.name == wanted.name or wanted.contains(earlier)):
             compare(earlier.find(id_hash), earlier.rows[1], earlier.rows[2])
-    next_generation = highest + is_changed.astype(np.uint64)
     generation = wanted.rows[2]
-    generation[:] = np.where(highest, next_generation, np.uint64(forgotten + 1))
+    np.add(highest, is_changed, out=generation)
+    generation[highest == 0] = forgotten + 1
     numbers = np.asarray(again, np.int64)
     if len(numbers) and len(index):
         held = positions[numbers]
@@ -115,10 +115,10 @@ def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int6
     range ends at `SHARD_HOURS`, or at a part of all audio if that is more, if
     `seconds_per_shard` has not ended it."""
     # `fsum` gives the same bits on every machine.
-    total = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())
+    total = math.fsum(np.minimum(seconds, seconds_per_shard).data)
     seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, total / FEWEST_SHARDS))
     work = seconds + WORK_OF_CLIP
-    work_per_range = max(LEAST_WORK, math.fsum(work.tolist()) / SHARDS_TO_SHARE)
+    work_per_range = max(LEAST_WORK, math.fsum(work.data) / SHARDS_TO_SHARE)
     # A row fills no more than one shard.
     weight = np.maximum(seconds / seconds_per_range, work / work_per_range)
     weight = np.clip(weight, 1 / MAX_ITEMS, 1)
@@ -149,7 +149,7 @@ def shard_tasks(
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if not len(members):
                 continue
-            utterances = tuple(manifest[row] for row in members.tolist())
+            utterances = tuple(manifest.utterances(members))
             content = "\n".join(map(repr, utterances))
             yield ShardTask(
                 name=hashlib.sha256(content.encode()).hexdigest()[:12],

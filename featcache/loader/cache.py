@@ -296,7 +296,7 @@ class Cache:
         if self.spec.axis.has_times:
             batch: Any = self.event_reader(check).batch(positions, start, duration, tensor_of)
             return batch, batch.lengths
-        firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
+        firsts, counts = np.zeros(len(positions), np.int64), self.index.num_frames[positions]
         if start is not None or duration is not None:
             firsts, counts = self.spec.axis.span(counts, 0 if start is None else start, duration)
         spans = Spans(positions, firsts, counts)
@@ -588,12 +588,13 @@ def tensor_in(
 ) -> torch.Tensor:
     """Return a tensor of any content: the beginning of `out`, or in memory that it gives.
     Raises ArgumentError if `out` is another kind of tensor, or too small."""
-    wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
-    if callable(out):
-        memory = out(needed * dtype.itemsize)
-        # numpy keeps the interpreter's lock, which each operation of torch gives away.
-        if isinstance(memory, memoryview):
-            return tensor_of(np.frombuffer(memory, dtype).reshape(shape))
+    needed = math.prod(shape)
+    memory = out(needed * dtype.itemsize) if callable(out) else None
+    # numpy keeps the interpreter's lock, which each operation of torch gives away.
+    if isinstance(memory, memoryview):
+        return tensor_of(np.frombuffer(memory, dtype).reshape(shape))
+    wanted = tensor_of(np.empty(0, dtype))
+    if memory is not None:
         return memory.view(wanted.dtype).view(shape)
     if not isinstance(out, type(wanted)):
         raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")

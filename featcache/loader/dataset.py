@@ -440,7 +440,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             version.cache.index.num_frames[of_version]
             for version, of_version in zip(self.versions, positions, strict=True)
         ]
-        firsts, window = [np.zeros_like(rows)] * len(lengths), None
+        firsts, window = [np.zeros(len(rows), np.int64)] * len(lengths), None
         if self._windows is not None:
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
             window = self._windows.times(firsts)

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -154,9 +155,9 @@ class Shards:
         return item
 
     def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
-        features = {number: self._map(number) for number in {number for number, *_ in ranges}}
+        features = {number: self._map(number) for number in {*map(itemgetter(0), ranges)}}
         slices = [features[number][first : first + count] for number, first, count in ranges]
-        if [*map(len, slices)] != [count for *_, count in ranges]:
+        if sum(map(len, slices)) < sum(map(itemgetter(2), ranges)):
             pairs = zip(slices, ranges, strict=True)
             short = next(range_ for frames, range_ in pairs if len(frames) != range_[2])
             shard = self._shard(short[0])

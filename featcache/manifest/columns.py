@@ -93,7 +93,7 @@ class GrowingValues:
         self._fill(row)
         kind, texts = TEXT if have_types else WRITTEN, cells
         kinds = bytes([kind]) * len(cells)
-        if set(map(type, cells)) != {str}:
+        if not isinstance(cells, Strings) and set(map(type, cells)) != {str}:
             texts = [*map(carried, cells)]
             if have_types:
                 kinds = bytes(map(_kind_of, cells))

@@ -9,7 +9,7 @@ import zlib
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -242,9 +242,7 @@ def gather(batches: Iterable[Batch], source: Source) -> Gathered:
     for places, cells in batches:
         values = _segments(places, cells, source)
         if "id" not in cells and "path" in cells:
-            segments = [values[name] for name in columns if name != "id"]
-            why = "there is no id, and the path, which stands for it, "
-            values["id"] = faults.parsed(places, why, default_id, *segments, default="")
+            values["id"] = _ids_of_paths(values, places, cells, source)
             if source.has_ids and row_places:
                 faults.add(places[0], "id is missing")
             source.has_ids = False
@@ -261,12 +259,23 @@ def gather(batches: Iterable[Batch], source: Source) -> Gathered:
                 column.extend(cells[name], len(row_places), source.has_types)
             except ValueError:
                 faults.parsed(places, f"{name} ", carried, cells[name])
-        row_places.extend(places)
+        row_places.frombytes(np.asarray(places, np.int64).tobytes())
     for name, column in columns.items():
         is_text = isinstance(column, GrowingStrings)
         columns[name] = column.strings() if is_text else np.frombuffer(column, column.typecode)
     count = len(row_places)
     return columns, {name: column.values(count) for name, column in others.items()}, row_places
+
+
+def _ids_of_paths(
+    values: Cells, places: Sequence[int], cells: Cells, source: Source
+) -> Sequence[str]:
+    paths = values["path"]
+    if paths is cells["path"] and not (cells.keys() & {"start", "channel"} or source.times):
+        return paths  # plain texts, which may be ids as they are
+    segments = [values[name] for name in ("path", "start", "duration", "channel")]
+    why = "there is no id, and the path, which stands for it, "
+    return source.faults.parsed(places, why, default_id, *segments, default="")
 
 
 def _segments(places: Sequence[int], cells: Cells, source: Source) -> dict[str, Sequence[Any]]:
@@ -332,7 +341,9 @@ def _between(start: float, end: float, duration: float) -> float:
 
 def _values(column: Column, places: Sequence[int], cells: Cells, source: Source) -> Sequence[Any]:
     if column.name not in cells:
-        return [column.not_given] * len(places)
+        if column.not_given == "":
+            return [""] * len(places)
+        return cast(Sequence[Any], column.growing([column.not_given]) * len(places))
     plain = column.plain(cells[column.name])
     if plain is not None:
         return plain

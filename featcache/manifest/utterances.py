@@ -76,6 +76,12 @@ class Manifest(SegmentColumns):
         values = (column[row].item() for column in (self.start, self.duration, self.channel))
         return Utterance.of_columns(self.ids[row], self.paths[row], *values)
 
+    def utterances(self, rows: NDArray[np.int64]) -> list[Utterance]:
+        """Return the utterances of some rows, a third of the time of one by one."""
+        columns = (column[rows].tolist() for column in (self.start, self.duration, self.channel))
+        texts = self.ids.texts(rows), self.paths.texts(rows)
+        return [*map(Utterance.of_columns, *texts, *columns)]
+
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """Return the manifest of some of the rows, in that order."""
         return replace(
@@ -275,19 +281,28 @@ def _channel(cell: Any) -> int:
 
 
 def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
-    if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > LONGEST:
+    if isinstance(cells, Strings):
+        lengths = cells.byte_lengths()
+        text = cells.utf8().tobytes().decode()
+        are_short = bool(lengths.min() > 0 and lengths.max() <= LONGEST)
+    elif set(map(type, cells)) == {str}:
+        text = "".join(cells)
+        are_short = all(cells) and max(map(len, cells)) * 4 <= LONGEST
+    else:
         return None
-    text = "".join(cells)
+    if not are_short:
+        return None
     if text.isprintable() and "|" not in text and not may_have_secret(text):
         return cells
     return None
 
 
-def _plain_numbers(of: type[list[float]], cells: Sequence[Any]) -> Sequence[Any] | None:
+def _plain_numbers(of: Any, cells: Sequence[Any]) -> Sequence[Any] | None:
     try:
-        return msgspec.convert(cells, of, strict=False)
+        numbers: list[Any] = msgspec.convert(cells, of, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return None
+    return numbers
 
 
 _SPELLINGS = {
@@ -314,14 +329,15 @@ class Column(NamedTuple):
     """Reads a cell that is not empty. Raises ValueError."""
     not_given: Any
     """The value of an empty cell."""
-    growing: Callable[[], Any]
-    """Makes a flat buffer for values, with `extend`."""
+    growing: Callable[..., Any]
+    """Makes a flat buffer for values, with `extend`; of numbers, an array of given ones."""
     plain: Callable[[Sequence[Any]], Sequence[Any] | None] = lambda _: None
     """Reads some cells at once; None if each has to be parsed."""
 
 
 _STARTS = list[Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]]
 _DURATIONS = list[Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]]
+_CHANNELS = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
 _floats = partial(array, "d")
 
 START = Column("start", seconds_of, math.nan, _floats, partial(_plain_numbers, _STARTS))
@@ -331,7 +347,7 @@ COLUMNS = (
     Column("path", _path, "", GrowingStrings, _plain_texts),
     START,
     Column("duration", _duration, math.nan, _floats, partial(_plain_numbers, _DURATIONS)),
-    Column("channel", _channel, -1, partial(array, "i")),
+    Column("channel", _channel, -1, partial(array, "i"), partial(_plain_numbers, _CHANNELS)),
 )
 
 

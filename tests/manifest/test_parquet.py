@@ -38,6 +38,20 @@ def test_is_what_the_same_table_in_memory_is(tmp_path, table, group):
     assert_same_manifest(read_manifest(path), manifest_of(table))
 
 
+def test_of_many_rows_each_batch_is_read_from_where_it_begins(tmp_path):
+    numbers = range(20_000)
+    columns = {
+        "id": [f"utt-{number}" for number in numbers],
+        "path": [f"{number}.wav" if number < 9000 else f"{number}.wäv" for number in numbers],
+        "duration": [1 + number / 8 for number in numbers],
+        "channel": [number % 3 for number in numbers],
+        "text": ["" if number % 2 else f"said {number}" for number in numbers],
+    }
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    path = parquet(tmp_path, columns, row_group_size=9500)
+    assert_same_manifest(read_manifest(path), manifest_of(rows))
+
+
 def test_types_that_hold_the_same_values_make_the_same_manifest_and_so_does_another_name(tmp_path):
     expected = rows_of(read_manifest(parquet(tmp_path, ROWS)))
     assert rows_of(read_manifest(parquet(tmp_path, ROWS, name="train.bin"))) == expected

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from featcache.manifest.formats.source import (
 )
 from featcache.manifest.times import UNITS, Time, may_be_time, times_of
 from featcache.manifest.utterances import SPELLINGS, meaning_of, names_of_whole_files, shown
+from featcache.strings import Strings
 
 _OF_CLIPS = {"slice_file_name", "fsid"}
 """Columns of UrbanSound8K, in lower case: its files are clips already."""
@@ -574,14 +575,34 @@ def _without_bytes(batches: Iterable[Any], row: int = 0) -> Rows:
 
 
 def _numbered(batches: Iterator[Any]) -> Iterator[Batch]:
-    first, is_floating = 1, pyarrow().types.is_floating
+    first = 1
     with _checking():
         for batch in batches:
-            cells: Cells = batch.to_pydict()
-            for name in [field.name for field in batch.schema if is_floating(field.type)]:
-                cells[name] = [None if cell != cell else cell for cell in cells[name]]
+            columns = map(_cells_of, batch.columns)
+            cells: Cells = dict(zip(batch.schema.names, columns, strict=True))
             yield range(first, first + batch.num_rows), cells
             first += batch.num_rows
+
+
+def _cells_of(column: Any) -> Sequence[Any]:
+    """Return the cells of a column of Arrow. Text stays flat if it is ASCII and no cell is
+    missing: it takes a tenth of the time of Python's objects."""
+    types = pyarrow().types
+    if types.is_integer(column.type) and not column.null_count:
+        return cast(list[Any], column.to_numpy().tolist())
+    if types.is_floating(column.type):
+        numbers = column.to_numpy(zero_copy_only=False)  # NaN for null
+        cells: list[Any] = numbers.tolist()
+        if np.isnan(numbers).any():
+            cells = [None if cell != cell else cell for cell in cells]
+        return cells
+    if types.is_string(column.type) and len(column) and not column.null_count:
+        _, offsets, blob = column.buffers()
+        ends = np.frombuffer(offsets, np.int32)[column.offset :][: len(column) + 1]
+        texts = Strings(np.frombuffer(blob or b"", np.uint8), ends)
+        if texts.utf8().max(initial=0) < 128:
+            return texts
+    return cast(list[Any], column.to_pylist())
 
 
 def pyarrow(needed_for: str = "a manifest in Parquet or Arrow") -> Any:
