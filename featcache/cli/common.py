@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import FeatcacheError, counted, without_secrets
+from featcache.errors import FeatcacheError, counted, real_time, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
@@ -229,5 +229,5 @@ def describe_fastest(fastest: Document | None) -> str:
     """Describe the fastest way that a probe found."""
     if fastest is None:
         return "every combination has mismatches"
-    speed = f"{fastest['times_real_time']:,.0f} × real time"
+    speed = real_time(fastest["times_real_time"])
     return f"fastest without a mismatch: {fastest['policy']}, {fastest['precision']}: {speed}"
