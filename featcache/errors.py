@@ -236,11 +236,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def real_time(speed: float) -> str:
-    """A speed for people: `1,200 × real time`, `0.4 × real time`."""
-    return f"{speed:,.{0 if speed >= 10 else 1}f} × real time"
-
-
 def hours(seconds: float) -> str:
     """Seconds of audio for people: `3.71 h`, `12.4 min`, `9.7 s`."""
     if seconds >= 3600:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import FeatcacheError, counted, real_time, without_secrets
+from featcache.errors import FeatcacheError, counted, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
@@ -223,6 +223,11 @@ def _as_printed(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def real_time(speed: float) -> str:
+    """Return a speed for people: `1,200 × real time`, `0.4 × real time`."""
+    return f"{speed:,.{0 if speed >= 10 else 1}f} × real time"
 
 
 def describe_fastest(fastest: Document | None) -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Never, Self
 
 import click
 
-from featcache.cli.common import note
+from featcache.cli.common import note, real_time
 from featcache.cli.process import terminal_columns
-from featcache.errors import counted, hours, real_time
+from featcache.errors import counted, hours
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -140,7 +140,7 @@ class Shards(Steps):
         self._utterances, self._seconds, self._damaged = 0, 0.0, 0
 
     def done(self, utterances: int, seconds: float, is_damaged: bool) -> None:
-        """Show that a shard is done, as an `OnShard` of `featcache.version.version`."""
+        """Show that a shard is done, as an `OnShard` of `featcache.version.progress`."""
         self._utterances += utterances
         self._seconds += seconds
         self._damaged += is_damaged

@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from featcache.cli.common import FAILURES_LEFT, Document, complain, count_are, printing, say
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    Document,
+    complain,
+    count_are,
+    printing,
+    real_time,
+    say,
+)
 from featcache.cli.process import INTERRUPTED
-from featcache.errors import counted, hours, megabytes, real_time
+from featcache.errors import counted, hours, megabytes
 from featcache.storage.location import Location, as_location
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from featcache.spec import Ints
 from featcache.stats import moments, usage
 from featcache.strings import Strings, extend_hashes
 from featcache.version.join import RowKeys, by_shard, join
-from featcache.version.version import OnShard, no_progress
+from featcache.version.progress import OnShard, no_progress
 
 Document = dict[str, Any]
 Hashes = NDArray[np.uint64]
