@@ -245,7 +245,7 @@ def hours(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def speed(ratio: float) -> str:
+def real_time(ratio: float) -> str:
     """Seconds of audio a second, for people: `7,847 × real time`, `0.4 × real time`."""
     decimals = 1 if ratio < 10 else 0
     return f"{ratio:,.{decimals}f} × real time"

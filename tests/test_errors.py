@@ -11,7 +11,7 @@ from featcache.errors import (
     MissingDependencyError,
     did_you_mean,
     install_hint,
-    speed,
+    real_time,
     without_secrets,
 )
 
@@ -140,5 +140,5 @@ def test_a_typo_suggests_the_nearest_name():
 
 def test_a_speed_below_ten_has_a_decimal():
     """A slow model, such as DNSMOS of short clips, is not `0 × real time`."""
-    assert speed(0.4) == "0.4 × real time"
-    assert speed(7846.6) == "7,847 × real time"
+    assert real_time(0.4) == "0.4 × real time"
+    assert real_time(7846.6) == "7,847 × real time"

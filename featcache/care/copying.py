@@ -25,9 +25,10 @@ from featcache.storage.opening import open_store
 from featcache.version.corpus import put_part, read_parts
 from featcache.version.index import Index, index_name, load_index
 from featcache.version.indexing import open_index
+from featcache.version.progress import OnShard, no_progress
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.tags import read_tag, tag_names
-from featcache.version.version import PLAIN_GROUP, OnShard, Version, no_progress, read_info
+from featcache.version.version import PLAIN_GROUP, Version, read_info
 from featcache.version.wanted import read_all_wanted
 
 _AT_MOST_BYTES = 1 << 37

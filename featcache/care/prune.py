@@ -40,9 +40,10 @@ from featcache.version.join import (
     with_other_files,
 )
 from featcache.version.ledger import read_failures, rewrite_failures
+from featcache.version.progress import OnShard, no_progress
 from featcache.version.records import Run
 from featcache.version.tags import read_tag, tag_names
-from featcache.version.version import OnShard, Version, no_progress
+from featcache.version.version import Version
 from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
 
 _Hashes = NDArray[np.uint64]

@@ -28,8 +28,9 @@ from featcache.manifest.audio_locations import (
     url_of,
 )
 from featcache.version.index import Index
+from featcache.version.progress import OnShard
 from featcache.version.records import read_run
-from featcache.version.version import OnShard, Version
+from featcache.version.version import Version
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from featcache.version.index import Index, index_name, load_index
 from featcache.version.indexing import index_of
 from featcache.version.join import RowKeys, columns_of, join
 from featcache.version.ledger import RowFailures, failures_by_row
+from featcache.version.progress import OnShard, no_progress
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
-from featcache.version.version import OnShard, Version, no_progress, renamed_note
+from featcache.version.version import Version, renamed_note
 from featcache.version.wanted import find_lacking, wanted_failures
 
 _MOST_MAPPED = 8192

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import FeatcacheError, counted, speed, without_secrets
+from featcache.errors import FeatcacheError, counted, real_time, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
@@ -230,4 +230,4 @@ def describe_fastest(fastest: Document | None) -> str:
     if fastest is None:
         return "every combination has mismatches"
     way = f"{fastest['policy']}, {fastest['precision']}"
-    return f"fastest without a mismatch: {way}: {speed(fastest['times_real_time'])}"
+    return f"fastest without a mismatch: {way}: {real_time(fastest['times_real_time'])}"

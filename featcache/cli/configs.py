@@ -9,7 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import describe_fastest, note, print_json, say, say_json, say_table
-from featcache.errors import ArgumentError, ConfigError, counted, percent, speed
+from featcache.errors import ArgumentError, ConfigError, counted, percent, real_time
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _row(measured: Measured) -> dict[str, str]:
         "mismatches": _percent(measured.mismatch),
         "largest": f"{measured.relative:.1e}" if measured.relative else "0",
         "disturbed": _percent(measured.disturbed),
-        "× real time": speed(measured.times_real_time).split()[0],
+        "× real time": real_time(measured.times_real_time).split()[0],
         "": _where(measured),
     }
     if measured.error is not None:

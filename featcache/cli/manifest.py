@@ -89,7 +89,7 @@ def manifest(
       featcache manifest data/train -o train.parquet
       featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
       featcache manifest train.jsonl -o - --to csv | head
-      featcache manifest train.csv -o clean.csv --where 'mos > 3' --column mos=features/dnsmos
+      featcache manifest a.csv -o b.csv --where 'mos["ovrl"] > 3' --column mos=features/dnsmos
     """
     from featcache.manifest.write import WRITTEN, format_to_write, packed
     from featcache.storage.files import write_file

@@ -17,7 +17,7 @@ import click
 
 from featcache.cli.common import note
 from featcache.cli.process import terminal_columns
-from featcache.errors import counted, hours, speed
+from featcache.errors import counted, hours, real_time
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -140,7 +140,7 @@ class Shards(Steps):
         self._utterances, self._seconds, self._damaged = 0, 0.0, 0
 
     def done(self, utterances: int, seconds: float, is_damaged: bool) -> None:
-        """Show that a shard is done, as an `OnShard` of `featcache.version.version`."""
+        """Show that a shard is done, as an `OnShard` of `featcache.version.progress`."""
         self._utterances += utterances
         self._seconds += seconds
         self._damaged += is_damaged
@@ -149,7 +149,7 @@ class Shards(Steps):
     def _parts(self) -> list[str]:
         amount, left, _ = super()._parts()
         speed = self._seconds / (monotonic() - self._started or math.inf)
-        parts = [amount, left, f"{self._damaged:,} damaged", f"{speed:,.0f} × real time"]
+        parts = [amount, left, f"{self._damaged:,} damaged", real_time(speed)]
         return [*parts, hours(self._seconds), counted(self._utterances, "utterance")]
 
 
@@ -198,7 +198,7 @@ class Display:
         left = time_left(done, self._total, now - self._started)
         parts = [f"{hours(done)} of {hours(self._total)}", left]
         parts.append(f"{sum(progress.failures.values()):,} failed")
-        parts.append(speed(self._speed(done, now)))
+        parts.append(real_time(self._speed(done, now)))
         if any(progress.stages.values()):
             slowest = max(progress.stages, key=progress.stages.__getitem__)
             parts.append(f"most time: {_STAGES[slowest]}")

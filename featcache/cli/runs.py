@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from featcache.cli.common import FAILURES_LEFT, Document, complain, count_are, printing, say
 from featcache.cli.process import INTERRUPTED
-from featcache.errors import counted, hours, megabytes, speed
+from featcache.errors import counted, hours, megabytes, real_time
 from featcache.storage.location import Location, as_location
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def say_trial(trials: Sequence[Trial]) -> Document:
 
 def _speed(run: Summary | Trial) -> str:
     devices = f"{run.processes} × {run.device}" if run.processes > 1 else run.device
-    measured = f"{run.elapsed_seconds:.1f} s: {speed(run.times_real_time)}"
+    measured = f"{run.elapsed_seconds:.1f} s: {real_time(run.times_real_time)}"
     return f"in {measured} on {devices}, {counted(run.threads, 'thread')}"
 
 

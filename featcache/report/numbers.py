@@ -24,7 +24,7 @@ from featcache.spec import Ints
 from featcache.stats import moments, usage
 from featcache.strings import Strings, extend_hashes
 from featcache.version.join import RowKeys, by_shard, join
-from featcache.version.version import OnShard, no_progress
+from featcache.version.progress import OnShard, no_progress
 
 Document = dict[str, Any]
 Hashes = NDArray[np.uint64]
@@ -42,6 +42,7 @@ _MOST_COLUMNS = 8
 _MOST_VALUES = 10_000
 _GROUPS = 40
 _DUPLICATES = 50
+_MOST_STATISTICS = 16  # versions
 _TEXTS = {"text", "transcript", "transcription", "sentence"}
 _SPEAKERS = {"speaker", "speaker_id", "spk", "spk_id"}
 
@@ -122,6 +123,7 @@ def collect(
         described.append(version)
         for _ in cache.index.shards:
             report(0, 0.0, False)
+    statistics = statistics[:_MOST_STATISTICS]
     duplicates = _duplicates(largest, contents)
     outliers = _outliers(statistics, duplicates, largest, seconds)
     shown = _shown(largest, seconds, statistics)
@@ -303,6 +305,8 @@ def _speakers(
             present = np.flatnonzero(status.present)
             column = values.texts.take(present)
             _, firsts, of_rows = np.unique(column.hashes(), return_index=True, return_inverse=True)
+            if len(firsts) < 2:
+                break
             numbers = np.full(len(cache), -1)
             numbers[status.positions[present]] = of_rows
             margins, document = compare_speakers(cache, numbers, column.texts(firsts))

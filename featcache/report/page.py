@@ -28,6 +28,7 @@ _LONGEST = 160  # characters of an id or a message
 _LONGEST_CONFIG = 4000
 _MOST_DETAILS = 10
 _FEW_ROWS = 5
+_MOST_SPEAKERS = 100
 
 _TITLES = {
     "clipped": "Clipped samples",
@@ -292,42 +293,26 @@ def _voices(voices: Document) -> str:
     """Show the nearest voices of speakers and of utterances."""
     figures = []
     if "speakers" in voices:
-        headings = ["speaker", "utterances", "own voice", "nearest", "cosine"]
-        rows = [
-            [
-                _id(one["speaker"]),
-                one["utterances"],
-                _cosine(one["own_cosine"]),
-                _id(one["nearest"] or "–"),
-                _cosine(one["cosine"]),
-            ]
-            for one in voices["speakers"]
-        ]
-        note = "cosines: of vectors with the mean of the speaker's others; of two speakers' means"
-        table = _table("Nearest speakers", headings, rows)
-        figures.append(_figure("Nearest speakers", note, table))
-        headings = ["id", "speaker", "own voice", "nearest", "cosine"]
-        rows = [
-            [
-                _id(one["id"]),
-                _id(one["speaker"]),
-                _cosine(one["own_cosine"]),
-                _id(one["nearest"]),
-                _cosine(one["cosine"]),
-            ]
-            for one in voices["confused"]
-        ]
+        note = f"the nearest pairs of {counted(len(voices['speakers']), 'speaker')}"
+        figures.append(_listing("Nearest speakers", note, voices["speakers"][:_MOST_SPEAKERS]))
         note = f"{voices['nearer_to_another']:,} of {counted(voices['compared'], 'utterance')}"
-        table = _table("Nearer to another speaker", headings, rows)
-        figures.append(_figure("Nearer to another speaker", note, table))
-    rows = [[_id(one["id"]), _id(one["nearest"]), one["cosine"]] for one in voices["neighbours"]]
-    table = _table("Nearest utterances", ["id", "nearest", "cosine"], rows)
-    figures.append(_figure("Nearest utterances", "of the utterances shown below", table))
+        figures.append(_listing("Nearer to another speaker", note, voices["confused"]))
+    note = "of the utterances shown below"
+    figures.append(_listing("Nearest utterances", note, voices["neighbours"]))
     return _section("Voices", _grid(figures), f"{_text(voices['path'])}: cosines of vectors")
 
 
-def _cosine(value: float | None) -> Cell:
-    return math.nan if value is None else value
+def _listing(title: str, note: str, records: Sequence[Document]) -> str:
+    """Show records as a table, whose headings are their keys."""
+    content = ""
+    if records:
+        headings = [key.replace("_", " ") for key in records[0]]
+        rows = [
+            [_id(value) if isinstance(value, str) else value for value in record.values()]
+            for record in records
+        ]
+        content = _table(title, headings, rows)
+    return _figure(title, note, content)
 
 
 def _duplicates(report: Report) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from featcache.loader.corpus import Corpus
 from featcache.spec import FeatureSpec, Ints, as_values
 
 Floats = NDArray[np.float32]
+
+_MOST_NAMES = 16
 
 SPEECH = 0.5
 """The confidence from which a frame is voiced, and the probability from which it is speech."""
@@ -81,7 +84,7 @@ def units_of(spec: FeatureSpec) -> dict[str, str]:
         return {"pitch": "Hz", "voiced": "share of frames"}
     if spec.is_curve:
         return {"speech": "share of frames"}
-    return spec.named_units
+    return dict(islice(spec.named_units.items(), _MOST_NAMES))
 
 
 def read_statistics(cache: Cache, seconds: Floats) -> Statistics | None:
@@ -99,7 +102,7 @@ def read_statistics(cache: Cache, seconds: Floats) -> Statistics | None:
             speech = np.bincount(numbers, frames[:, 0] >= SPEECH, len(lengths))
             block = (speech / lengths)[:, None]
         else:
-            block = frames
+            block = frames[:, : len(units)]
         blocks.append(block.astype(np.float32))
     columns = dict(zip(units, np.concatenate(blocks).T, strict=True))
     return Statistics(cache, seconds, units, columns) if units and len(cache) else None

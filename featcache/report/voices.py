@@ -3,6 +3,7 @@ nearest to. Nearness is the cosine, and one shard is in memory at a time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def compare_speakers(
     cache: Cache, numbers: Ints, names: Sequence[str]
 ) -> tuple[Floats, dict[str, Any]]:
     """Compare each vector with the mean of its speaker's other vectors, and with the nearest
-    mean of another speaker, by cosine. At most 1,000 speakers take part.
+    mean of another speaker, by cosine. At most 1,000 speakers take part, and at least two.
 
     Args:
         numbers: The number of each utterance's speaker, int64 `[utterances]`; -1 for none.
@@ -70,46 +71,42 @@ def compare_speakers(
     for span, vectors in _unit_vectors(cache):
         rows = np.flatnonzero((places[span] >= 0) & (counts[places[span]] > 1))
         of_rows, vectors = places[span.start + rows], vectors[rows]
-        others_of_own = _normalised(sums[of_rows] - vectors)
-        own[span.start + rows] = (others_of_own * vectors).sum(axis=1)
+        rest = _normalised(sums[of_rows] - vectors)
         cosines = vectors @ means.T
         cosines[np.arange(len(rows)), of_rows] = -np.inf
-        if len(compared) > 1:
-            nearest[span.start + rows] = cosines.argmax(axis=1)
-            other[span.start + rows] = cosines.max(axis=1)
+        own[span.start + rows] = (rest * vectors).sum(axis=1)
+        nearest[span.start + rows] = cosines.argmax(axis=1)
+        other[span.start + rows] = cosines.max(axis=1)
     between = means @ means.T
     np.fill_diagonal(between, -np.inf)
+    has_own = np.isfinite(own)
+    own_sums = np.bincount(places[has_own], own[has_own], len(compared))
     names_of = [names[number] for number in compared.tolist()]
-    sums_of_own = np.bincount(places[places >= 0], np.nan_to_num(own[places >= 0]), len(compared))
-    speakers = []
-    for place, name in enumerate(names_of):
-        like = int(between[place].argmax())
-        has_own, has_other = counts[place] > 1, len(compared) > 1
-        speakers.append(
-            {
-                "speaker": name,
-                "utterances": int(counts[place]),
-                "own_cosine": float(sums_of_own[place] / counts[place]) if has_own else None,
-                "nearest": names_of[like] if has_other else None,
-                "cosine": float(between[place, like]) if has_other else None,
-            }
-        )
+    speakers = [
+        {
+            "speaker": name,
+            "utterances": int(count),
+            "own_cosine": float(own_sum / count) if count > 1 else math.nan,
+            "nearest": names_of[int(cosines.argmax())],
+            "cosine": float(cosines.max()),
+        }
+        for name, count, own_sum, cosines in zip(names_of, counts, own_sums, between, strict=True)
+    ]
     margins = (own - other).astype(np.float32)
     wrong = np.flatnonzero(margins < 0)
-    confused = []
-    for position in wrong[np.argsort(margins[wrong], kind="stable")][:_MOST_CONFUSED].tolist():
-        confused.append(
-            {
-                "id": cache.ids[position],
-                "speaker": names_of[places[position]],
-                "own_cosine": float(own[position]),
-                "nearest": names_of[nearest[position]],
-                "cosine": float(other[position]),
-            }
-        )
+    confused = [
+        {
+            "id": cache.ids[position],
+            "speaker": names_of[places[position]],
+            "own_cosine": float(own[position]),
+            "nearest": names_of[nearest[position]],
+            "cosine": float(other[position]),
+        }
+        for position in wrong[np.argsort(margins[wrong], kind="stable")][:_MOST_CONFUSED].tolist()
+    ]
     document = {
-        "compared": int(np.isfinite(margins).sum()),
-        "speakers": speakers,
+        "compared": int(has_own.sum()),
+        "speakers": sorted(speakers, key=lambda speaker: -speaker["cosine"]),
         "nearer_to_another": len(wrong),
         "confused": confused,
     }
@@ -119,23 +116,19 @@ def compare_speakers(
 def nearest_voices(cache: Cache, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Find for each of some ids the other utterance with the nearest vector, by cosine."""
     positions = [position for id_ in ids if (position := cache.index.find_one(id_)) >= 0]
-    chosen = np.zeros((len(positions), *cache.spec.item_shape))
-    for span, vectors in _unit_vectors(cache):
-        for row, position in enumerate(positions):
-            if span.start <= position < span.stop:
-                chosen[row] = vectors[position - span.start]
+    if not positions:
+        return []
+    chosen = np.stack([cache[position] for position in positions]).astype(np.float64)
     best, nearest = np.full(len(positions), -np.inf), np.zeros(len(positions), np.int64)
     for span, vectors in _unit_vectors(cache):
-        cosines = chosen @ vectors.T
+        cosines = _normalised(chosen) @ vectors.T
         for row, position in enumerate(positions):
             if span.start <= position < span.stop:
                 cosines[row, position - span.start] = -np.inf
-        of_span = cosines.argmax(axis=1)
-        cosine = cosines[np.arange(len(positions)), of_span]
-        nearest = np.where(cosine > best, of_span + span.start, nearest)
-        best = np.maximum(best, cosine)
+        nearest = np.where(cosines.max(axis=1) > best, span.start + cosines.argmax(axis=1), nearest)
+        best = np.maximum(best, cosines.max(axis=1))
     return [
-        {"id": cache.ids[position], "nearest": cache.ids[int(like)], "cosine": float(cosine)}
-        for position, like, cosine in zip(positions, nearest, best, strict=True)
-        if np.isfinite(cosine)
+        {"id": cache.ids[position], "nearest": cache.ids[like], "cosine": cosine}
+        for position, like, cosine in zip(positions, nearest.tolist(), best.tolist(), strict=True)
+        if math.isfinite(cosine)
     ]

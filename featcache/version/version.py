@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -174,15 +174,6 @@ def renamed_note(original_name: str) -> str:
     """Describe a version whose folder was made with another name."""
     what = f"its folder is a copy of {original_name}, or was renamed"
     return f"{what}: extract adds to a version only under that name"
-
-
-OnShard: TypeAlias = Callable[[int, float, bool], object]
-"""A function that is called after each shard: with the utterances and the seconds of audio
-that are done, and true if the shard is damaged. A second pass has no more utterances."""
-
-
-def no_progress(utterances: int, seconds: float, is_damaged: bool) -> None:
-    """Show nothing, as an `OnShard`."""
 
 
 class ShardGoneError(StoreError):

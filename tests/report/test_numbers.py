@@ -221,9 +221,35 @@ def test_without_speakers_voices_have_neighbours_alone(described, tmp_path):
     (tmp_path / "m.csv").write_text("id,path,speaker\nonly,audio/only.wav,me\n")
     report = numbers_of(tmp_path, read_manifest(tmp_path / "m.csv"))
     assert report.voices["neighbours"] == []
-    assert report.voices["compared"] == 0
-    (speaker,) = report.voices["speakers"]
-    assert (speaker["own_cosine"], speaker["nearest"], speaker["cosine"]) == (None, None, None)
+    assert "speakers" not in report.voices, "there is one alone"
+
+
+def test_a_speaker_of_one_utterance_is_compared_as_a_speaker_alone(tmp_path):
+    vectors = {"a": [1, 0], "b": [1, 0.1], "c": [0, 1]}
+    features = {id_: np.float32([vector]) for id_, vector in vectors.items()}
+    make_version(tmp_path, features, axis=Clip(), units="speaker vector")
+    lines = ["id,path,SPK", "a,audio/a.wav,x", "b,audio/b.wav,x", "c,audio/c.wav,y"]
+    (tmp_path / "m.csv").write_text("\n".join(lines))
+    voices = numbers_of(tmp_path, read_manifest(tmp_path / "m.csv")).voices
+    assert (voices["compared"], voices["confused"]) == (2, [])
+    owns = {one["speaker"]: (one["nearest"], one["own_cosine"]) for one in voices["speakers"]}
+    assert owns["x"] == ("y", pytest.approx(1 / np.hypot(1, 0.1)))
+    assert owns["y"][0] == "x"
+    assert np.isnan(owns["y"][1])
+
+
+def test_vectors_of_other_utterances_have_no_neighbours(tmp_path):
+    make_version(tmp_path, make_features(5), name="mel")
+    make_version(tmp_path, {"a": np.ones((1, 4), np.float32)}, axis=Clip(), name="voice")
+    assert numbers_of(tmp_path).voices["neighbours"] == []
+
+
+def test_of_many_named_values_the_first_have_histograms(tmp_path):
+    names = ", ".join(f"v{number}" for number in range(40))
+    features = {"a": np.ones((1, 40), np.float32)}
+    make_version(tmp_path, features, axis=Clip(), units=names, name="many")
+    (statistic,) = numbers_of(tmp_path).statistics
+    assert len(statistic["units"]) == len(statistic["histograms"]) == 16
 
 
 def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
