@@ -11,9 +11,10 @@ import warnings
 from collections import UserList
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -29,7 +30,7 @@ from featcache.loader.cache import Cache, Memory, positions_in
 from featcache.loader.events import EventBatch
 from featcache.loader.sampler import Rows
 from featcache.loader.shards import Spans
-from featcache.loader.shared import InSharedMemory, is_spawning
+from featcache.loader.shared import SharedArrays, is_spawning
 from featcache.loader.utterances import (
     ByName,
     Choices,
@@ -37,6 +38,7 @@ from featcache.loader.utterances import (
     DatasetVersion,
     Names,
     OnChanged,
+    digest_of_source,
     find_utterances,
     take,
     versions_of,
@@ -169,6 +171,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         classes: The name of a column of labels, or several: they become numbers from 0,
             in the labels' order as text, and the attribute `classes` has the labels. A
             mapping gives the labels of each: `classes=train.classes`.
+        shared_in: A folder of this machine, for one copy of the rows of a large manifest:
+            the first process writes their ids, columns and positions to a file, and all
+            processes map it. By default, each process that reads the manifest has its own
+            copy. Needs the path of a manifest, and no function as `where`.
 
     Attributes:
         cache: As given.
@@ -204,18 +210,28 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         copies: bool = True,
         columns: Names = None,
         classes: Classes = (),
+        shared_in: str | Path | None = None,
     ) -> None:
         self.cache = cache
         versions = versions_of(cache, codebooks, padding_value)
         self.names = [version.name for version in versions]
+        self._epoch = Epoch(0, is_followed=crop is not None)
+        if not isinstance(crop, Crop | NoneType):
+            crop = Crop(frames=crop)
         choices = Choices(where, skip_missing, on_changed, copies, columns, classes)
+        if shared_in is None:
+            self._read(versions, manifest, choices, crop)
+        else:
+            self._share(Path(shared_in), versions, manifest, choices, crop)
+
+    def _read(
+        self, versions: Sequence[DatasetVersion], manifest: Any, choices: Choices, crop: Crop | None
+    ) -> None:
+        """Read the manifest, and find its rows in the versions."""
         utterances, self.skipped = find_utterances(versions, manifest, choices)
         self.dropped: list[str] = []
-        self._epoch = Epoch(0, is_followed=crop is not None)
         self._windows: Windows | None = None
         if crop is not None:
-            if not isinstance(crop, Crop):
-                crop = Crop(frames=crop)
             axes = [version.cache.spec.axis for version in versions]
             lengths = [version.values_of(version.cache.lengths) for version in utterances.versions]
             longest = [int(of_version.max(initial=0)) for of_version in lengths]
@@ -225,6 +241,46 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.versions = utterances.versions
         # A cache's own ids are not pickled with the dataset.
         self._ids = None if utterances.ids is versions[0].cache.ids else utterances.ids
+
+    def _share(
+        self,
+        folder: Path,
+        versions: Sequence[DatasetVersion],
+        manifest: Any,
+        choices: Choices,
+        crop: Crop | None,
+    ) -> None:
+        """Map the rows of the manifest from a file; if it is missing, read them, and write it."""
+        content = digest_of_source(versions, manifest, choices)
+        arguments = hashlib.sha256(repr((self.names, str(manifest), choices, crop)).encode())
+        path = folder / "featcache" / "rows" / f"{arguments.hexdigest()[:16]}.{content[:16]}"
+
+        @cache
+        def read() -> dict[str, Any]:
+            self._read(versions, manifest, choices, crop)
+            names = (*_ARRAYS, "classes", "skipped", "dropped", "_windows")
+            return {name: vars(self)[name] for name in names}
+
+        try:
+            shared = SharedArrays.in_file(path, read)
+        except OSError as error:
+            read()
+            warnings.warn(
+                f"{path}: {error.strerror}: this process has its own copy of {manifest}",
+                FeatcacheWarning,
+                stacklevel=3,
+            )
+            return
+        vars(self).update(shared.value(), cache=self.cache)
+        pairs = zip(self.versions, versions, strict=True)
+        self.versions = [replace(mapped, cache=own.cache) for mapped, own in pairs]
+        shared.parts = self._parts
+        self._shared = shared
+
+    @property
+    def _parts(self) -> list[object]:
+        """The objects that hold the rows' arrays."""
+        return [self._ids, *self.versions, *self.columns, *self.columns.values()]
 
     def __repr__(self) -> str:
         columns = f" with {listing(self.columns)}" if self.columns else ""
@@ -238,9 +294,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         before = state.pop("_shared", None)
         if is_spawning():
             arrays = {name: state.pop(name) for name in _ARRAYS}
-            parts = [self._ids, *self.versions, *self.columns, *self.columns.values()]
-            if before is None or not before.holds(parts):
-                before = self._shared = InSharedMemory(arrays, parts)
+            if before is None or not before.holds(self._parts):
+                before = self._shared = SharedArrays.in_memory(arrays, self._parts)
             state["_arrays"] = before
         return state
 

@@ -1,16 +1,22 @@
-"""Arrays that spawned processes share: they map one anonymous file, and copy nothing."""
+"""Arrays that processes share: they map one file, and copy nothing. The file is anonymous, for
+the processes that this one spawns; or it has a name, for all processes of the machine."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import operator
 import os
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+from featcache.storage.files import Lock
 
 _ALIGNED = 64
 
@@ -20,46 +26,101 @@ def is_spawning() -> bool:
     return get_spawning_popen() is not None
 
 
-class InSharedMemory:
-    """A value whose pickle brings no array. A spawned process gets a descriptor of the
-    file that holds all arrays, and maps it, read-only.
+class SharedArrays:
+    """A value whose arrays are in a file. Its pickle, for a spawned process, brings a descriptor
+    of the file."""
 
-    Args:
-        value: The value, which is pickled now.
-        parts: What the value is made of, for `holds`.
-    """
+    def __init__(self, file: int) -> None:
+        self._file = file
+        weakref.finalize(self, os.close, file)
+        self._sizes: list[int] = []
+        self._pickle = b""
+        self.parts: Sequence[object] = ()
+        """The objects that the value is made of, for `holds`."""
 
-    def __init__(self, value: object, parts: Sequence[object] = ()) -> None:
-        self._parts = [*parts]
-        buffers: list[pickle.PickleBuffer] = []
-        self._pickle = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        arrays = [buffer.raw() for buffer in buffers]
-        self._sizes = [array.nbytes for array in arrays]
-        self._file = os.memfd_create("featcache")
-        weakref.finalize(self, os.close, self._file)
-        with open(self._file, "wb", closefd=False) as file:
-            for array in arrays:
-                file.write(array)
-                file.write(bytes(-array.nbytes % _ALIGNED))
+    @classmethod
+    def in_memory(cls, value: object, parts: Sequence[object] = ()) -> Self:
+        """Copy a value, made of some parts, to an anonymous file."""
+        made = cls(os.memfd_create("featcache"))
+        made._write(value)
+        made.parts = parts
+        return made
+
+    @classmethod
+    def in_file(cls, path: Path, make: Callable[[], object]) -> Self:
+        """Open the file that holds a value. If it is missing, make the value, and the file,
+        which replaces those whose names begin alike, up to a dot; other processes wait.
+        Raises OSError if the file can be neither read nor written, or is another user's."""
+        with suppress(FileNotFoundError):
+            return cls._opened(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Lock(path.parent, os.O_RDONLY | os.O_DIRECTORY) as lock:
+            lock.take(wait=True)
+            with suppress(FileNotFoundError):
+                return cls._opened(path)
+            value = make()
+            unfinished = path.with_suffix(".part")
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            made = cls(os.open(unfinished, flags, 0o600))
+            made._write(value)
+            with open(made._file, "ab", closefd=False) as file:
+                start = file.tell()
+                file.write(pickle.dumps((made._sizes, made._pickle)))
+                file.write(start.to_bytes(8, "little"))
+            os.fsync(made._file)
+            for older in path.parent.glob(f"{path.stem}.*"):
+                if older != unfinished:
+                    older.unlink()
+            unfinished.rename(path)
+            return made
+
+    @classmethod
+    def _opened(cls, path: Path) -> Self:
+        made = cls(os.open(path, os.O_RDONLY | os.O_NOFOLLOW))
+        if os.fstat(made._file).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "belongs to another user", str(path))
+        with open(made._file, "rb", closefd=False) as file:
+            file.seek(-8, os.SEEK_END)
+            file.seek(int.from_bytes(file.read(8), "little"))
+            made._sizes, made._pickle = pickle.load(file)
+        return made
+
+    def value(self) -> Any:
+        """Return the value, over mapped arrays."""
+        return _mapped(self._file, self._sizes, self._pickle)
 
     def holds(self, parts: Sequence[object]) -> bool:
         """Return True if the value was made of these very parts."""
-        if len(parts) != len(self._parts):
+        if len(parts) != len(self.parts):
             return False
-        return all(map(operator.is_, parts, self._parts))
+        return all(map(operator.is_, parts, self.parts))
+
+    def _write(self, value: object) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        self._pickle = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        with open(self._file, "wb", closefd=False) as file:
+            for array in (buffer.raw() for buffer in buffers):
+                self._sizes.append(array.nbytes)
+                file.write(array)
+                file.write(bytes(-array.nbytes % _ALIGNED))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _mapped, (DupFd(self._file), self._sizes, self._pickle)
+        return _received, (DupFd(self._file), self._sizes, self._pickle)
 
 
-def _mapped(descriptor: Any, sizes: Sequence[int], pickled: bytes) -> object:
-    """Return the value, over arrays in the file."""
+def _received(descriptor: Any, sizes: Sequence[int], pickled: bytes) -> object:
+    """Return the value that a spawned process gets."""
     file = descriptor.detach()
     try:
-        length = os.fstat(file).st_size
-        view = memoryview(mmap.mmap(file, length, access=mmap.ACCESS_READ) if length else b"")
+        return _mapped(file, sizes, pickled)
     finally:
         os.close(file)
+
+
+def _mapped(file: int, sizes: Sequence[int], pickled: bytes) -> object:
+    """Return the value, over arrays in the file."""
+    length = os.fstat(file).st_size
+    view = memoryview(mmap.mmap(file, length, access=mmap.ACCESS_READ) if length else b"")
     buffers, begin = [], 0
     for size in sizes:
         buffers.append(view[begin : begin + size])

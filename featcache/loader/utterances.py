@@ -3,9 +3,11 @@ positions in each version."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -16,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache import __version__
 from featcache.errors import (
     ArgumentError,
     FeatcacheWarning,
@@ -36,6 +39,7 @@ from featcache.manifest.utterances import Manifest
 from featcache.manifest.where import JoinedColumn, NoRowError, Where, select_rows
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
+from featcache.version.index import index_name
 from featcache.version.join import RowKeys, RowStatus, describe_changed, join, with_other_files
 from featcache.version.ledger import failures_by_row
 
@@ -407,6 +411,31 @@ def find_utterances(
     utterances = utterances.with_classes(choices.labels())
     utterances, skipped = utterances.without_missing(choices.skip_missing)
     return utterances.with_joined(), skipped
+
+
+def digest_of_source(versions: Sequence[DatasetVersion], manifest: Any, choices: Choices) -> str:
+    """Return a digest of the content of versions and of manifest files, by their sizes and
+    times. Raises ArgumentError if other processes could not tell that theirs is the same."""
+    if not isinstance(manifest, str | os.PathLike | NoneType) or callable(choices.where):
+        raise ArgumentError(
+            "shared_in= needs the path of a manifest, and where= as text or columns: other "
+            "processes cannot compare tables or functions"
+        )
+    choices.check()
+    joined = open_columns(choices.sources(), versions[0].cache.check)
+    caches = [version.cache for version in versions] + [*joined.values()]
+    parts: list[Any] = [index_name(cache.version, cache.index.shards) for cache in caches]
+    files: list[Path] = []
+    if manifest is not None:
+        of_parts = manifests_of_parts([os.fspath(manifest)])
+        files = [Path(manifest)] if of_parts is None else [*of_parts.values()]
+    for file in files:
+        inside = sorted(file.iterdir()) if file.is_dir() else [file]
+        for path in inside:
+            with suppress(FileNotFoundError):  # which reading reports
+                status = path.stat()
+                parts.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(repr((__version__, parts)).encode()).hexdigest()
 
 
 def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, list[str]]:

@@ -1,12 +1,17 @@
-"""Datasets that spawned processes map instead of copying."""
+"""Datasets that other processes map instead of copying."""
 
+import os
 from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from forking import run_forked
+from make_cache import assert_same, made_cache, make_features
 
 import featcache
-from featcache.loader.shared import InSharedMemory
+from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError
+from featcache.loader import dataset as dataset_module
+from featcache.loader.shared import SharedArrays
 from featcache.strings import Strings
 
 
@@ -37,7 +42,7 @@ def in_process(method: str, value: object) -> object:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_arrays_are_mapped_and_equal(method):
     arrays = {"numbers": np.arange(1000), "none": np.zeros(0), "odd": np.arange(7, dtype=np.uint8)}
-    shared = InSharedMemory(arrays)
+    shared = SharedArrays.in_memory(arrays)
     for _ in range(2):  # several processes map one file
         seen = in_process(method, shared)
         assert {name: values for name, (values, _) in seen.items()} == {
@@ -61,3 +66,123 @@ def test_a_spawned_process_sees_the_dataset_as_it_is_now(plain, scratch):
         assert (text, number) == (expected["text"], expected["number"].tolist())
     dataset.columns["text"] = Strings.of(["changed"] * 12)
     assert in_process("spawn", dataset)[2] == ["changed", "changed"]
+
+
+class TestSharedIn:
+    """`FeatureDataset(shared_in=)`: one copy for processes that know nothing of each other."""
+
+    @pytest.fixture
+    def cache(self, tmp_path):
+        return made_cache(tmp_path / "features", make_features(12, (3,)))
+
+    @pytest.fixture
+    def manifest(self, tmp_path):
+        return self.written(tmp_path, "text")
+
+    def written(self, folder, word):
+        rows = [f"utt-{number},{number},{word} {number}" for number in range(12)]
+        path = folder / "train.csv"
+        path.write_text("\n".join(["id,number,text", *rows]))
+        return path
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return tmp_path / "shared"
+
+    def files(self, folder):
+        return [*folder.glob("featcache/rows/*")]
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"crop": 5}, {"where": "number > 3", "classes": "text"}]
+    )
+    def test_the_second_process_maps_what_the_first_has_read(
+        self, cache, manifest, folder, monkeypatch, options
+    ):
+        expected = featcache.FeatureDataset(cache, manifest, **options)
+        first = featcache.FeatureDataset(cache, manifest, shared_in=folder, **options)
+        monkeypatch.setattr(dataset_module, "find_utterances", None)
+        second = featcache.FeatureDataset(cache, manifest, shared_in=folder, **options)
+        for shared in (first, second):
+            assert_same(shared.batch([2, 0, 1]), expected.batch([2, 0, 1]))
+            assert shared.classes == expected.classes
+            assert shared.digest == expected.digest
+            assert shared.versions[0].cache is cache
+            assert not shared.columns["number"].flags.owndata
+            assert not shared.versions[0].positions.flags.writeable
+        assert len(self.files(folder)) == 1
+
+    def test_processes_that_start_together_read_once(self, cache, manifest, folder, monkeypatch):
+        read, find = folder.parent / "read", dataset_module.find_utterances
+
+        def counted(*arguments):
+            with read.open("a") as file:
+                file.write("x")
+            return find(*arguments)
+
+        monkeypatch.setattr(dataset_module, "find_utterances", counted)
+        context = get_context("fork")
+        arguments = cache, manifest
+        options = {"shared_in": folder}
+        processes = [
+            context.Process(target=featcache.FeatureDataset, args=arguments, kwargs=options)
+            for _ in range(4)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        assert read.read_text() == "x"
+
+    def test_spawned_workers_map_the_same_file(self, cache, manifest, folder, monkeypatch):
+        dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        monkeypatch.delattr(os, "memfd_create")
+        ids, features, text, number = in_process("spawn", dataset)
+        assert (ids, text, number) == (["utt-2", "utt-0"], ["text 2", "text 0"], [2, 0])
+        assert np.array_equal(features, dataset.batch([2, 0])["features"].numpy())
+
+    def test_a_changed_manifest_replaces_the_file(self, cache, manifest, folder):
+        before = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        old = self.files(folder)
+        self.written(manifest.parent, "other text")
+        after = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        assert before.columns["text"][3] == "text 3"  # still mapped
+        assert after.columns["text"][3] == "other text 3"
+        assert len(self.files(folder)) == 1
+        assert self.files(folder) != old
+        featcache.FeatureDataset(cache, manifest, shared_in=folder, columns=["text"])
+        assert len(self.files(folder)) == 2  # other arguments
+
+    @pytest.mark.parametrize("fault", ["no folder", "another user"])
+    def test_without_a_file_each_process_has_its_own_copy(
+        self, cache, manifest, folder, monkeypatch, fault
+    ):
+        if fault == "no folder":
+            folder.write_text("")
+        else:
+            featcache.FeatureDataset(cache, manifest, shared_in=folder)
+            uid = os.getuid() + 1
+            monkeypatch.setattr(os, "getuid", lambda: uid)
+        with pytest.warns(FeatcacheWarning, match="this process has its own copy of") as warned:
+            dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        assert warned[0].filename == __file__
+        assert dataset.batch([3])["text"] == ["text 3"]
+
+    def test_what_processes_cannot_compare_is_refused(self, cache, manifest, folder):
+        refused = [([{"id": "utt-1"}], {}), (manifest, {"where": lambda row: True})]
+        for source, options in refused:
+            with pytest.raises(ArgumentError, match="shared_in= needs the path of a manifest"):
+                featcache.FeatureDataset(cache, source, shared_in=folder, **options)
+        with pytest.raises(ManifestError, match="missing"):
+            featcache.FeatureDataset(cache, "missing.csv", shared_in=folder)
+        assert self.files(folder) == []
+
+    def test_a_process_that_was_killed_leaves_nothing_that_others_wait_for(
+        self, cache, manifest, folder, monkeypatch
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(SharedArrays, "_write", lambda *_: os._exit(0))
+            run_forked(lambda: featcache.FeatureDataset(cache, manifest, shared_in=folder))
+        dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        assert dataset.batch([3])["text"] == ["text 3"]
+        assert len(self.files(folder)) == 1

@@ -331,3 +331,35 @@ def test_workers_of_torchs_loader_share_the_packed_rows(made, num_workers):
         loader, batch_size=None, num_workers=num_workers, multiprocessing_context="fork"
     )
     assert [batch["ids"] for batch in shared] == [batch["ids"] for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(
+    ("num_workers", "method", "moments"),
+    [(0, None, (0, 1, 3, -1)), (2, "fork", (0, 1, 3, -1)), (2, "spawn", (1,))],
+)
+def test_torchdata_goes_on_with_packed_rows_from_any_state(made, num_workers, method, moments):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    dataset = made.dataset(columns=["digit"])
+    tokens = int(dataset.lengths.max())
+    whole = [
+        batch["ids"]
+        for batch in featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow="error")
+    ]
+
+    def begun():
+        packed = featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow="error")
+        return stateful.StatefulDataLoader(
+            packed, batch_size=None, num_workers=num_workers, multiprocessing_context=method
+        )
+
+    for moment in moments:
+        steps = moment % len(whole)
+        loader = begun()
+        batches = iter(loader)
+        assert [next(batches)["ids"] for _ in range(steps)] == whole[:steps]
+        state = loader.state_dict()
+        del batches
+        resumed = begun()
+        resumed.load_state_dict(state)
+        assert [batch["ids"] for batch in resumed] == whole[steps:]
