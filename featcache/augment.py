@@ -78,10 +78,10 @@ class Draws:
 class Augmentation(nn.Module):
     """The base of augmentations.
 
-    They are called with features, floats `[batch, frames, ...]`; with `lengths` in
-    frames, integers `[batch]` on the features' device, unless no row has padding; and with
-    the `step` of the training. Raises ArgumentError if shapes, dtypes or devices do not
-    fit, or if an argument of the class is out of range."""
+    They are called with features, floats `[batch, frames, ...]`; with `lengths` in frames,
+    integers `[batch]` on the features' device, unless no row has padding; and with the
+    `step` of the training. Raises ArgumentError if shapes, dtypes, devices or arguments of
+    the class do not fit."""
 
     seed: int = 0
     """The seed, a whole number."""
@@ -370,12 +370,12 @@ def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size:
 
 def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> Tensor:
     """Move one point of each row by up to `window` frames, and stretch or compress both
-    sides of it accordingly, by linear interpolation. Features are `[batch, frames, ...]`,
-    lengths int64 `[batch]`.
+    sides of it, by linear interpolation. Features are `[batch, frames, ...]`, lengths int64
+    `[batch]`.
 
     As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames
-    further than `window` from both ends, and its shift uniformly from -window to window.
-    Rows of up to 2 * window + 2 frames have no such point and are not changed."""
+    further than `window` from both ends, and its shift uniformly. Rows of up to 2 * window
+    + 2 frames have no such point and are not changed."""
     lengths = lengths[:, None]
     room = lengths - 2 * window - 2
     point = (draws.up_to(room.clamp(min=1) - 1) + window + 1).float()

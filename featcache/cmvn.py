@@ -246,7 +246,6 @@ class Cmvn(nn.Module):
         return values, mean, std
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Accept any number of groups in the state."""
         for name, buffer in self._buffers.items():
             loaded = state_dict.get(prefix + name)
             if buffer is not None and loaded is not None and loaded.shape[1:] == buffer.shape[1:]:

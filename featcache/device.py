@@ -114,10 +114,10 @@ class _Slot:
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
-    On the CPU each worker computes by itself, with torch's own threads set to one. On a
-    GPU each worker that holds device memory has a slot, with a stream and pinned staging
-    buffers, so that copies and kernels of different batches overlap. Slots are few,
-    because torch keeps memory that was freed on a stream for that stream.
+    On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU
+    each worker that holds device memory has a slot, with a stream and pinned staging
+    buffers, so that copies and kernels of different batches overlap. Slots are few, because
+    torch keeps memory that was freed on a stream for that stream.
 
     Args:
         name: The device's name: `cpu`, `cuda`, `cuda:1`. None means cuda if there is one.
@@ -129,11 +129,9 @@ class Device:
         workers: The number of worker threads, with those that wait for a GPU.
         slots: The number of workers that may be on the device at once.
         row_workers: The number of workers that only compute padded rows; 0 if every worker
-            does everything. On a GPU these are few, since each thread makes its own cuDNN
-            plans, and takes 32 MiB for cuBLAS on each stream.
+            does everything. On a GPU these are few, since each thread makes its own plans.
 
-    Raises ConfigError if there is no such device; ArgumentError if `threads` is no number
-    of threads."""
+    Raises ConfigError if there is no such device; ArgumentError for odd `threads`."""
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
         if not name:
@@ -229,10 +227,10 @@ class Device:
                 self._free.put(slot)
 
     def upload(self, waveforms: Waveforms, align: bool = True) -> list[Tensor]:
-        """Move waveforms to float32 tensors `[num_samples]` on the device; to a GPU, by
-        one copy from pinned memory. Each tensor begins at a multiple of `_ALIGNED`
-        samples: a vectorised sum that begins elsewhere rounds in another way. With `align`
-        False, a CPU copies nothing."""
+        """Move waveforms to float32 tensors `[num_samples]` on the device; to a GPU, by one
+        copy from pinned memory. Each begins at a multiple of `_ALIGNED` samples: a
+        vectorised sum that begins elsewhere rounds in another way. With `align` False, a
+        CPU copies nothing."""
         if not self.is_cuda:
             tensors = map(torch.from_numpy, waveforms)
             step = 4 * _ALIGNED if align else 1
@@ -248,8 +246,8 @@ class Device:
         self, waveforms: Waveforms, rows: int, padded_length: int
     ) -> tuple[Tensor, Tensor]:
         """Move waveforms `[n]` to float32 `[rows, padded_length]` on the device, padded
-        with zeros and filled up with copies of the first. Return them and their lengths,
-        int64 `[rows]`."""
+        with zeros and filled up with copies of the first. Returns also their lengths, int64
+        `[rows]`."""
         filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
         staging = self._staging("up", rows * padded_length, torch.float32)
         staging = staging.view(rows, padded_length)
@@ -270,8 +268,7 @@ class Device:
         return staging.numpy().reshape(features.shape).copy()
 
     def _staging(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Return `size` elements of the CPU's memory: for a GPU, of the slot's page-locked
-        memory for `use`."""
+        """Return `size` elements of the CPU's memory; for a GPU, page-locked."""
         if not self.is_cuda:
             return torch.empty(size, dtype=dtype)
         pinned: PinnedMemory = self._own.slot.pinned[use]
@@ -340,8 +337,7 @@ def set_tf32(allowed: Tf32) -> None:
     """Set the switches of this process.
 
     The old switches, the only ones before torch 2.9, come first, because torch refuses to
-    read them once they disagree with the new ones. Alone, False would leave convolutions
-    and LSTMs to `torch.backends.fp32_precision`."""
+    read them once they disagree with the new ones."""
     torch.backends.cuda.matmul.allow_tf32 = allowed.products
     torch.backends.cudnn.allow_tf32 = allowed.convolutions
     for part, is_allowed in zip(_tf32_parts(), allowed, strict=False):
@@ -362,8 +358,8 @@ def _with_switch(backend: Any, *names: str) -> list[Any]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc reuse freed memory. Otherwise it returns large blocks to the
-    kernel, and every intermediate result of a model causes page faults again."""
+    """Let glibc's malloc reuse freed memory, instead of returning large blocks to the
+    kernel."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)

@@ -107,18 +107,17 @@ def chunk_mask(
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
     """Combine masks for `scaled_dot_product_attention`.
 
-    No frame is left without a key: its softmax would be 0 / 0, and NaN would spread from
-    layer to layer to all frames. So padding frames may also attend to themselves and,
-    without `frames`, a row of length 0 to all of its padding.
+    No frame is left without a key, whose softmax would be NaN. So padding frames may also
+    attend to themselves and, without `frames`, a row of length 0 to all of its padding.
 
     Args:
         padding: The padding mask, bool `[batch, frames]`, from `padding_mask`.
         frames: The frames that may attend to each other in every row, bool `[frames, frames]`,
             queries by keys, for example from `chunk_mask`; by default all.
 
-    Returns a new bool tensor for any number of heads: `[batch, 1, frames, frames]`,
-    queries by keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all
-    queries. Raises ArgumentError if the masks have other shapes, or are not bool."""
+    Returns a new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries
+    by keys; without `frames` `[batch, 1, 1, frames]`, the same keys for all queries. Raises
+    ArgumentError if the masks have other shapes, or are not bool."""
     _check_mask("padding", padding)
     if frames is None:
         return (padding | ~padding.any(1, keepdim=True))[:, None, None]

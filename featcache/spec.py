@@ -64,6 +64,8 @@ _BLOCK = 1 << 20
 Ints: TypeAlias = NDArray[np.int64]
 """Positions of utterances, or numbers of entries; int64 `[n]`."""
 
+Flags: TypeAlias = NDArray[np.bool_]
+
 MAIN = "features"
 """The name of a version's main track."""
 
@@ -118,9 +120,7 @@ class _Axis(Struct, frozen=True):
         """Return the entries that each item has, besides those that its seconds give."""
         return 0.0
 
-    def fits(
-        self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
-    ) -> NDArray[np.bool_]:
+    def fits(self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int) -> Flags:
         """Tell which items can have so many entries, from so many samples; bool `[items]`."""
         return num_entries >= self.fewest
 
@@ -182,13 +182,11 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
     def per_second(self) -> float:
         return self.rate
 
-    def fits(
-        self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
-    ) -> NDArray[np.bool_]:
+    def fits(self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int) -> Flags:
         per_sample = self.rate / sample_rate
         expected = np.maximum(num_samples, self.padded_to) * per_sample
         tolerance = self.length * per_sample + _EDGE_FRAMES
-        is_near: NDArray[np.bool_] = np.abs(num_entries - expected) <= tolerance
+        is_near: Flags = np.abs(num_entries - expected) <= tolerance
         return is_near
 
     def span(
@@ -233,10 +231,8 @@ class Clip(_Axis, frozen=True, tag="clip"):
     def per_item(self) -> float:
         return 1.0
 
-    def fits(
-        self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int
-    ) -> NDArray[np.bool_]:
-        is_one: NDArray[np.bool_] = num_entries == 1
+    def fits(self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int) -> Flags:
+        is_one: Flags = num_entries == 1
         return is_one
 
     def shape_item(self, entries: Any) -> Any:
@@ -387,18 +383,20 @@ class FeatureSpec:
         """Describe features that have these tracks, of waveforms at this rate in Hz. The
         main track is called `features`, whatever its name."""
         axis = main.axis
-        frames = axis if isinstance(axis, Frames) else None
+        rate, length, padded_to = 0.0, 0, 0
+        if isinstance(axis, Frames):
+            rate, length, padded_to = axis.rate, axis.length, axis.padded_to
         return cls(
-            item_shape=main.item_shape,
-            dtype=main.dtype,
-            frame_rate=frames.rate if frames else 0.0,
-            frame_length=frames.length if frames else 0,
-            sample_rate=sample_rate,
-            units=main.units,
-            codebook_sizes=main.codebook_sizes,
-            side=others,
-            padded_to=frames.padded_to if frames else 0,
-            kind=axis.kind,
+            main.item_shape,
+            main.dtype,
+            rate,
+            length,
+            sample_rate,
+            main.units,
+            main.codebook_sizes,
+            others,
+            padded_to,
+            axis.kind,
         )
 
     def require_sound(self) -> None:
@@ -467,9 +465,9 @@ class FeatureSpec:
         units = self.units[:_MOST_UNITS]  # a stranger's text may be long
         named, unit = {}, ""
         for part in reversed(re.split(r", (?![^()]*\))", units)):
-            name, bracket, own = part.partition(" (")
+            name, bracket, unit_of_name = part.partition(" (")
             if bracket:
-                unit = own.removesuffix(")")
+                unit = unit_of_name.removesuffix(")")
             named[name] = unit
         if self.kind != "clip" or self.item_shape != (len(named),):
             return {}

@@ -21,6 +21,8 @@ _FNV_PRIME = np.uint64(0x100000001B3)
 _BLOCK = 1 << 16  # the number of strings that are handled at once
 _SEARCHED = 1_000_000
 
+Hashes = NDArray[np.uint64]
+
 
 class Strings(Sequence[str]):
     """An immutable sequence of strings, stored flat. What is not UTF-8, as in a forged
@@ -154,7 +156,7 @@ class Strings(Sequence[str]):
             at = at[self.blob[self.offsets[at] + place] == byte]
         return self.texts(at[:most])
 
-    def hashes(self) -> NDArray[np.uint64]:
+    def hashes(self) -> Hashes:
         """Hash the strings, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo,
         draft-eastlake-fnv, section 2)."""
         result = np.empty(len(self), np.uint64)
@@ -215,7 +217,7 @@ def hash_of(string: str) -> int:
     return value
 
 
-def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
+def extend_hashes(hashes: Hashes, values: NDArray[Any]) -> Hashes:
     """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in
     `values` `[n]`."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
@@ -226,13 +228,13 @@ def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[n
     return extended
 
 
-def _extend(hashes: NDArray[np.uint64], rows: NDArray[np.uint8]) -> None:
+def _extend(hashes: Hashes, rows: NDArray[np.uint8]) -> None:
     for column in rows.T:
         hashes ^= column
         hashes *= _FNV_PRIME
 
 
-def are_distinct(hashes: NDArray[np.uint64]) -> bool:
+def are_distinct(hashes: Hashes) -> bool:
     """Tell whether no hash occurs twice, in a tenth of the time of `np.unique`."""
     ordered = np.sort(hashes)
     return not bool((ordered[1:] == ordered[:-1]).any())

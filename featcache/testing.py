@@ -150,7 +150,6 @@ class ExtractorSuite:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _torch_as_in_a_run(cls) -> Iterator[None]:
-        """Let torch use one thread, as in a run, during the checks."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         if torch.device(cls.device).type == "cuda":
@@ -402,10 +401,10 @@ class ExtractorSuite:
         """Later calls do not change the features that a call has returned."""
         first, *others = alone.clips
         with torch.inference_mode():
-            kept = main_track(alone.extractor.extract([first])[0])
-            before = kept.cpu().numpy().tobytes()
+            features = main_track(alone.extractor.extract([first])[0])
+            before = features.cpu().numpy().tobytes()
             alone.extractor.extract([*others, others[0]])
-            after = kept.cpu().numpy().tobytes()
+            after = features.cpu().numpy().tobytes()
         assert after == before, (
             "a call of extract wrote to the features that an earlier one gave: is a buffer reused?"
         )
@@ -495,8 +494,8 @@ class ExtractorSuite:
             together = extractor.extract(clips)
             one_by_one = [extractor.extract([clip])[0] for clip in clips]
         names = {track.name for track in extractor.spec.tracks}
-        for clip, given, expected in zip(clips, together, one_by_one, strict=True):
-            tracks, others = tracks_by_name(given), tracks_by_name(expected)
+        for clip, extracted, expected in zip(clips, together, one_by_one, strict=True):
+            tracks, others = tracks_by_name(extracted), tracks_by_name(expected)
             assert {*tracks} == names, (
                 f"extract gives {sorted(tracks)}, the spec has {sorted(names)}"
             )

@@ -38,8 +38,8 @@ def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
 
 def whole_dataset(source: Cache | FeatureDataset, instead: str) -> FeatureDataset:
     """Return the dataset for an adapter that reads whole utterances later, by their ids.
-    Raises ArgumentError for a dataset that reads only parts of them (`instead` is the
-    remedy), or whose ids lead to other utterances of a corpus."""
+    Raises ArgumentError, with `instead` as the remedy, for a dataset that reads only parts
+    of them, or whose ids lead to other utterances of a corpus."""
     dataset = dataset_of(source)
     remedy = f"pass a dataset without it, and {instead}"
     first = dataset.versions[0]

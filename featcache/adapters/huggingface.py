@@ -176,7 +176,6 @@ def _array_type(cache: Cache) -> Any:
 
 
 def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
-    """Hash the dataset's columns, and its versions' folders and shards."""
     digest = hashlib.sha256(repr((copy, folders)).encode())
     for version in dataset.versions:
         cache = version.cache

@@ -32,14 +32,11 @@ except ImportError as error:
 
 @register_reader
 class Reader(FeaturesReader):  # type: ignore[misc]
-    """Lhotse's reader of a version's features and arrays; Lhotse makes one for each array.
+    """Lhotse's reader of a version's features and arrays; Lhotse makes one for each array,
+    with the version's folder, and `@` and a tag if it has one.
 
-    The id alone decides: Lhotse passes a reader nothing else about a cut. So if an
-    utterance is extracted again, from another file, saved cuts read its new features.
-
-    Args:
-        storage_path: The version's folder, and `@` and a tag if it has one.
-    """
+    The id alone decides: if an utterance is extracted again, from another file, saved cuts
+    read its new features."""
 
     name = "featcache"
 

@@ -145,8 +145,6 @@ class Collate:
 
 
 class _Reader:
-    """Reads a dataset's utterances by their ids."""
-
     def __init__(self, source: Cache | FeatureDataset, provides: str | None) -> None:
         self.dataset = dataset_of(source)
         self.keys = [provides or "feats"]
@@ -171,7 +169,6 @@ class _Reader:
         return self
 
     def read(self, id_: str) -> Any:
-        """Read the features of one utterance: a tensor, or a tensor for each version."""
         position = np.array([self._cache.position(id_)])
         values = tuple(ranges.gather()[0] for ranges in self._ranges(position))
         if len(values) == 1:

@@ -17,7 +17,7 @@ _GROWTH = 1.25
 
 
 class Joined:
-    """Joins blocks into one array, of about `expected` samples, or 0. A single block is not
+    """Joins blocks into one array, of about `expected` samples. A single block is not
     copied."""
 
     def __init__(self, expected: int) -> None:

@@ -1,7 +1,6 @@
-"""The state of an audio file and the hash of its bytes tell whether it has changed.
-
-XXH3-64 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) does not protect against
-an attacker. It notices files that were replaced by mistake, at the speed of memory."""
+"""The state of an audio file and the hash of its bytes tell whether it has changed: XXH3-64
+(https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md), at the speed of memory. It does
+not protect against an attacker."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
 
 def hash_of_content(descriptor: int, wait: Callable[[float], object] = lambda _: None) -> int:
     """Return XXH3-64 of all bytes of an open file; its position stays. `wait` is called now
-    and then while a large file is read, and may raise to give up."""
+    and then, and may raise to give up."""
     hashed = xxhash.xxh3_64()
     offset = 0
     while piece := os.pread(descriptor, _PIECE_BYTES, offset):

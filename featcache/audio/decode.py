@@ -131,8 +131,7 @@ def decode(
 
 
 def probe(location: AudioSource | str) -> Header | None:
-    """Read the header of a file; None if it cannot be read. Of a file at a URL, only the
-    header is fetched."""
+    """Read the header of a file, alone at a URL; None if it cannot be read."""
     with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
         return recording.header
     return None
@@ -140,7 +139,7 @@ def probe(location: AudioSource | str) -> Header | None:
 
 def probe_seconds(location: AudioSource | str) -> float | None:
     """Return the length of a file in seconds, by its header; None if it does not say it, as
-    for MP3 and Ogg at a URL, or cannot be read. No command is run."""
+    for MP3 and Ogg at a URL. No command is run."""
     if isinstance(location, Command):
         return None
     header = probe(location)

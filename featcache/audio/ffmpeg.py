@@ -1,10 +1,9 @@
 """Sound that libsndfile does not know, decoded by FFmpeg, which PyAV brings in its wheels.
 
-The file's first bytes decide its format, since FFmpeg would also guess playlists, which name
-other files. Files are decoded from their beginning on, since seeking gives other samples.
-The samples do not depend on FFmpeg's release (see docs/manifest.md). Its own decoder of Opus
-differs from libopus by a quarter of the signal in the modes for speech.
-"""
+The file's first bytes decide its format, since FFmpeg would also guess playlists, which
+name other files. Files are decoded from their beginning on, since seeking gives other
+samples. FFmpeg's own decoder of Opus differs from libopus by a quarter of the signal in the
+modes for speech."""
 
 from __future__ import annotations
 
@@ -64,10 +63,8 @@ def format_of(beginning: bytes) -> str | None:
 
 
 class FFmpegDecoder:
-    """Decodes a file from its beginning on, as a soundfile.SoundFile does.
-
-    `format_name` is from `format_of`. The descriptor's position stays. Raises AudioError
-    if the file cannot be read, has no sound, or PyAV is not installed."""
+    """Decodes a file from its beginning on, as a soundfile.SoundFile does. Raises
+    AudioError if the file cannot be read, has no sound, or PyAV is not installed."""
 
     begins = 0.0
     """The first timestamp, in seconds, if players do not all count from there; else 0."""
@@ -111,8 +108,8 @@ class FFmpegDecoder:
 
     def read(self, *, out: Samples) -> Samples:
         """Decode the next samples into the start of `out`, `[num_samples, channels]`.
-        Returns the part that was filled: nothing at the end of the file. Raises AudioError
-        if the next samples are damaged or missing."""
+        Returns that part: nothing at the end of the file. Raises AudioError if the next
+        samples are damaged or missing."""
         if not len(self._block):
             self._block = next(self._blocks, self._block)
         count = min(len(out), len(self._block))
@@ -181,7 +178,6 @@ class FFmpegDecoder:
                 yield samples
 
     def _samples_of(self, frame: Any) -> NDArray[Any]:
-        """Return the samples of a frame, `[num_samples, channels]`."""
         form = frame.sample_rate, frame.layout.nb_channels
         if not self.samplerate:
             self.samplerate, self.channels = form
@@ -272,7 +268,7 @@ class FFmpegDecoder:
 
 def _caf_edges(fd: int) -> tuple[int, int]:
     """Count the samples that a CAF's packet table leaves out first, and those that it then
-    plays; zeros if it does not say (Apple's Core Audio Format Specification)."""
+    plays; zeros if unknown (Apple's Core Audio Format Specification)."""
     offset = 8
     for _ in range(_MOST_CHUNKS):
         chunk = os.pread(fd, 36, offset)

@@ -56,9 +56,9 @@ _HEAD_BYTES = 512  # FFmpeg writes tags before the samples of a WAV
 class View(io.FileIO):
     """A file as libsndfile shall see it: with other bytes in some places, and an end.
 
-    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its
-    first frame and the size of the file, and libsndfile stops there: it lost 40 % of a file
-    at a variable bitrate. With a far larger `claimed_size`, all of it is read."""
+    libmpg123 guesses the length of an MP3 without a header frame from its first frame and
+    the size of the file, and libsndfile stops there: it lost 40 % of a file at a variable
+    bitrate. With a far larger `claimed_size`, all of it is read."""
 
     def __init__(
         self, descriptor: int, patches: dict[int, bytes], end: int, claimed_size: int
@@ -103,8 +103,8 @@ class Sound(NamedTuple):
     """The number of other bytes that this size includes."""
 
     def patches(self, size: int) -> dict[int, bytes]:
-        """Correct the size of the samples in a file of `size` bytes, if its header was
-        written before that was known."""
+        """Correct the size of the samples in a file of `size` bytes, if it was unknown when
+        its header was written."""
         held = size - self.at
         was_unknown = self.file_end != size
         if self.length > 0:
@@ -117,9 +117,8 @@ class Sound(NamedTuple):
 
 
 def is_guess(size: int) -> bool:
-    """Tell whether nobody counted a size. A program that writes to a pipe leaves the largest
-    number of the field, or one near it; or a large round number, and the bytes of a header
-    more."""
+    """Tell whether nobody counted a size. A program that writes to a pipe leaves the
+    largest number of the field, or a large round number; or one near it."""
     is_largest = 0x7F000000 <= size <= 1 << 32 or size >= (1 << 63) - _LONG_HEADER
     is_round = any(min(size % unit, -size % unit) <= _NEAR for unit in _ROUND)
     return is_largest or (is_round and size > _ROUND[0] // 2)
@@ -169,8 +168,7 @@ def find_sound(fd: int, size: int) -> Sound | None:
 
 def shortfall(file: Any, fd: int, size: int) -> str | None:
     """Return what a soundfile.SoundFile that was just opened lacks of what its header
-    promises; None if it seems to be complete. The position of `fd`, the same file of `size`
-    bytes, does not change."""
+    promises. The position of `fd`, the same file of `size` bytes, does not change."""
     if file.format == "MP3":
         return _mp3_shortfall(fd, size)
     if file.format == "OGG":
@@ -184,8 +182,8 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
 
 
 def gsm_samples(log: str, num_samples: int) -> int:
-    """Count the samples in a WAV of GSM 6.10 by libsndfile's log. libsndfile's own number
-    includes noise that it makes of the byte that pads an odd number of blocks."""
+    """Count the samples in a WAV of GSM 6.10 by libsndfile's log: its own number includes
+    noise of the byte that pads an odd number of blocks."""
     sizes = re.search(r"^ *data *: (\d+)(?: \(should be (\d+)\))?", log, re.M)
     if sizes is None:
         return num_samples
@@ -240,8 +238,8 @@ class Header(NamedTuple):
 
 
 def plain_header(fd: int, size: int) -> Header | None:
-    """Read the header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers
-    that ends with its samples; None for files that libsndfile should look at."""
+    """Read the header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit
+    integers that ends with its samples; None for files that libsndfile should read."""
     head = os.pread(fd, _HEAD_BYTES, 0)
     if len(head) < 42:
         return None
@@ -353,7 +351,6 @@ def vorbis_patches(fd: int, size: int) -> dict[int, bytes]:
 
 
 def _page_bytes(page: bytes | bytearray) -> int:
-    """Return the length of an Ogg page, by its header."""
     num_segments = page[26]
     return 27 + num_segments + sum(page[27 : 27 + num_segments])
 

@@ -21,8 +21,8 @@ _lock = threading.Lock()  # guards all caches: a process may fork only while it 
 
 
 class Kept(Generic[_Result]):
-    """The results that were used last, for so many `seconds`. Their weights add up to at
-    most `limit`, but the last result is always kept."""
+    """The results used last, for so many `seconds`. Their weights add up to at most
+    `limit`, but the last result is always kept."""
 
     def __init__(
         self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf
@@ -37,7 +37,7 @@ class Kept(Generic[_Result]):
 
     def get(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
         """Return the result for a key, made unless it is kept. An AudioError of `make` is
-        kept for a minute, other exceptions are not."""
+        kept for a minute."""
         with _lock:
             if key in self._made and time.monotonic() > self._made[key][1]:
                 self._drop(key)
@@ -90,7 +90,6 @@ _all_kept: weakref.WeakSet[Kept[Any]] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """Forget the results that threads of the parent were making."""
     for kept in _all_kept:
         for key in [key for key, future in kept._results.items() if not future.done()]:
             del kept._results[key]

@@ -1,10 +1,9 @@
-"""Copies of audio, and audio inside containers: tars, tables of Parquet and Arrow,
-Kaldi's archives.
+"""Copies of audio, and audio inside containers: tars, tables of Parquet and Arrow, Kaldi's
+archives.
 
-Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). A copy of
-a member has no name: it is in memory, or if it is large, on the disk of `TMPDIR`. So are
-containers at URLs and compressed tars; those that were used last are kept. docs/manifest.md
-says how changes are noticed."""
+Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). A copy
+has no name: it is in memory, or if it is large, on the disk of `TMPDIR`. So are containers
+at URLs and compressed tars; those that were used last are kept."""
 
 from __future__ import annotations
 
@@ -121,8 +120,8 @@ def beginning_of(source: CopiedSource) -> Fetched:
 
 def stamp_now(source: Url | Member) -> tuple[int | None, int]:
     """Return the size in bytes and the mtime (see `FileStamp`) of a file at a URL, or of a
-    member. Raises AudioError if it does not exist, or cannot be read. A container at a URL
-    is not fetched, and the size is None."""
+    member; the size is None if its container is at a URL. Raises AudioError if it does not
+    exist, or cannot be read."""
     if isinstance(source, Url):
         return stamp_of(source)
     if isinstance(source.container, Url):
@@ -157,8 +156,8 @@ def fetch_ahead(container: Url, wait: Wait) -> None:
 
 
 def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStamp]:
-    """Open an audio file or a container of this machine. Returns its stamp from before.
-    Raises AudioError if it does not exist, is empty, or cannot be read."""
+    """Open an audio file or a container of this machine. Returns also its stamp from
+    before. Raises AudioError if it does not exist, is empty, or cannot be read."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
@@ -271,7 +270,6 @@ def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
 
 
 def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
-    """Open a copy of a container at a URL, still packed."""
 
     def fetch_whole() -> Fetched:
         if stamp.size == 0:
@@ -316,8 +314,7 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> 
 
 def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
     """Read a stream to its end, or to where it was cut short. Raises AudioError if it has
-    more than `limit` bytes, the disk has no room for them, or it is damaged: nothing of a
-    damaged stream is used, since checksums stand at the end."""
+    more than `limit` bytes, the disk has no room for them, or it is damaged."""
     size = 0
     try:
         while piece := bytes(stream.read1(_UNPACKED_PIECE)):

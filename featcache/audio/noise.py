@@ -1,9 +1,8 @@
-"""Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the
-choice of a cut (see docs/configs.md), the sum.
+"""Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the choice
+of a cut (see docs/configs.md), the sum.
 
-Decoded noise stays in memory, since opening a file and seeking in it takes longer than
-adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has
-other values than a resampled cut. Noises that have no room are decoded cut by cut."""
+Decoded noise stays in memory, as far as it has room, at the file's own rate: a cut from
+resampled noise has other values than a resampled cut."""
 
 from __future__ import annotations
 
@@ -45,7 +44,6 @@ _DECODED: Kept[Samples] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
 """Whole noises, mono, by the content of their manifest."""
 
 _FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
-"""SHA-256 of files, by their states."""
 
 
 def distinct(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -114,9 +112,8 @@ class NoiseClip:
 
 
 class Noise:
-    """The noise of a config, made into waveforms by `audio`, as utterances are. Several
-    threads may call its methods. Raises ConfigError if the noise has changed since the
-    config was read."""
+    """The noise of a config, made into waveforms by `audio`, as utterances are, in several
+    threads. Raises ConfigError if it has changed since the config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio
@@ -135,10 +132,9 @@ class Noise:
 
     def add_to(self, waveform: Samples, id_: str, snr: float) -> Samples:
         """Add noise to a copy, float32 `[num_samples]` at the config's rate, scaled so that
-        the ratio of the mean powers of both is `snr` dB.
-
-        The sum is not clipped. If the clip or its cut of noise is silent, the clip itself is
-        returned. Raises ConfigError if the noise cannot be decoded."""
+        the ratio of the mean powers of both is `snr` dB, without clipping. With a silent
+        clip or cut of noise, returns the clip itself. Raises ConfigError if the noise
+        cannot be decoded."""
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
         if not speech_power or not noise_power:
@@ -148,8 +144,8 @@ class Noise:
 
     def cut(self, num_samples: int, id_: str) -> Samples:
         """Return the noise of a copy before it is scaled, float32 `[num_samples]` at the
-        config's rate. If a noise is long enough, the cut lies anywhere within it; a shorter
-        noise begins anywhere, and is repeated. The array may be shared: do not change it."""
+        config's rate, which may be shared. If a noise is long enough, the cut lies anywhere
+        within it; a shorter noise begins anywhere, and is repeated."""
         digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         draw, place = struct.unpack_from("<2Q", digest)
         clip = self._clips[draw % len(self._clips)]
@@ -163,7 +159,6 @@ class Noise:
         return np.resize(np.roll(whole, -(place % len(whole))), num_samples)
 
     def _waveform(self, clip: NoiseClip, first: int, stop: int) -> Samples:
-        """Return samples of a noise, resampled to the config's rate."""
         try:
             mono = self._mono(clip, first, stop)
             return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
@@ -172,7 +167,6 @@ class Noise:
             raise ConfigError(f"{what}: repair it, or leave it out") from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> Samples:
-        """Return samples of a noise, mono, at the file's rate."""
         channel = self._audio.channel if clip.channel is None else clip.channel
         if clip in self._kept:
             key = self._content, clip, channel
@@ -200,11 +194,8 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
 
 
 def noise_content(clips: Sequence[NoiseClip]) -> str:
-    """Hash the files and the samples of noise, in their order; SHA-256, in hex. Raises
-    ValueError if a file cannot be read.
-
-    The fingerprint of a config includes this hash; ids and the files' locations do not
-    matter. A process reads a file again only if it changes."""
+    """Hash the files and the samples of noise, in their order, for the fingerprint;
+    SHA-256, in hex. Raises ValueError if a file cannot be read."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
         hashes = dict(zip(paths, in_parallel(_file_hash, paths, _THREADS), strict=True))
@@ -247,7 +238,6 @@ def _file_hash(path: Path) -> str:
 
 
 def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> Samples:
-    """Decode samples of a noise, mono, at the file's rate."""
     from featcache.audio.decode import Cut, decode
 
     class Mono(Joined):

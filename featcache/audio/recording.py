@@ -1,14 +1,13 @@
-"""An open audio file, and its samples by position, bit for bit as decoding all of it
-gives them.
+"""An open audio file, and its samples by position, bit for bit as decoding all of it gives
+them.
 
 Measured with libsndfile 1.2.2: seeking gives other samples in MP3 and Opus, and once in a
-thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A decoder
-of FLAC that met damage cannot be used again.
+thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A
+decoder of FLAC that met damage cannot be used again.
 
 dr_flac, from the package miniaudio, decodes FLAC in two thirds of the time of libsndfile,
-but reports little about damage, so libsndfile decodes again what dr_flac does not decode to
-the last sample. Opening a file with libsndfile takes as long as decoding a tenth of a
-second, so headers of FLAC and 16-bit WAV are read here."""
+but reports little about damage, so libsndfile decodes again what dr_flac does not finish.
+Opening a file with libsndfile takes long, so headers of FLAC and 16-bit WAV are read here."""
 
 from __future__ import annotations
 
@@ -71,8 +70,8 @@ _Spans = dict[int, Span]
 
 
 class Recording:
-    """A file that one thread at a time decodes, or the copy that `fetched` gives of audio
-    elsewhere. Raises AudioError if it cannot be opened, or is not audio."""
+    """A file that one thread at a time decodes, or the copy that `fetched` gives. Raises
+    AudioError if it cannot be opened, or is not audio."""
 
     stamp: FileStamp
     """The file's size and time before it was opened."""
@@ -89,7 +88,6 @@ class Recording:
         self._bytes: bytes | None = None  # all of a small file, once they were read
         self._decoder: Any = None  # of a FLAC or 16-bit WAV, None until it is needed
         self.position = 0
-        """The position of the next sample to decode."""
         self.damage: AudioError | None = None
         """The fault that ends decoding at `position`, if one is known."""
         try:
@@ -109,8 +107,8 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """Hash the file's bytes, those decoded unless it `has_changed`. Returns
-        `UNKNOWN_HASH` if they cannot all be read, or are too many."""
+        """Hash the file's bytes. Returns `UNKNOWN_HASH` if they cannot all be read, or are
+        too many."""
         if self.stamp.size > _MOST_HASHED:
             return UNKNOWN_HASH
         with suppress(OSError):  # a bad sector, maybe outside of the segments
@@ -133,12 +131,12 @@ class Recording:
         return min(self.position, self.header.num_samples)
 
     def cut(self, spans: _Spans, begin: Callable[[int], Segment]) -> Iterator[Segment]:
-        """Decode the samples of each span, by its number, and yield their segments in the
-        order of `spans`. A segment has fewer samples than its span if the recording ends
-        before, or is damaged.
+        """Decode the samples of each span, by its number, and yield their segments, which
+        `begin` starts, in the order of `spans`. A segment has fewer samples than its span
+        if the recording ends before, or is damaged.
 
-        `begin` starts the segment of a number. A file that cannot be seeked is decoded
-        once, in its own order; segments that are due later wait."""
+        A file that cannot be seeked is decoded once, in its own order; segments that are
+        due later wait."""
         if self.header.can_seek:
             return self._cut_seeking(spans, begin)
         return self._cut_forwards(spans, begin)
@@ -224,7 +222,6 @@ class Recording:
         return False
 
     def _add_levels(self, samples_at: int, span: Span, segment: Segment) -> bool:
-        """Add the 16-bit samples of a WAV. Returns False if some are missing."""
         width = 2 * self.header.num_channels
         for first in range(*span, self._block):
             samples = self._room_for(span[1] - first)
@@ -238,7 +235,7 @@ class Recording:
     def _add_flac(self, segment: Segment) -> bool:
         """Decode all of a FLAC file into [-1, 1). Returns False if damaged frames leave
         fewer samples than its header counts. There may be more: FFmpeg's concat demuxer
-        copies the frames of several files, and the header of the first."""
+        copies the header of the first of several files."""
         header, lib, ffi = self.header, miniaudio.lib, miniaudio.ffi
         data = self._bytes_at(0, self.stamp.size)
         decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
@@ -261,8 +258,8 @@ class Recording:
             lib.ma_dr_flac_close(decoder)
 
     def _read(self, num_samples: int) -> Samples:
-        """Decode the next samples, at most a block: `[num_samples, channels]`. They are
-        fewer if the recording ends before, or is damaged."""
+        """Decode the next samples, at most a block: `[num_samples, channels]`; fewer if the
+        recording ends before, or is damaged."""
         samples = self._room_for(num_samples)
         # at most this is lost if a stream breaks off
         at_once = len(samples) if self.header.can_seek else _BLOCK
@@ -280,27 +277,22 @@ class Recording:
         return samples[:filled]
 
     def _room_for(self, num_samples: int) -> Samples:
-        """Allocate `[num_samples, channels]`, at most a block."""
         return np.empty((min(num_samples, self._block), self.header.num_channels), np.float32)
 
     @property
     def _block(self) -> int:
-        """The most samples in a block."""
         return max(1, _BLOCK_VALUES // self.header.num_channels)
 
 
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
-    """A SoundFile that seeks only when it is told to.
-
-    After each read, soundfile seeks to where the decoder already is, which takes time, and
-    in an MP3 changes the next samples."""
+    """A SoundFile that seeks only when it is told to: after each read, soundfile would, and
+    in an MP3 change the next samples."""
 
     def seekable(self) -> bool:
         return False
 
 
 def _start(file: io.FileIO) -> tuple[Any, Header]:
-    """Open a decoder at the start of a file, and read its header."""
     file.seek(0)
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
     sound = find_sound(descriptor, size)
@@ -335,7 +327,6 @@ def _start(file: io.FileIO) -> tuple[Any, Header]:
 def _start_ffmpeg(
     descriptor: int, size: int, refusal: soundfile.LibsndfileError
 ) -> tuple[FFmpegDecoder, Header]:
-    """Open FFmpeg for a file that libsndfile has refused."""
     if is_shorten(descriptor):
         what = "compressed by shorten: `sph2pipe -f wav` makes a WAV of it"
         raise AudioError(Reason.NOT_AUDIO, what) from None
@@ -357,7 +348,6 @@ _FAULTS = (OSError, soundfile.LibsndfileError, AudioError)
 
 
 def _fault(error: Exception, seconds: float | None = None) -> AudioError:
-    """Say why a file cannot be opened, or decoded after `seconds`."""
     if isinstance(error, AudioError):
         return error
     if isinstance(error, OSError):

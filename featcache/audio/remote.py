@@ -1,10 +1,9 @@
 """Files at URLs: fetched whole, with retries, from object stores and web servers.
 
-One request fetches an audio file, so that all its bytes are of one moment. Several requests
-at once fetch a container of audio; their answers must be of one file.
-
-obstore's own retries are turned off: they leave out what breaks off in the middle. Its
-messages are not passed on: they quote redirected addresses, with signatures."""
+One request fetches an audio file, so that all its bytes are of one moment; several requests
+at once fetch a container. obstore's own retries are turned off: they leave out what breaks
+off in the middle. Its messages quote redirected addresses, with signatures, and are not
+passed on."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class Fetched:
             weakref.finalize(self, file.close)
 
     def open(self) -> io.FileIO:
-        """Open it as a file with its own position. Bytes not fetched are zeros. Raises
+        """Open it as a file with its own position; bytes not fetched are zeros. Raises
         AudioError if it does not fit into memory."""
         if self._file is not None:
             return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
@@ -111,8 +110,8 @@ def require(url: Url) -> None:
 
 
 def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
-    """Fetch a file. Faults that may pass (a busy server, a lost connection) are tried
-    again. Raises AudioError if it cannot be fetched, or is empty."""
+    """Fetch a file, with several tries. Raises AudioError if it cannot be fetched, or is
+    empty."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key)
@@ -130,8 +129,8 @@ def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
 
 
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetched:
-    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried
-    again. Raises AudioError also if its stamp has changed, or the disk is full."""
+    """Fetch a container to the disk of `TMPDIR`, by several requests at once. Raises
+    AudioError also if its stamp has changed, or the disk is full."""
 
     def checked(result: GetResult) -> GetResult:
         if _stamp(result.meta) != stamp:
@@ -223,8 +222,8 @@ class _NoRangesError(Exception):
 
 
 def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
-    """Write pieces, of `size` bytes if that is known, to a file without a name on the disk
-    of `TMPDIR`. Raises AudioError if the disk cannot be written, or is full."""
+    """Write pieces, of `size` bytes if known, to a file without a name on the disk of
+    `TMPDIR`. Raises AudioError if the disk cannot be written, or is full."""
     with _disk_may_fail():
         file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
@@ -263,7 +262,6 @@ def _write(file: io.FileIO, data: Any) -> int:
 def _try(
     url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Wait = time.sleep
 ) -> _Result:
-    """Make a request until it succeeds, or fails for good."""
     store, key = _address(url)
     base_error = library().exceptions.BaseError
     for number in range(1, tries + 1):

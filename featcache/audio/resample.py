@@ -43,18 +43,17 @@ class AudioPolicy(Section):
 class WaveformBuilder:
     """Makes blocks of samples into a waveform at the config's rate.
 
-    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr
-    resamples it to num_samples * rate / source_rate samples, rounded to the nearest number
-    (half a sample up or down, always the same way), with the same bits in any thread, and
-    in blocks of any size. At another speed, a number of at most six digits, the source
-    rate is source_rate * speed Hz (see docs/configs.md).
+    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples
+    it to num_samples * rate / source_rate samples, rounded to the nearest number, with the
+    same bits in any thread, and in blocks of any size. At another speed, a number of at
+    most six digits, the source rate is source_rate * speed Hz (see docs/configs.md).
 
     Args:
         channel: The utterance's, from 0; None for the policy's.
         num_samples: The approximate number of samples of a channel; 0 if not known.
 
     The caller enforces `max_seconds`. Raises AudioError (RATE_REFUSED), or
-    MissingDependencyError if soxr is needed and missing."""
+    MissingDependencyError if soxr is missing."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ def _soxr() -> Any:
 
 def why_silent(loudest: float, waveform: Samples) -> str:
     """Say why a waveform is as good as silent, if it is. `loudest` is the peak of all
-    channels from which it was made."""
+    channels."""
     if peak_of(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * loudest):
         return ""
     if loudest < _SILENT:

@@ -1,7 +1,5 @@
-"""Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row.
-
-The values of an Arrow file have places in it, like the members of a tar. A Parquet file
-compresses row groups, so those that were read last are kept in memory."""
+"""Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row. Row
+groups of Parquet, which compresses them, stay in memory for a while."""
 
 from __future__ import annotations
 
@@ -100,7 +98,6 @@ class ParquetIndex:
         return value
 
     def _unpacked(self, descriptor: int, column: str, group: int) -> Sequence[Any]:
-        """Unpack the values of a column in a row group: buffers, or None."""
         leaf = self._fields[column]
         num_bytes = 0
         values: list[Any] = []

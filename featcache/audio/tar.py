@@ -39,8 +39,8 @@ def range_within(container_size: int, what: str, offset: int, size: int) -> Byte
 
 
 class TarIndex:
-    """The places of a tar's members: of several with the same name, the last, as by tar.
-    Hard links lead to the member that they name. Raises AudioError for other files."""
+    """The places of a tar's members; of several with the same name, the last. Raises
+    AudioError for other files."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size

@@ -38,8 +38,8 @@ class AugmentPolicy(Section):
 
 @dataclass(frozen=True)
 class WaveformMaker:
-    """Makes the waveforms of one config from decoded samples. Equal makers make the same
-    waveforms. Several threads may call its methods."""
+    """Makes the waveforms of one config from decoded samples, in several threads. Equal
+    makers make the same waveforms."""
 
     audio: AudioPolicy  # without its `max_seconds`
     augment: AugmentPolicy | None

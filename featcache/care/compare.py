@@ -1,13 +1,11 @@
 """Compares two results of an extractor for the same clip, and tells rounding from errors.
 
 On another device, or in a batch of another shape, the last bits of floats differ. If two
-codewords are nearly equally near, these bits decide on the code: the frame is a *tie*.
-Quantisation depends on one frame's latents only, so if the latents agree to rounding and
-the codes do not, the frame was tied.
+codewords are nearly equally near, these bits decide on the code: the frame is a *tie*. It
+was tied if its latents agree to rounding and its codes do not.
 
-The difference of a frame is its norm, relative to the reference's. Padding that leaks into a
-frame changes it by a thousandth or more; another shape of the batch, in float32, by 4e-8 to
-3e-6."""
+The difference of a frame is its norm, relative to the reference's: a thousandth or more if
+padding leaks into it; 4e-8 to 3e-6 in a batch of another shape, in float32."""
 
 from __future__ import annotations
 
@@ -126,7 +124,6 @@ class Difference:
     """The difference of two results, over some clips."""
 
     values: int = 0
-    """The number of codes compared, or for float features, of frames."""
     differing: int = 0
     mismatched: int = 0
     """The number of values that differ by more than rounding. The others are ties."""
@@ -148,8 +145,8 @@ class Difference:
 
 
 def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:
-    """Compare a clip's result with a reference of the same shape. A frame may differ by
-    `rounding`. Codes without latents are mismatched wherever they differ."""
+    """Compare a clip's result with a reference of the same shape. Codes without latents are
+    mismatched wherever they differ."""
     is_float = reference.features.is_floating_point()
     num_frames = len(reference.features)
     if not num_frames:
@@ -180,7 +177,7 @@ def compare(result: ClipResult, reference: ClipResult, rounding: float = ROUNDIN
 def compare_all(
     results: Sequence[ClipResult], reference: Sequence[ClipResult], rounding: float = ROUNDING
 ) -> Difference:
-    """Compare the results of all clips, which `results` may have several times in turn."""
+    """Compare all clips' results, which `results` may have several times in turn."""
     pairs = zip(results, cycle(reference), strict=False)
     return sum((compare(result, expected, rounding) for result, expected in pairs), Difference())
 
@@ -188,8 +185,8 @@ def compare_all(
 def frame_differences(
     values: torch.Tensor, reference: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Measure the difference of each frame of two tensors `[F, ...]`: relative in norm, and
-    largest absolute; float64 `[F]`. The relative difference from or to NaN is infinite."""
+    """Measure the difference of each frame of two tensors `[F, ...]`: relative in norm,
+    infinite from or to NaN; and the largest absolute one; float64 `[F]`."""
     a, b = (tensor.reshape(len(tensor), -1).double() for tensor in (values, reference))
     relative = (a - b).norm(dim=1) / b.norm(dim=1).clamp(min=_TINY)
     return relative.nan_to_num(nan=torch.inf, posinf=torch.inf), (a - b).abs().amax(1)
@@ -211,18 +208,13 @@ def tied_frames(
     codes: torch.Tensor,
     others: torch.Tensor,
 ) -> torch.Tensor:
-    """Find the frames that have `others` instead of `codes` because of rounding, bool `[F]`,
-    if the latents of `others` are not known.
+    """Find the frames that have `others` instead of `codes`, both `[F, Q]`, because of
+    rounding, bool `[F]`. `quantize` turns latents `[R, F, D]` into codes `[R, F, Q]`;
+    `latents` are those of `codes`, float32 `[F, D]`.
 
-    Noise of the size of rounding is added to a frame's latents, in 64 draws from a fixed
-    seed. The frame is tied if a draw turns the first code that differs into that of
-    `others`, and leaves the codes before it alone.
-
-    Args:
-        quantize: Turns latents `[R, F, D]` into codes `[R, F, Q]`, frame by frame.
-        latents: The latents of `codes`, float32 `[F, D]`.
-        codes, others: Two choices of codes, `[F, Q]`, which differ in every frame.
-    """
+    Noise of the size of rounding is added to them, in 64 draws from a fixed seed. A frame
+    is tied if a draw turns the first code that differs into that of `others`, and leaves
+    the codes before it alone."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(_DRAWS, *latents.shape, generator=generator).to(latents.device)
     noise *= ROUNDING * latents.norm(dim=1, keepdim=True) / latents.shape[1] ** 0.5

@@ -1,11 +1,9 @@
-"""Copies versions from a folder or an object store to another.
+"""Copies versions from a folder or an object store to another. Shards that the copy has are
+not read again, and nothing is removed.
 
-Shards that the copy has are not read again, so copying again continues an interrupted
-copy. Nothing is removed.
-
-The version's own document comes last, so a new copy cannot be opened before it is
-complete. To a copy that exists, wanted sets come first, so that readers know what is
-missing. It may have been extracted into (see `care/diverged.py`)."""
+The version's own document comes last, so a new copy cannot be opened before it is complete.
+To a copy that exists, wanted sets come first, so that readers know what is missing. It may
+have been extracted into (see `care/diverged.py`)."""
 
 from __future__ import annotations
 
@@ -62,11 +60,10 @@ def copy_version(
     report: OnShard = no_progress,
     stop: threading.Event | None = None,
 ) -> Copied:
-    """Copy a version into a cache, which need not exist, under the name of its folder.
-
-    At most `threads` shards are copied at once. `report` is called after each. Once `stop`
-    is set, no more are begun. Raises ArgumentError if the cache is a corpus, or overlaps with
-    the version's; StoreError if another version has that name there."""
+    """Copy a version into a cache, which need not exist, under the name of its folder, at
+    most `threads` shards at once, until `stop` is set; `report` is called after each.
+    Raises ArgumentError if the cache is a corpus, or overlaps with the version's;
+    StoreError if another version has that name there."""
     stop = stop or threading.Event()
     store = _store_of_copy(version, cache)
     is_new = not store.exists(MARK)
@@ -116,8 +113,7 @@ def copy_version(
 
 
 def refuse_overlap(source: Location, *targets: Location) -> None:
-    """Raise ArgumentError if a cache or corpus and the place to copy it to lie in each
-    other."""
+    """Raise ArgumentError if a place to copy to lies in the cache or corpus, or holds it."""
     source_path = _with_slash(source)
     for target in targets:
         path = _with_slash(target)
@@ -145,7 +141,6 @@ def missing_shards(version: Version, cache: Location) -> list[str]:
 
 
 def _compare(version: Version, store: Store) -> tuple[Copied, list[str]]:
-    """Count the shards that a version's copy has, and list those that it lacks."""
     names, in_copy = version.shard_names(), {*store.names("shards")}
     missing = [name for name in names if name not in in_copy]
     copied = Copied(str(version.path), str(store.location), there=len(names) - len(missing))
@@ -187,7 +182,6 @@ def _store_of_copy(version: Version, cache: Location) -> Store:
 
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:
-    """Read the files of a shard. Raises DamagedError if one is not what was written."""
     files: dict[str, Buffer] = {
         path: b"".join(map(bytes, shard.checked_blocks(path))) for path in shard.info.files
     }
@@ -236,8 +230,7 @@ def _is_same(store: Store, key: str, data: bytes) -> bool:
 
 
 def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
-    """Copy the tags whose shards are all in the copy, unless it has another tag of that
-    name."""
+    """Copy the tags whose shards the copy has, unless it has another tag of that name."""
     shards = {*store.names("shards")}
     for name in tag_names(version):
         key = f"tags/{name}"
@@ -256,7 +249,6 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
 
 
 def _copy_index(version: Version, store: Store, copied: Copied) -> None:
-    """Copy the index if the copy has the same shards."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
     has_others = {*store.names("shards")} - {MARK} != {*names}

@@ -48,9 +48,9 @@ class VersionDiff:
 
 
 def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
-    """Compare two versions. Of the utterances that both have of the same rows, `values`
-    are drawn at random, read and compared. Raises ArgumentError if these have other shapes,
-    or only one version has codes; DamagedError if an utterance is not what was written."""
+    """Compare two versions, and the values of so many utterances, drawn at random, that
+    both have of the same rows. Raises ArgumentError if these have other shapes, or only one
+    version has codes; DamagedError if an utterance is not what was written."""
     a, b = first.index, second.index
     in_second = b.find(a.ids)
     common = np.flatnonzero(in_second >= 0)
@@ -81,10 +81,7 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
 
 def _compare_tracks(first: Cache, second: Cache, ids: Strings) -> dict[str, ValuesDiff | None]:
     """Compare the tracks besides the main one; the labels of events are compared with them."""
-    kinds, other_kinds = (
-        {track.name: _kind(cache.track(track.name).spec) for track in cache.spec.outputs}
-        for cache in (first, second)
-    )
+    kinds, other_kinds = _kinds_of_tracks(first), _kinds_of_tracks(second)
     compared: dict[str, ValuesDiff | None] = {}
     for name in dict.fromkeys([*kinds, *other_kinds]):
         if name == LABELS and first.spec.has_labels:
@@ -93,6 +90,10 @@ def _compare_tracks(first: Cache, second: Cache, ids: Strings) -> dict[str, Valu
         if kinds.get(name) == other_kinds.get(name):
             compared[name] = _compare(first.track(name), second.track(name), ids)
     return compared
+
+
+def _kinds_of_tracks(cache: Cache) -> dict[str, str]:
+    return {track.name: _kind(cache.track(track.name).spec) for track in cache.spec.outputs}
 
 
 def _item(cache: Cache, id_: str) -> tuple[NDArray[Any], list[str] | None]:
@@ -112,7 +113,8 @@ def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:
     has_codes = bool(first.spec.codebook_sizes)
     result = ValuesDiff(len(ids))
     for id_ in ids:
-        (a, labels), (b, other_labels) = (_item(cache, id_) for cache in (first, second))
+        a, labels = _item(first, id_)
+        b, other_labels = _item(second, id_)
         if a.shape != b.shape or labels != other_labels:
             result.other_lengths += 1
             continue
@@ -120,7 +122,7 @@ def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:
             difference = float((a != b).sum())
             result.codes += a.size
             result.differing += int(difference)
-            result.identical += difference == 0
+            result.identical += int(difference == 0)
         else:
             difference = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
             result.identical += a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -2,8 +2,7 @@
 
 Each copy counts generations by itself, so these do not tell which features are newer. A
 copy has seen an item of the other copy if it knows the run that made it. If neither copy
-has seen the other's item, and the items are not alike, `copy` wants the utterance once
-more, with a generation above both."""
+has seen the other's item, and the items differ, `copy` wants the utterance once more."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.spec import Flags
 from featcache.version.index import Index
 from featcache.version.join import columns_of
 from featcache.version.records import run_names
@@ -25,11 +25,11 @@ VALUE_COLUMNS = ("row_hash", "item_crc32c", "source_hash")
 """The columns that tell whether two items of an id are alike."""
 
 
-def are_alike(ours: _Columns, theirs: _Columns) -> NDArray[np.bool_]:
-    """Compare items by their `VALUE_COLUMNS`, `[3, n]`. Items of one row are alike if their
+def are_alike(ours: _Columns, theirs: _Columns) -> Flags:
+    """Compare items by their `VALUE_COLUMNS`, `[3, n]`: those of one row are alike if their
     features or files are equal. Returns bool `[n]`."""
     same_row, same_features, same_file = ours == theirs
-    alike: NDArray[np.bool_] = same_row & (same_features | (same_file & (ours[2] > 0)))
+    alike: Flags = same_row & (same_features | (same_file & (ours[2] > 0)))
     return alike
 
 
@@ -48,8 +48,8 @@ class Copy:
 
     def claims(self, runs: Set[str]) -> _Columns:
         """List the ids that the copy has or wants, for another copy that knows `runs`:
-        uint64 `[5, ids]`, sorted: the hashes of id and row, the generation, 1 + the position
-        of the item (0 if it is missing), and 1 if the other copy has seen it."""
+        uint64 `[5, ids]`, sorted: the hashes of id and row, the generation, 1 + the
+        position of the item (0 if it is missing), and 1 if the other copy has seen it."""
         index = self.index
         items = np.stack([index.row_hash, index.generation])[:, index.by_hash]
         held = np.concatenate([index.id_hash[None], items])
@@ -67,8 +67,8 @@ class Copy:
 
 
 def find_diverged(source: Copy, target: Copy) -> dict[int, int]:
-    """Find the utterances whose newer features are not known. Returns the hash of each id
-    with a generation above both."""
+    """Find the utterances whose newer features are not known: the hash of each id, with a
+    generation above both."""
     ours, theirs = source.claims(target.runs), target.claims(source.runs)
     _, in_ours, in_theirs = np.intersect1d(ours[0], theirs[0], True, return_indices=True)
     ours, theirs = ours[:, in_ours], theirs[:, in_theirs]

@@ -1,7 +1,5 @@
-"""Measures how batching and precision change the values of some utterances, and the speed.
-
-Every batching is tried, at every precision, and compared with each utterance alone.
-Batches hold sampled utterances and cuts of others, and are computed as in extraction."""
+"""Measures how batching and precision change the values of some utterances, and the speed:
+every batching, at every precision, compared with each utterance alone."""
 
 from __future__ import annotations
 
@@ -79,8 +77,8 @@ _Timed = tuple[list[ClipResult], float]
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement of one batching at one precision: see docs/json.md. Shares are of codes;
-    for float features, of frames."""
+    """A measurement of one batching at one precision: see docs/json.md. Shares are of
+    codes, or for float features of frames."""
 
     policy: str
     """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or
@@ -92,9 +90,8 @@ class Measured:
     tied: float = 0.0
     mismatch: float = 0.0
     disturbed: float = 0.0
-    """The share of frames whose latents or features differ by more than rounding from
-    those of each utterance alone at the same precision; for codes without latents, of
-    frames in which a code differs."""
+    """The share of frames that differ by more than rounding from those of each utterance
+    alone at the same precision; for codes without latents, in which a code differs."""
     relative: float = 0.0
     absolute: float = 0.0
     first: int = 0
@@ -106,8 +103,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The changes by chunks: each utterance in chunks, alone, in fp32, compared with the
-    whole utterance."""
+    """The changes by chunks: each utterance in chunks, compared with the whole one, in
+    fp32."""
 
     exact: bool
     """True if the overlap covers the model's receptive field, so that nothing may change."""
@@ -167,10 +164,10 @@ def probe(
     count: int,
     report: Callable[[str], object] = lambda what: None,
 ) -> Probe:
-    """Measure what batching and precision do to a config's values, on a device, with `count`
-    of the manifest's utterances. `report` gets the name of each precision before it is
-    measured. Raises ConfigError if the extractor cannot be built; ManifestError if none of
-    the sampled utterances can be extracted."""
+    """Measure what batching and precision do to a config's values, with `count` of the
+    manifest's utterances. `report` gets the name of each precision before it is measured.
+    Raises ConfigError if the extractor cannot be built; ManifestError if none of the
+    sampled utterances can be extracted."""
     if template_of(config.resolved()) is not None:
         raise ConfigError(f"{config.name}: {config.extractor} reads no audio: nothing to probe")
     device.configure_torch()
@@ -229,7 +226,6 @@ def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[
 
 
 def _precisions(config: Config, device: Device) -> list[Params]:
-    """List the config's parameters at each precision, fp32 first."""
     if "precision" not in type(config.params).model_fields:
         return [config.params]
     precisions = ["fp32", "bf16", "fp16"]
@@ -241,7 +237,6 @@ def _precisions(config: Config, device: Device) -> list[Params]:
 def _sample(
     config: Config, extractor: Extractor[Params], manifest: Manifest, count: int
 ) -> tuple[list[SampledClip], list[str]]:
-    """Sample and decode utterances. Returns also the faults of those that fail."""
     longest = _LONGEST_SECONDS
     chunk = getattr(config.params, "chunk", None)
     if chunk:
@@ -274,11 +269,9 @@ def _sample(
 
 
 def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
-    """Sample `count` utterances at even steps in the order of their lengths, from the
-    shortest to the longest.
-
-    If the manifest lacks durations, the headers of some files are read, and only these can
-    be chosen. If audio is in containers that must be copied, only the first is used."""
+    """Sample utterances at even steps in the order of their lengths. If the manifest lacks
+    durations, the headers of some files are read. Of containers that must be copied, only
+    the first is used."""
     first_rows = np.arange(min(len(manifest), _NEAR))
     in_first_container = rows_of_first_copy(manifest, first_rows)
     if len(in_first_container):
@@ -296,8 +289,7 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
 
 
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:
-    """Return the length of an utterance, by its row or its file's header; infinity if
-    neither gives it."""
+    """Return the length of an utterance, by its row or its file's header; else infinity."""
     if utterance.duration is not None:
         return utterance.duration
     in_file = probe_seconds(manifest.resolve(utterance.path))
@@ -321,10 +313,9 @@ def try_batchings(
     precision: str,
     reference: Alone | None,
 ) -> tuple[list[Measured], Alone]:
-    """Measure the batchings that an extractor declares; in fp32, all batchings. Returns
-    also the results of the clips alone.
-
-    `reference` holds the results alone in fp32; it is None if this precision is fp32."""
+    """Measure the batchings that an extractor declares; in fp32, all. `reference` holds the
+    results alone in fp32; it is None if this precision is fp32. Returns also the results of
+    the clips alone."""
     declared = declared_batchings(extractor)
     measured: list[Measured] = []
     alone = Alone([], _ROUNDING[precision])
@@ -391,8 +382,8 @@ def _measure(
 def _measure_whole_clips(
     extractor: Extractor[Params], clips: Clips, device: Device
 ) -> list[Measured]:
-    """Measure an extractor that takes no rows: each clip alone, all at once, and in two
-    batches in the opposite order. Such an extractor promises the same bits."""
+    """Measure an extractor that takes no rows, which promises the same bits: each clip
+    alone, all at once, and in two batches in the opposite order."""
     num_samples = sum(len(clip.waveform) for clip in clips)
 
     def compute(*batches: Clips) -> _Timed:
@@ -473,9 +464,9 @@ def _row_batches(
     """Make a batch for each clip, of the shape that follows from its length. Returns also
     the number of samples that count for the speed.
 
-    With a seed, cuts of other clips fill the batch, of lengths that may share a batch with
-    the clip. All rows of a padded batch count for the speed, since any corpus fills them; of
-    a batch of equal lengths, as many rows as clips of the sample have this length."""
+    With a seed, cuts of other clips fill the batch. All rows of a padded batch count for
+    the speed, since any corpus fills them; of a batch of equal lengths, as many as clips of
+    the sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
     batches, num_counted = list[Clips](), 0
     for number, clip in enumerate(clips):
@@ -498,8 +489,8 @@ def _row_batches(
 def _neighbour(
     extractor: RowExtractor[Params], clips: Clips, number: int, rng: np.random.Generator
 ) -> SampledClip:
-    """Cut another clip than `number`, or repeat it, to a length near that of `number` with
-    the same padded length, or if a few draws do not give one, to the same length."""
+    """Cut another clip than `number`, or repeat it, to a length of the same padded length,
+    or if a few draws do not give one, to the same length."""
     same_length = len(clips[number].waveform)
     padded = extractor.padded_length(same_length)
     num_samples = same_length

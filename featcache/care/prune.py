@@ -1,9 +1,8 @@
-"""Removes what no reader needs from a version, and keeps everything else bit for bit; or
-removes a whole version.
+"""Removes what no reader needs from a version, bit for bit nothing else; or a whole
+version.
 
-A shard without needed items is removed. If some of its items are needed, they are first
-written to another shard. Shards that a tag names stay as they are. If such a shard has an
-older item of an utterance, the current item stays too."""
+Needed items of a shard are written to another shard before it is removed. Shards that a tag
+names stay. If such a shard has an older item of an utterance, the current item stays too."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import (
     ArgumentError,
@@ -29,6 +27,7 @@ from featcache.format.writing import ShardBuilder
 from featcache.manifest.label_files import rows_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import in_parallel
+from featcache.strings import Hashes
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.join import (
@@ -46,20 +45,18 @@ from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import Version
 from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
 
-_Hashes = NDArray[np.uint64]
 _Needed = dict[str, list[int]]
 """The shards to remove, in this order: for each, the rising numbers of the items to keep."""
 
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """The things that `prune` will remove from a version: see docs/json.md."""
+    """A plan of `prune`: see docs/json.md."""
 
     path: str
     removed: tuple[str, ...] = ()
-    """The names of the shards without needed items."""
     rewritten: tuple[str, ...] = ()
-    """The names of the shards whose needed items are written to another shard."""
+    """The names of the shards whose needed items are written to another."""
     older: int = 0
     unwanted: int = 0
     bound: int = 0
@@ -89,7 +86,7 @@ class Pruned:
     interrupted: bool = False
 
 
-def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> _Hashes:
+def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> Hashes:
     """Return the hashes of the ids that `prune` is to keep for a manifest. Raises
     ManifestError if it has none of the version's utterances; or, without `force`, names
     other files for them, or lacks more than a few."""
@@ -117,14 +114,14 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     return hashes
 
 
-def plan_prune(version: Version, wanted_ids: _Hashes | None = None) -> PrunePlan:
+def plan_prune(version: Version, wanted_ids: Hashes | None = None) -> PrunePlan:
     """List what readers do not need of a version: with `wanted_ids`, also all other ids.
     Raises DamagedError if a tag or a table is damaged."""
     return _plan(version, wanted_ids)[0]
 
 
 def _plan(
-    version: Version, wanted_ids: _Hashes | None, staying: Sequence[str] = ()
+    version: Version, wanted_ids: Hashes | None, staying: Sequence[str] = ()
 ) -> tuple[PrunePlan, _Needed]:
     """Plan to prune a version. Shards that are `staying` stay, as tagged shards do."""
     index = open_index(version, keep=False)
@@ -177,14 +174,14 @@ def _plan(
 def prune(
     version: Version,
     plan: PrunePlan,
-    wanted_ids: _Hashes | None = None,
+    wanted_ids: Hashes | None = None,
     *,
     report: OnShard = no_progress,
     stop: threading.Event | None = None,
 ) -> Pruned:
-    """Carry out a plan of `plan_prune`, made with the same ids. `report` is called after each
-    shard. Once `stop` is set, no more shards are begun. Raises LockedError if another command
-    is at work; StoreError if the version has changed since the plan."""
+    """Carry out a plan of `plan_prune` for the same ids, until `stop` is set; `report` is
+    called after each shard. Raises LockedError if another command is at work; StoreError if
+    the version has changed since the plan."""
     with version.at_work("prune"):
         now, needed = _plan(version, wanted_ids)
         if replace(now, leftovers=plan.leftovers) != plan:
@@ -206,11 +203,10 @@ def prune(
 def _take_away(
     version: Version,
     needed: _Needed,
-    wanted_ids: _Hashes | None,
+    wanted_ids: Hashes | None,
     report: OnShard,
     stop: threading.Event,
 ) -> Pruned:
-    """Write the needed items of shards to other shards, and then remove the shards."""
     goes = [*needed]
     made, damaged = set[str](), list[str]()
     for name in goes:
@@ -243,9 +239,9 @@ def _take_away(
 
 
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
-    """Publish some items of a shard, by their rising numbers, as a new shard, and return its
-    name. If it exists, its files are written again. Raises DamagedError if one of the
-    items, the table or a side array is not what was written."""
+    """Publish some items of a shard, by their rising numbers, as a new shard, or write its
+    files again. Returns its name. Raises DamagedError if one of the items, the table or a
+    side array is not what was written."""
     shard.check_table()
     builder = ShardBuilder(shard.spec)
     sides = {side.name: shard.side(side.name, check=True) for side in shard.spec.side}
@@ -272,8 +268,8 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
 
 
 def _forget_failures(version: Version, index: Index, run: str) -> None:
-    """Remove failures that do not stand from the ledger, or they would stand again once an
-    item is removed. If a record cannot be read, the ledger stays as it is."""
+    """Remove failures that do not stand from an undamaged ledger: they would stand again
+    once an item is removed."""
     names, damaged = version.store.names("failures"), list[str]()
     failures = read_failures(version, damaged)
     missing = find_missing([*read_all_wanted(version, damaged)], index, failures)
@@ -289,31 +285,30 @@ _OWN_FILE = re.compile(
     r"|(tags|wanted|failures|runs|probes)/[^/]+"
     r"|work/.+"
 )
-"""The names of a version's files."""
 
 
 def what_is_kept(version: Version, *, force: bool) -> list[str]:
     """List the tags of a version, and the user's files in its folder. Raises ArgumentError
     if there are any, without `force`."""
-    kept = []
+    contents = []
     tags = tag_names(version)
     if tags:
-        kept.append(f"the tags {listing(tags)}")
+        contents.append(f"the tags {listing(tags)}")
     files = sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key))
     if files:
-        kept.append(f"files that are not featcache's: {listing(files)}")
-    if kept and not force:
+        contents.append(f"files that are not featcache's: {listing(files)}")
+    if contents and not force:
         raise ArgumentError(
-            f"{version.path}: holds {'; '.join(kept)}: move it away, or give --force to "
+            f"{version.path}: holds {'; '.join(contents)}: move it away, or give --force to "
             "remove it too"
         )
-    return kept
+    return contents
 
 
 def remove_version(version: Version, *, force: bool = False) -> None:
-    """Remove a version, with everything in its folder. If this is killed, the next sweep
-    removes the rest, except in buckets. Raises what `what_is_kept` raises; LockedError if
-    another command is at work; StoreError if its folder is a link."""
+    """Remove a version with its folder. After a kill, the next sweep removes the rest,
+    except in buckets. Raises what `what_is_kept` raises; LockedError if another command is
+    at work; StoreError if its folder is a link."""
     what_is_kept(version, force=force)
     with version.at_work("rm"):
         version.store.destroy()

@@ -1,8 +1,7 @@
 """Extracts some utterances again, each alone, and compares them with what is stored.
 
-On the device that wrote them, codes must be identical. Otherwise, differences by rounding
-(see `compare.py`) are counted separately: another device computes other last bits, and so
-does a run with small batches. Of quantised features, one level counts as rounding."""
+On the device that wrote them, codes must be identical. Differences by rounding (see
+`compare.py`) are counted separately. Of quantised features, one level counts as rounding."""
 
 from __future__ import annotations
 
@@ -57,8 +56,8 @@ Array = NDArray[Any]
 def recompute(
     version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device
 ) -> Recomputed:
-    """Extract the items at `positions` of the index again, one by one. Raises ConfigError if
-    the version's config cannot be built here."""
+    """Extract the items at `positions` of the index again, one by one. Raises ConfigError
+    if the version's config cannot be built here."""
     built, result = built_again(version, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
@@ -98,7 +97,6 @@ def recompute(
 
 
 def _possible_causes(made_by: Mapping[str, object], item: Item, device: Device) -> str:
-    """Describe what was different when an item was written."""
     causes = ""
     wrote = made_by.get("device", device.label)
     if wrote != device.label:
@@ -172,10 +170,6 @@ def _count(
     return [f"{differing - ties} of {stored.features.size} codes differ by more than rounding"]
 
 
-def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool:
-    return largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
-
-
 def _count_ties(
     built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array
 ) -> int:
@@ -196,11 +190,10 @@ def _count_ties(
 
 
 def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
-    """List the side arrays of the extractor that differ by more than rounding."""
     faults = []
     for name, array in again.side.items():
-        expected = stored.side[name]
-        is_compared = name != QUANTIZATION
-        if is_compared and (array.shape != expected.shape or not _are_near(array, expected)):
+        expected, allowed = stored.side[name], _TOLERANCE.get(array.dtype.name, 0.0)
+        is_near = array.shape == expected.shape and largest_difference(array, expected) <= allowed
+        if name != QUANTIZATION and not is_near:
             faults.append(f"its {name} differ")
     return faults

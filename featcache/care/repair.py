@@ -1,8 +1,5 @@
-"""Repairs a version: keeps the sound utterances of damaged shards, and extracts the
-damaged ones again.
-
-The sound utterances of a damaged shard are published in another shard before it is
-removed. The damaged ones are wanted, and missing, until they are extracted."""
+"""Repairs a version: publishes the sound utterances of damaged shards in other shards,
+removes the damaged shards, and extracts what is then missing."""
 
 from __future__ import annotations
 
@@ -56,7 +53,6 @@ class Repaired:
 
     path: str
     removed: list[str] = field(default_factory=list)
-    """The names of the damaged shards."""
     metadata: bool = False
     summary: Summary | None = None
     missing: int = 0
@@ -71,8 +67,6 @@ class Repaired:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do with a damaged shard."""
-
     kept: Sequence[int]
     """The rising numbers of its sound items."""
     again: Strings | None
@@ -82,14 +76,13 @@ class _Plan:
 def repair(
     path: Location, manifest: Manifest, options: Options, stop: threading.Event | None = None
 ) -> Repaired:
-    """Verify every byte of the version at `path`, and replace its damaged shards.
+    """Verify every byte of the version at `path`, and replace its damaged shards. If all
+    utterances are sound, neither audio nor the extractor is needed.
 
-    A shard of another version goes to that version, if it is in the same cache, or into the
-    folder `aside`. If all utterances are sound, neither audio nor the extractor is needed.
-
-    Raises LockedError if another command is at work; StoreError, before anything is removed,
-    if the manifest lacks damaged utterances, or their files are gone, or this featcache would
-    extract them into another version, or no run has recorded the version's metadata."""
+    Raises LockedError if another command is at work; StoreError, before anything is
+    removed, if the manifest lacks damaged utterances, or their files are gone, or this
+    featcache would extract them into another version, or no run has recorded the version's
+    metadata."""
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
         path = path.resolve()  # the extraction finds it by its name
     is_restored = _restore_metadata(path)
@@ -144,13 +137,12 @@ def repair(
 
 
 def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
-    """Find the sound items of each damaged shard, by its name."""
     damaged = verified.damaged_shards
     faulty = {(problem.shard, problem.id) for problem in verified.problems}
     index = load_index(version, version.shard_names()) if damaged else None
     plans = {}
     for name in damaged:
-        current, kept = None, list[int]()
+        current, sound = None, list[int]()
         if index is not None:
             current = index.ids.take(np.arange(*index.span(index.shards.index(name))))
         try:
@@ -163,11 +155,11 @@ def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
         sides = [path for path in shard.info.files if path.startswith("side_")]
         if not any(map(shard.file_fault, sides)):
             numbers = [number for number, id_ in enumerate(ids) if (name, id_) not in faulty]
-            kept = [number for number, _ in shard.sound_items(numbers)]
-        others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
+            sound = [number for number, _ in shard.sound_items(numbers)]
+        others = ids.take(np.setdiff1d(np.arange(len(ids)), sound))
         if current is not None:  # older items need not be extracted
             others = others.take(np.flatnonzero(np.isin(others.hashes(), current.hashes())))
-        plans[name] = _Plan(kept, others)
+        plans[name] = _Plan(sound, others)
     return plans
 
 
@@ -219,7 +211,6 @@ def _sound_owner(version: Version, fingerprint: str, name: str) -> Version | Non
 
 
 def _remove_damaged_records(version: Version) -> int:
-    """Remove damaged lines of the ledger, and damaged wanted sets. Returns their number."""
     lines = list[str]()
     names = version.store.names("failures")
     failures = read_failures(version, lines)
@@ -235,8 +226,8 @@ def _remove_damaged_records(version: Version) -> int:
 
 
 def _restore_metadata(path: Location) -> bool:
-    """Restore a version's own metadata from a run's record if it is damaged. Returns True
-    if it was. Raises StoreError if no run's record has a config that can be loaded here."""
+    """Restore a version's damaged metadata from a run's record. Returns True if it was
+    damaged. Raises StoreError if no record has a config that can be loaded here."""
     store = open_store(path)
     is_group_damaged = not Version.has_group(store)
     if is_group_damaged:

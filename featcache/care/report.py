@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong in a version, in a shard or in a single utterance."""
+    """A fault of a version, of a shard or of a single utterance."""
 
     kind: str
     """The kind of fault: `metadata`, `structure`, `checksum`, `non_finite`, `frames`,
@@ -19,8 +19,7 @@ class Problem:
 
 @dataclass
 class Recomputed:
-    """A comparison of utterances that were extracted again with what is stored: see
-    docs/json.md."""
+    """A comparison of utterances extracted again with what is stored: see docs/json.md."""
 
     utterances: int
     identical: int = 0

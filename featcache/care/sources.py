@@ -38,7 +38,7 @@ class SourceCheck:
     """How audio files are compared with what they were."""
 
     by_content: bool = False
-    """True to compare the hash of their bytes, if it is known, and not size and mtime."""
+    """True to compare the hash of their bytes, if known, instead of size and mtime."""
     root: AudioLocation | None = None
     """The root of relative paths; None for that of the run that extracted each utterance."""
     urls: frozenset[Url] = frozenset()
@@ -56,8 +56,6 @@ class SourceCheck:
 
 
 class _File(NamedTuple):
-    """An audio file as it was when it was decoded."""
-
     location: AudioSource
     size: int
     mtime_ns: int
@@ -73,11 +71,11 @@ def check_sources(
     report: OnShard,
     stopped: Callable[[], bool],
 ) -> tuple[list[Problem], list[str]]:
-    """Compare the audio files of the current items in some sound shards.
+    """Compare the audio files of the current items in some sound shards, by `threads`
+    threads, until `stopped`; `report` is called after each shard.
 
-    `threads` threads hash files. `report` is called after each shard. Once `stopped`
-    returns True, no more files are compared. Returns a problem for each file that is
-    missing, changed or unreadable, and notes on utterances that could not be compared."""
+    Returns a problem for each file that is missing, changed or unreadable, and notes on
+    utterances that could not be compared."""
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: defaultdict[str, list[str]] = defaultdict(list)
     at_once = threads if wanted.by_content else FILES_AT_ONCE
@@ -127,8 +125,8 @@ def check_sources(
 def _files_of(
     shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck
 ) -> dict[_File, list[str]]:
-    """Map the files of a shard's current items to the ids of their utterances. A file that
-    was changed between two utterances appears twice. `number` is the shard's in the index."""
+    """Map the files of the current items of shard `number` to the ids of their utterances.
+    A file that was changed between two utterances appears twice."""
     first, last = index.span(number)
     items, table, folder = index.item[first:last], shard.table, wanted.root_of(shard, version)
     if (items >= len(table)).any():  # the index is sealed, but wrong
@@ -146,8 +144,7 @@ def _files_of(
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
-    """Return the fault of a file; None if it is unchanged, as far as can be told. A file at a
-    URL or inside a container is copied to compare its content. Commands are not run."""
+    """Return the fault of a file, if one can be told. Commands are not run."""
     location, by_content = file.location, file.content_hash != UNKNOWN_HASH
     copy = None
     if isinstance(location, Command):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.config.config import Differences, find_differences
@@ -14,6 +13,7 @@ from featcache.errors import ManifestError
 from featcache.extraction.plan import VersionPlan, file_change
 from featcache.format.shard import Item
 from featcache.manifest.segments import Segment
+from featcache.spec import Ints
 from featcache.strings import Strings
 from featcache.version.join import by_shard, differences, refuse_paths
 from featcache.version.ledger import Failure, standing_failures
@@ -26,7 +26,7 @@ class Cause:
 
     why: str
     """The reason: `new`, `path changed`, `file changed`, `failed before: file_missing` …"""
-    rows: NDArray[np.int64]
+    rows: Ints
     """The rising numbers of their rows, int64 `[n]`."""
     ids: Strings
     example: str
@@ -51,8 +51,8 @@ def compare_versions(
 
 
 def find_causes(plan: VersionPlan) -> list[Cause]:
-    """List the causes why a plan extracts rows, the most frequent first."""
-    by_cause: dict[tuple[str, bool], list[tuple[NDArray[np.int64], str]]] = {}
+    """List why a plan extracts rows, the most frequent cause first."""
+    by_cause: dict[tuple[str, bool], list[tuple[Ints, str]]] = {}
     for rows, why, again, example in _reasons(plan):
         by_cause.setdefault((why, again), []).append((rows, example))
     causes = []
@@ -64,8 +64,7 @@ def find_causes(plan: VersionPlan) -> list[Cause]:
 
 
 def refusal(plan: VersionPlan) -> str:
-    """Return why `extract` would refuse the manifest without `--replace`; empty if it
-    would not."""
+    """Return why `extract` would refuse the manifest without `--replace`; else nothing."""
     if plan.is_new:
         return ""
     try:
@@ -75,7 +74,7 @@ def refusal(plan: VersionPlan) -> str:
     return ""
 
 
-def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, str]]:
+def _reasons(plan: VersionPlan) -> Iterator[tuple[Ints, str, bool, str]]:
     """List rows to extract, int64 `[n]`, with `why`, `again` and `example` of a `Cause`."""
     fresh = np.flatnonzero(plan.rows.missing & ~plan.rows.changed)
     if plan.is_new:

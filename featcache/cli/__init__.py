@@ -1,8 +1,6 @@
 """The command line: a file for each command, which parses, calls the library, prints, and
-returns the exit code.
-
-Results go to stdout, progress and messages to stderr. Nothing heavy is imported before a
-command runs, so `featcache --help` answers at once."""
+returns the exit code. Results go to stdout, progress and messages to stderr. Nothing heavy
+is imported before a command runs."""
 
 from __future__ import annotations
 
@@ -148,7 +146,6 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int = 1) -> No
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:
-    """Print an error as the document of `--json`."""
     try:
         if printing.as_json:
             print_json(as_error(kind, message, exit_code))

@@ -65,11 +65,9 @@ printing = Printing()
 
 
 def printable(text: str) -> str:
-    """Return text without users and passwords of URLs, and with Python's escapes for control
-    characters, line ends, marks that turn the direction of writing, and halves of characters.
-
-    Ids, paths, units and messages may come from a stranger's cache or manifest. A query
-    stays: a manifest has one only if its user has allowed it."""
+    """Return text without users and passwords of URLs, and with Python's escapes for
+    control characters, line ends, marks that turn the direction of writing, and halves of
+    characters."""
     shown = without_secrets(text, allow_query=True)
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)
 
@@ -81,8 +79,8 @@ def say(*columns: object) -> None:
 
 
 def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
-    """Print rows of cells under the names of their columns; columns of these numbers are
-    aligned to the right."""
+    """Print rows of cells under the names of their columns, some of them aligned to the
+    right."""
     if not rows:
         return
     lines = [list(rows[0])] + [list(row.values()) for row in rows]
@@ -159,8 +157,8 @@ def _print_message(message: str) -> None:
 
 
 def note_unfinished(version: Version, index: Index | None = None) -> bool:
-    """Warn on stderr if a version lacks something that runs were to extract. Returns whether
-    it does."""
+    """Warn on stderr if a version lacks something that runs were to extract. Returns True
+    if so."""
     from featcache.version.indexing import open_index
     from featcache.version.wanted import find_lacking
 
@@ -174,7 +172,6 @@ _JSON_NAMES = {"num_bytes": "bytes"}
 
 
 Document = dict[str, Any]
-"""A result as JSON."""
 
 
 def error_document(error: FeatcacheError) -> Document:

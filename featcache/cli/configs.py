@@ -202,7 +202,6 @@ def _row(measured: Measured) -> dict[str, str]:
 
 
 def _where(measured: Measured) -> str:
-    """Describe where in clips the disturbed frames are."""
     if not measured.disturbed:
         return ""
     if measured.last <= 1:

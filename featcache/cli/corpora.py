@@ -37,9 +37,9 @@ def worst(codes: Iterable[int]) -> int:
 
 
 def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Call a command that takes a cache as `path` for each part of a corpus: with the cache
-    of the part, the manifest of its name, and as `to` the part of its name. The documents of
-    `--json` become one. An `utterance` only has to be in one of the parts."""
+    """Call a command that takes a cache as `path` for each part of a corpus: with the
+    part's cache, the manifest of its name, and as `to` the part of its name. An `utterance`
+    only has to be in one of the parts."""
 
     @functools.wraps(command)
     def on_any(**arguments: Any) -> int | None:

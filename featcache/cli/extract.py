@@ -264,7 +264,6 @@ class Shown:
 
 
 def _try(plan: ExtractionPlan) -> Document:
-    """Extract a sample. Returns how long the run would take, as JSON."""
     from featcache.engines.main_job import choose_engine
     from featcache.extraction.plan import existing_folder
     from featcache.extraction.trial import run_trial

@@ -137,7 +137,6 @@ def manifest(
 
 
 def _select(read: Manifest, where: str, columns: dict[str, str]) -> tuple[Manifest, int]:
-    """Select the rows that fit. Returns also the number of rows that a version lacks."""
     from featcache.loader.utterances import Choices, select_utterances
 
     with noting_warnings():
@@ -163,12 +162,12 @@ def _with_headers(read: Manifest, kind: str, threads: int | None) -> tuple[bytes
         headers = read_headers(read, threads, bar.update, every=kind == "lhotse")
     failures = headers.failures
     rows = [row for row in range(len(read)) if row not in failures]
-    found = headers.headers
-    files = {number: found[row][:3] for number, row in enumerate(rows) if row in found}
-    kept = replace(read, duration=headers.durations).take(np.array(rows, np.int64))
+    by_row = headers.headers
+    files = {number: by_row[row][:3] for number, row in enumerate(rows) if row in by_row}
+    readable = replace(read, duration=headers.durations).take(np.array(rows, np.int64))
     for row, (reason, message) in list(failures.items())[:_SHOWN]:
         note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
     if failures:
         counts = Counter(sorted(reason for reason, _ in failures.values()))
         note(f"{counted(len(failures), 'row is', 'rows are')} left out: {by_reason(counts)}")
-    return WRITTEN[kind](kept, files), len(failures)
+    return WRITTEN[kind](readable, files), len(failures)

@@ -49,8 +49,8 @@ command = functools.partial(click.command, cls=_Command)
 
 
 class _LocalPath(click.Path):
-    """A path that is neither empty (as an unset variable of the shell would make it) nor
-    a URL. A leading `~/` is the home folder, also in `--root=~/audio`."""
+    """A path, which may begin with `~/`, and is neither empty (as an unset variable of the
+    shell would make it) nor a URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fspath(value)
@@ -338,8 +338,7 @@ trust_remote_code = flag(
 def read_manifest(
     source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any
 ) -> Manifest:
-    """Read a manifest, and print its notes on stderr; see `refuse_unused`. `reading` has the
-    values of the options `READING`."""
+    """Read a manifest by the options `READING`, and print its notes; see `refuse_unused`."""
     from featcache.manifest.read import read_manifest as read
 
     manifest = read(source, **reading, **options)
@@ -386,8 +385,8 @@ def refuse_corpus(path: Location, option: str) -> None:
 
 
 def refuse_output(path: Path, force: bool) -> None:
-    """Raise ArgumentError if a file exists and `force` is not set, if this command reads it,
-    or if it is a version's; StoreError if it cannot be written."""
+    """Raise ArgumentError if a file exists and `force` is not set, if this command reads
+    it, or if it is a version's; StoreError if it cannot be written."""
     from featcache.stats.mean_variance import refuse_to_replace
 
     if path.exists():
@@ -428,7 +427,7 @@ def refuse_unwritable(place: Location, path: Location | None = None) -> None:
 
 def is_agreed(question: str, yes: bool) -> bool:
     """Tell whether to go ahead: by `--yes`, or by asking on the terminal. Raises
-    ArgumentError if nobody can be asked, or with `--json`."""
+    ArgumentError if nobody can be asked."""
     if yes:
         return True
     if printing.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -1,12 +1,12 @@
 """A command's standard streams and terminal, and the signals that end it.
 
-If a stream is closed (`2>&-`), the next opened file gets its number, and with it what
-libraries print. So `/dev/null` replaces a closed stream. On damaged files, libsndfile's
-readers of SDS and of G.72x print to C's stdout, where only results may go.
+The next opened file would get the number of a closed stream (`2>&-`), and what libraries
+print; so `/dev/null` replaces it. On damaged files, libsndfile's readers of SDS and of
+G.72x print to C's stdout, where only results may go.
 
 SIGINT, SIGTERM and SIGHUP each end a command with the exit code `INTERRUPTED`. A signal
-that is ignored when the command begins stays ignored (`nohup` ignores SIGHUP, some shells
-SIGINT in the background), and one that the calling program handles keeps its handler."""
+that is ignored when the command begins (by `nohup`, for example) stays ignored, and one
+that the calling program handles keeps its handler."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def standard_streams() -> Iterator[None]:
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
     """Send to standard error what native libraries print to standard output. `sys.stdout`
-    prints to a copy of descriptor 1, unless it already prints elsewhere, as in tests."""
+    prints to a copy of descriptor 1, unless it already prints elsewhere."""
     stream = sys.stdout
     if (
         stream is not sys.__stdout__
@@ -119,8 +119,8 @@ def stoppable(
     stop: threading.Event | None = None,
     ending: str = _ENDING,
 ) -> Iterator[threading.Event]:
-    """Yield an event that the first signal sets. It also prints how the command is `ending`.
-    A second signal calls `at_once`, and ends the process."""
+    """Yield an event that the first signal sets, after printing how the command is
+    `ending`. A second signal calls `at_once`, and ends the process."""
     stop = stop or threading.Event()
     # not `stop.is_set()`: a second signal may come during `stop.set()`
     signals = count()
@@ -146,8 +146,8 @@ def signals_handled(
     """Handle the signals that have Python's own handlers, in the main thread; by default,
     raise KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
-    ours = (signal.SIG_DFL, signal.default_int_handler)
-    handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in ours]
+    of_python = (signal.SIG_DFL, signal.default_int_handler)
+    handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in of_python]
     before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield

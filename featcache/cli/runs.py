@@ -117,10 +117,10 @@ def say_summary(summary: Summary, where: str) -> int:
         _print_first_failure(failing)
     missing = max(version.missing for version in versions)
     if summary.interrupted and missing > 0:
-        kept = sum(version.extracted for version in versions)
+        extracted = sum(version.extracted for version in versions)
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(
-            f"{how}: {counted(kept, 'extracted utterance')} kept, {missing:,} left: run the "
+            f"{how}: {counted(extracted, 'extracted utterance')} kept, {missing:,} left: run the "
             "same command again"
         )
     if summary.too_many_failures:
@@ -175,7 +175,6 @@ def by_reason(failed: Mapping[str, int]) -> str:
 
 
 def _print_stages(summary: Summary) -> None:
-    """Print where the time went, and what would make the slowest stage faster."""
     slowest = summary.bottleneck
     remedies = {
         "decode": "more threads, or a faster disk",

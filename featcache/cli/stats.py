@@ -181,7 +181,6 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
 
 
 def _say_codes(usage: Usage) -> Document:
-    """Print how codes are used. Returns it as JSON."""
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
     codebooks = []
     for number, (size, used, entropy, perplexity) in enumerate(books):

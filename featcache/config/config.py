@@ -106,17 +106,12 @@ class Config:
     """A validated config."""
 
     name: str
-    """The name of the version."""
     extractor: str
-    """A registered name, or `package.module:Class`."""
     params: extractors.Params
-    """All parameters, as the extractor's own model."""
     audio: AudioPolicy
-    """How an utterance becomes a waveform."""
     dtype: str
     """The stored dtype, by its numpy name."""
     augment: AugmentPolicy | None = None
-    """The copies of utterances; None for no copies."""
     pool: str | None = None
     """The vector that is stored of each utterance, `mean` or `mean+std`; None for frames."""
     source: str = field(default="", compare=False)
@@ -201,7 +196,6 @@ def load_configs(source: str | Path, set: Values | None = None) -> list[Config]:
 
 
 def _read(source: str | Path) -> tuple[str, Path | None]:
-    """Return a config's YAML text, and the folder that its paths are relative to."""
     packaged = packaged_configs().get(str(source))
     if packaged is not None:
         return packaged, None
@@ -246,7 +240,7 @@ def _single_documents(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def listable_params(params: type[extractors.Params]) -> set[str]:
     """Return the parameters of which a config may list several values, to be several
-    configs: those in `taken` whose values are no lists themselves."""
+    configs: those in `taken` whose values are no lists."""
     fields = params.model_fields
     return {name for name in params.taken & {*fields} if not _takes_lists(fields[name].annotation)}
 
@@ -291,7 +285,6 @@ def parse_config(
 
 
 def _document(text: str, source: str) -> dict[str, Any]:
-    """Return the mapping of a config's YAML text."""
     try:
         loaded = load_yaml(text)
     except ValueError as error:
@@ -303,7 +296,6 @@ def _document(text: str, source: str) -> dict[str, Any]:
 
 
 def _with_values(document: Any, values: Values) -> dict[str, Any]:
-    """Return a config's document with other values of these dotted keys."""
     changed = dict(document) if isinstance(document, dict) else {}
     for key, value in values.items():
         section, dot, below = key.partition(".")
@@ -373,12 +365,11 @@ def _validated(
 
 
 def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
-    """Validate a resolved config that a cache has recorded.
+    """Validate a resolved config that a cache, maybe a stranger's, has recorded.
 
-    A cache may come from a stranger. So only registered extractors are imported, unless
-    `--trust-remote-code` is given, and weights are only looked for on this machine, now and
-    whenever the config is used. Raises ConfigError for another extractor, or as
-    `config_from` does."""
+    Only registered extractors are imported, unless `--trust-remote-code` is given, and
+    weights are only looked for on this machine, now and whenever the config is used. Raises
+    ConfigError for another extractor, or as `config_from` does."""
     if not isinstance(document, dict):
         raise ConfigError(f"config {source}: expected a mapping")
     name = document.get("extractor")
@@ -390,7 +381,6 @@ def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
 
 
 def _secrets_of(value: Any, path: str = "") -> Iterator[str]:
-    """Find URLs that may give access to their reader."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _secrets_of(inner, f"{path}.{key}".lstrip("."))
@@ -423,7 +413,6 @@ def packaged_hint(name: str) -> str:
 
 
 def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[str]:
-    """Find contradictions between the sections `augment` and `audio`."""
     if audio.resample != "forbid":
         return
     if augment.speed != (1.0,):

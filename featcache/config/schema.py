@@ -69,19 +69,22 @@ def _of_extractor(name: str, model: type[BaseModel], params: dict[str, Any]) -> 
 
 def _or_several(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a parameter of which a config may list several values."""
-    values = dict(schema)
-    about: dict[str, Any] = {
-        key: values.pop(key) for key in ("description", "default") if key in values
-    }
+    about, values = _apart(schema)
     return {**about, "anyOf": [values, {"type": "array", "items": values, "minItems": 1}]}
 
 
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a section that may be left empty."""
+    about, values = _apart(schema)
+    empty = {"type": "null"}
+    choices = [choice for choice in values.get("anyOf", [values]) if choice != empty]
+    return {**about, "anyOf": [*choices, empty]}
+
+
+def _apart(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a schema says about a key, and about its values."""
     values = dict(schema)
     about: dict[str, Any] = {
         key: values.pop(key) for key in ("description", "default") if key in values
     }
-    choices = values.get("anyOf", [values])
-    empty = {"type": "null"}
-    return {**about, "anyOf": [choice for choice in choices if choice != empty] + [empty]}
+    return about, values

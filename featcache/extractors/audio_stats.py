@@ -98,8 +98,7 @@ class AudioStats(VectorExtractor[AudioStatsParams]):
         return torch.stack([value.float().to(waveform.device) for value in statistics])
 
     def _by_windows(self, waveform: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share of silent windows, and the bandwidth in Hz. The windows lie end
-        to end; the last one is filled with zeros."""
+        """Return the share of silent windows, and the bandwidth in Hz."""
         padded = torch.nn.functional.pad(waveform, (0, -len(waveform) % self._size))
         windows = padded.view(-1, self._size)
         num_quiet = torch.zeros((), dtype=torch.int64, device=waveform.device)

@@ -154,7 +154,6 @@ class Extractor(ABC, Generic[P]):
     revision: ClassVar[int]
     """A number that goes up whenever new code changes values."""
     batchings: ClassVar[tuple[str, ...]] = get_args(Batching)
-    """The values that `batching` may have."""
     batching: Batching
     """The way in which clips may be batched."""
     chosen_batching: Batching | None = None

@@ -71,6 +71,23 @@ class LatentExtractor(ModelExtractor[M]):
     def num_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.granularity) * self.granule_frames
 
+    @abstractmethod
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute latents, float `[R, F, D]`; a codec's are the input of its quantizer."""
+
+    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        return self.encode_for([self], waveforms, num_samples)[0]
+
+    def encode_for(
+        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        latents_RFD = self.latents(waveforms, num_samples)
+        return [taker.take(latents_RFD) for taker in takers]
+
+    def take(self, latents_RFD: Tensor) -> Rows:
+        """Return the features of latents, float `[R, F, D]`."""
+        return Rows(latents_RFD.float())
+
     def silence(self) -> Tensor | None:
         if self.spec.codebook_sizes:
             return None
@@ -82,10 +99,9 @@ class LatentExtractor(ModelExtractor[M]):
 
 
 class CodecExtractor(LatentExtractor[C]):
-    """The base of extractors whose model computes latents, and codes from the latents.
-
-    If codes differ although latents differ by rounding only, two codewords were tied.
-    Codes are always looked up in float32."""
+    """The base of extractors whose model computes latents, and codes from the latents,
+    always in float32. If codes differ where latents differ by rounding only, two codewords
+    were tied."""
 
     _codebooks: Iterable[Any]
     """The model's codebooks in use, unless a subclass has its own `quantize`."""
@@ -117,13 +133,8 @@ class CodecExtractor(LatentExtractor[C]):
         """The number of codes that `codes_of` gives for a frame."""
         return len(self.spec.codebook_sizes)
 
-    @abstractmethod
-    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the input of the quantizer, float `[R, F, D]`."""
-
     def quantize(self, latents: Tensor) -> Tensor:
-        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`. Each codebook
-        encodes the residual of those before it."""
+        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`."""
         residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:
@@ -136,19 +147,9 @@ class CodecExtractor(LatentExtractor[C]):
         codes_RF = codebook.encode(residual_RDF)
         return codes_RF, codebook.decode(codes_RF)
 
-    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return self.encode_for([self], waveforms, num_samples)[0]
-
-    def encode_for(
-        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
-        latents_RFD = self.latents(waveforms, num_samples)
-        return [taker.take(latents_RFD) for taker in takers]
-
     def take(self, latents_RFD: Tensor) -> Rows:
-        """Return the features of latents, float `[R, F, D]`."""
         if self.params.output == "latents":
-            return Rows(latents_RFD.float())
+            return super().take(latents_RFD)
         return Rows(self.codes_of(latents_RFD))
 
     def codes_of(self, latents_RFD: Tensor) -> Tensor:
@@ -158,8 +159,8 @@ class CodecExtractor(LatentExtractor[C]):
         return codes_RFQ.to(getattr(torch, self.spec.dtype))
 
     def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
-        """Decode by the codec's own decoder, which is loaded for this; channels are mixed.
-        Latents are quantised first."""
+        """Decode by the codec's own decoder, which is loaded for this; latents are
+        quantised first."""
         features_1F = tracks[MAIN][None]
         if self.params.output == "latents":
             features_1F = self.quantize(features_1F.float())
@@ -167,8 +168,7 @@ class CodecExtractor(LatentExtractor[C]):
         return decoded.reshape(-1, decoded.shape[-1]).mean(dim=0)
 
     def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
-        """Decode one clip's codes, int64 `[1, Q, F]`, to `[1, num_samples]` or `[1, C,
-        num_samples]`."""
+        """Decode codes, int64 `[1, Q, F]`, to `[1, num_samples]` or `[1, C, num_samples]`."""
         decoded: Tensor = self._load_model().decode(audio_codes=codes_1QF).audio_values
         return decoded
 
@@ -186,8 +186,7 @@ def code_dtype(codebook_size: int) -> str:
 
 
 def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
-    """Return the number of codebooks in use; raise ConfigError if the model cannot give so
-    many."""
+    """Return the number of codebooks in use. Raises ConfigError if the model has fewer."""
     count = params.codebooks or at_most
     if not at_least <= count <= at_most:
         limits = f", of which at least {at_least} must be taken" if at_least > 1 else ""
@@ -196,7 +195,7 @@ def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
 
 
 def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
-    """Return the number of codebooks in use, by `codebooks` or `bandwidth`; raise
+    """Return the number of codebooks in use, by `codebooks` or `bandwidth`. Raises
     ConfigError if the model lacks them, or the two contradict."""
     count = num_codebooks(params, int(model.quantizer.num_quantizers))
     bandwidth = params.bandwidth

@@ -55,11 +55,11 @@ class CrepeParams(PitchParams):
 
 
 class Crepe(Extractor[CrepeParams]):
-    """Pitch in Hz, and the periodicity, from 0 to 1: float32 `[T, 2]`.
+    """Pitch in Hz, and the periodicity, from 0 to 1: float32 `[T, 2]`, with `1 +
+    num_samples // hop` frames.
 
     Every frame has a pitch; a low periodicity tells that it has no meaning. Frame `t` is
-    centred on sample `t * hop`, and there are `1 + num_samples // hop` frames. The
-    level does not matter.
+    centred on sample `t * hop`. The level does not matter.
 
     Shapes: `R` frames computed at once, `L` samples of a frame, `K` bins."""
 

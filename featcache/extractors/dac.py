@@ -1,9 +1,8 @@
 """DAC (Kumar et al., 2023, "High-Fidelity Audio Compression with Improved RVQGAN"), as in
 transformers.
 
-The encoder's convolutions look to both sides, and pad with zeros. In a padded batch,
-biases and kernels turn the zeros after a short row into something else. So here every
-layer sets these columns to zero again."""
+The encoder's convolutions pad with zeros at both ends. Biases and kernels turn the zeros
+after a short row into something else, so every layer sets these columns to zero again."""
 
 from __future__ import annotations
 
@@ -20,10 +19,7 @@ from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebook
 
 class Dac(CodecExtractor[CodecParams]):
     """DAC's codes: those of `DacModel.encode` for the clip alone, as `DacFeatureExtractor`
-    prepares it; or its latents.
-
-    Codes are `[T, Q]`. The clip is padded with zeros to whole hops: ceil(num_samples /
-    hop) frames."""
+    prepares it; or its latents. Codes are `[T, Q]`, ceil(num_samples / hop) frames."""
 
     Params = CodecParams
     revision = 1
@@ -51,8 +47,8 @@ class Dac(CodecExtractor[CodecParams]):
 
 
 def in_whole_hops(waveforms_RP: Tensor, num_samples: Tensor, hop: int) -> tuple[Tensor, Tensor]:
-    """Pad rows with zeros to whole hops, as `DacFeatureExtractor` does. Return them and
-    their lengths."""
+    """Pad rows with zeros to whole hops, as `DacFeatureExtractor` does. Returns also their
+    lengths."""
     padded_RP = F.pad(waveforms_RP, (0, -waveforms_RP.shape[1] % hop))
     return padded_RP, -(-num_samples // hop) * hop
 

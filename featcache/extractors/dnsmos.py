@@ -79,9 +79,7 @@ class Dnsmos(VectorExtractor[DnsmosParams]):
         for model in (self._p835, self._p808):
             model.require("input", {"weights": ["input_1"]})
             model.require("output", {"weights": ["Identity:0"]})
-        band = mel.frequency_band(0, 0, _SAMPLE_RATE)
-        filters = mel.hertz_filters(_BINS, band, _N_FFT, _SAMPLE_RATE, "slaney", "slaney")
-        self._filters = filters.float()
+        self._filters = mel.hertz_filters(_BINS, _N_FFT, _SAMPLE_RATE).float()
         self._taper = torch.hann_window(_N_FFT, dtype=torch.float64).float()
         units = ", ".join(f"{name} (of 5)" for name in SCORES)
         track = Track(MAIN, (len(SCORES),), "float32", units, ClipAxis())

@@ -1,9 +1,6 @@
 """EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in
-transformers.
-
-The encoder is a SEANet. Every convolution pads by reflection, up to a whole stride; here,
-where each row ends (see `ragged`). The 48 kHz model divides each chunk, here a row, by its
-root mean square, which is kept with its codes."""
+transformers: a SEANet that pads by reflection. The 48 kHz model divides each chunk, here a
+row, by its root mean square, which is kept with its codes."""
 
 from __future__ import annotations
 
@@ -26,11 +23,10 @@ _SCALES = "what a chunk's samples were divided by"
 class Encodec(CodecExtractor[BandwidthParams]):
     """EnCodec's codes: those of `EncodecModel.encode` for the clip alone; or its latents.
 
-    Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one
-    sample on. In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples,
-    and their frames follow each other: 150 for a chunk. `scales` has a number for each
-    chunk. (At some lengths, the second last has 149 frames, and the reference fails to
-    stack them.) Mono is given to both channels."""
+    Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames. In the 48 kHz
+    model, chunks of 48,000 samples begin every 47,520 samples, and give 150 frames each;
+    `scales` has a number for each chunk. (At some lengths, the second last has 149 frames,
+    and the reference fails to stack them.) Mono is given to both channels."""
 
     Params = BandwidthParams
     revision = 1
@@ -71,7 +67,6 @@ class Encodec(CodecExtractor[BandwidthParams]):
         return sum(piece.num_frames for piece in self.pieces(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """Cut a clip into chunks as `EncodecModel.encode` does."""
         if not self._chunk_length:
             return super().pieces(num_samples)
         pieces = []

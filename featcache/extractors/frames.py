@@ -1,10 +1,9 @@
 """Extractors that work frame by frame, and give a frame the same bits whatever surrounds
 it.
 
-Kernels are chosen by shape, so the last bits of a row change with the number of rows. Here
-the frames of a call go into blocks with a constant number of rows, the last filled up with
-zeros. A call with few frames uses shorter blocks, if a trial shows that this processor
-computes the same bits in them."""
+Kernels are chosen by shape, so the frames of a call go into blocks with a constant number
+of rows, the last filled up with zeros. A call with few frames uses shorter blocks, if a
+trial shows that this processor computes the same bits in them."""
 
 from __future__ import annotations
 

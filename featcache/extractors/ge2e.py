@@ -50,12 +50,11 @@ class GE2EParams(WeightFileParams):
 
 
 class GE2E(VectorExtractor[GE2EParams]):
-    """A speaker vector, float32 `[256]`, of length 1, with no negative values.
+    """A speaker vector, float32 `[256]`, of length 1, with no negative values: what the
+    package's `embed_utterance` gives for `normalize_volume` of the clip.
 
-    It is what the package's `embed_utterance` gives for `normalize_volume` of the clip.
-    Pauses are not cut out, as its `preprocess_wav` does by webrtcvad: extract from a
-    manifest of speech segments, which `featcache vad` writes. Digital silence is refused,
-    as it has no speaker."""
+    Pauses are not cut out: extract from a manifest of speech segments, which `featcache
+    vad` writes. Digital silence is refused, as it has no speaker."""
 
     Params = GE2EParams
     revision = 1
@@ -76,8 +75,7 @@ class GE2E(VectorExtractor[GE2EParams]):
             what = f"not the weights of Resemblyzer's encoder: {first_line(error)}"
             raise weights.weights_error(params.file, what) from error
         self._network.eval().requires_grad_(False).to(device)
-        band = mel.frequency_band(0, 0, _SAMPLE_RATE)
-        filters = mel.hertz_filters(_BINS, band, _N_FFT, _SAMPLE_RATE, "slaney", "slaney")
+        filters = mel.hertz_filters(_BINS, _N_FFT, _SAMPLE_RATE)
         self._filters = filters.to(device, torch.float32)
         self._taper = torch.hann_window(_N_FFT, dtype=torch.float64).to(device, torch.float32)
         track = Track(MAIN, (_VALUES,), "float32", "speaker vector (GE2E)", ClipAxis())
@@ -113,7 +111,6 @@ class GE2E(VectorExtractor[GE2EParams]):
         return waveform * gain.clamp(min=1).to(waveform.dtype)
 
     def _mel(self, frames: Tensor) -> Tensor:
-        """Compute the mel energies `[T, M]` of frames `[T, L]`, without a logarithm."""
         return mel.power_spectrum(frames * self._taper, _N_FFT) @ self._filters
 
     def _encoded(self, partials_PTM: Tensor) -> Tensor:

@@ -21,17 +21,14 @@ at the ends of a clip, windows begin at zero."""
 
 
 def griffin_lim(magnitudes: Tensor, window: Tensor, hop: int, n_fft: int) -> Tensor:
-    """Find a waveform whose spectra have these magnitudes, about.
+    """Find a waveform, float32 `[(T - 1) * hop + L]`, whose spectra have about these
+    magnitudes. The phases begin at random, and always the same.
 
     Args:
         magnitudes: Of the Fourier transform of each windowed frame, padded at its end to
             `n_fft` samples: float32 `[T, n_fft // 2 + 1]`.
         window: float32 `[L]`, `L <= n_fft`.
-        hop: The samples from one frame to the next.
-
-    Returns:
-        float32 `[(T - 1) * hop + L]`. The phases begin at random, and always the same.
-    """
+        hop: The samples from one frame to the next."""
     length, count = len(window), len(magnitudes)
     size = (1, (count - 1) * hop + length)
     kernel = {"kernel_size": (1, length), "stride": (1, hop)}

@@ -94,9 +94,9 @@ class HiddenStates(ModelExtractor[H]):
     `_set_encoder`."""
 
     def _set_encoder(self, encoder: Encoder, size: int, name: str, epsilon: float | None) -> None:
-        """Take a model whose hidden states have `size` dimensions, and set what depends on
-        it. If the model wants normalised waveforms, `epsilon` is added to their variance.
-        Raises ConfigError if a chosen layer does not exist."""
+        """Take a model whose hidden states have `size` dimensions. If it wants normalised
+        waveforms, `epsilon` is added to their variance. Raises ConfigError if a chosen
+        layer does not exist."""
         params, num_layers = self.params, len(encoder.layers)
         key = "layer" if params.layers is None else "layers"
         numbers = [n for n in params.layers or (params.layer,) if n is not None]
@@ -159,7 +159,6 @@ class HiddenStates(ModelExtractor[H]):
     def _states(
         self, waveforms: Tensor, num_samples: Tensor, numbers: set[int]
     ) -> dict[int, Tensor]:
-        """Compute the hidden states of these numbers, float32 `[R, F, D]` each."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
         hidden_states = self._encoder.hidden_states(waveforms, num_samples)

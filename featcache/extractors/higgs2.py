@@ -28,10 +28,9 @@ _ZERO_CROSSINGS, _ROLLOFF = 6, 0.99
 
 class Higgs2(Xcodec):
     """The codes of Higgs Audio v2's tokenizer: those of `HiggsAudioV2TokenizerModel.encode`
-    for the clip alone, as its `DacFeatureExtractor` prepares it, without torchaudio.
+    for the clip alone, as its `DacFeatureExtractor` prepares it.
 
-    Codes are `[T, Q]`. The clip is padded with zeros to whole hops, so there are
-    ceil(num_samples / 960) frames, from one sample on. Every frame sees the whole clip."""
+    Codes are `[T, Q]`, ceil(num_samples / 960) frames. Every frame sees the whole clip."""
 
     revision = 1
     _name = "Higgs Audio v2"
@@ -77,7 +76,6 @@ class Higgs2(Xcodec):
 
 
 def _make_class(xcodec: Any, config: Any) -> Any:
-    """Make the class of the tokenizer from `XcodecModel`."""
 
     class HiggsAudioV2TokenizerModel(xcodec):  # type: ignore[misc]
         config_class = config
@@ -91,15 +89,15 @@ def _make_class(xcodec: Any, config: Any) -> Any:
     return HiggsAudioV2TokenizerModel
 
 
-def _sinc_kernel(given: int, wanted: int, device: torch.device) -> tuple[Tensor, int]:
-    """Compute a windowed sinc for each phase, float32 `[wanted, 1, 2 width + given]`, and
+def _sinc_kernel(rate: int, new_rate: int, device: torch.device) -> tuple[Tensor, int]:
+    """Compute a windowed sinc for each phase, float32 `[new_rate, 1, 2 width + rate]`, and
     its width, in float32 as `torchaudio.functional.resample` does."""
-    base = min(given, wanted) * _ROLLOFF
-    width = math.ceil(_ZERO_CROSSINGS * given / base)
-    steps = torch.arange(-width, width + given, dtype=torch.float32)[None, None] / given
-    phases = torch.arange(0, -wanted, -1, dtype=torch.float32)[:, None, None] / wanted
+    base = min(rate, new_rate) * _ROLLOFF
+    width = math.ceil(_ZERO_CROSSINGS * rate / base)
+    steps = torch.arange(-width, width + rate, dtype=torch.float32)[None, None] / rate
+    phases = torch.arange(0, -new_rate, -1, dtype=torch.float32)[:, None, None] / new_rate
     times = ((phases + steps) * base).clamp_(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
     window = torch.cos(times * math.pi / _ZERO_CROSSINGS / 2) ** 2
     times *= math.pi
     sinc = torch.where(times == 0, torch.ones_like(times), times.sin() / times)
-    return (sinc * (window * (base / given))).to(device), width
+    return (sinc * (window * (base / rate))).to(device), width

@@ -251,4 +251,3 @@ _READERS: dict[str, Callable[[str, str], _Array]] = {
     ".lca": _read_chunks,
     ".h5": _read_hdf5,
 }
-"""Readers by the suffix of a file, or of the container of an entry."""

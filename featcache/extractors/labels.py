@@ -80,16 +80,10 @@ class Labels(Extractor[LabelsParams]):
         raise ExtractorError("labels are read from label files, and not made of waveforms")
 
     def read(self, data: bytes, path: str, channel: int | None) -> LabelFile:
-        """Read a label file, or the lines of one recording.
-
-        Args:
-            path: Its path, in which the last known suffix tells the format.
-            channel: The row's channel, from 0; None for all.
-
-        Raises:
-            AudioError: It is damaged, of another format, or has no such tier.
-            MissingDependencyError: praatio is not installed.
-        """
+        """Read a label file, or the lines of one recording; the last known suffix of `path`
+        tells the format. `channel` is the row's, from 0; None for all. Raises AudioError if
+        it is damaged, of another format, or has no such tier; MissingDependencyError
+        without praatio."""
         suffixes = _SUFFIX.findall(path.lower())
         if not suffixes:
             raise _damaged(f"its name does not end in {listing(_READERS)}")
@@ -100,15 +94,15 @@ class Labels(Extractor[LabelsParams]):
             text = data.decode(encoding)
         except UnicodeDecodeError as error:
             raise _damaged(f"it is not {encoding[:6]}: {error.reason}") from None
-        found, end = _READERS[suffixes[-1]](text, self.params.tier, channel)
-        kept = sorted(label for label in found if label[2] or self.params.empty == "keep")
-        for first, last, label in kept:
+        read, end = _READERS[suffixes[-1]](text, self.params.tier, channel)
+        chosen = sorted(label for label in read if label[2] or self.params.empty == "keep")
+        for first, last, label in chosen:
             if "\0" in label:
                 raise _damaged(f"the label {label!r} has a zero byte")
             if not 0 <= first <= last < math.inf:
                 raise _damaged(f"the label {label!r} goes from {first} s to {last} s")
-        times = np.array([label[:2] for label in kept], np.float64).reshape(-1, 2)
-        return LabelFile(times, [label for _, _, label in kept], end)
+        times = np.array([label[:2] for label in chosen], np.float64).reshape(-1, 2)
+        return LabelFile(times, [label for _, _, label in chosen], end)
 
 
 def packed(labels: Sequence[str]) -> NDArray[np.uint8]:
@@ -146,9 +140,9 @@ def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
         sizes = [len(parsed["entries"]) for parsed in tiers]
     except Exception as error:  # noqa: BLE001 - whatever damage makes praatio raise
         raise _damaged(f"it is no TextGrid, or is damaged: {first_line(error)}") from None
-    told = [int(long or short) for long, short in _SIZES.findall(text)]
-    if told != sizes or _NUM_TIERS.findall(text)[:1] != [str(len(tiers))]:
-        raise _damaged(f"its tiers have {sizes} labels, and it says {told}: was it cut short?")
+    stated = [int(long or short) for long, short in _SIZES.findall(text)]
+    if stated != sizes or _NUM_TIERS.findall(text)[:1] != [str(len(tiers))]:
+        raise _damaged(f"its tiers have {sizes} labels, and it says {stated}: was it cut short?")
     if _NEGATIVE.search(text):
         raise _damaged("it has times below 0")
     chosen = [parsed for parsed in tiers if tier in (None, parsed["name"])]
@@ -158,12 +152,12 @@ def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
         raise AudioError(
             Reason.EXTRACTOR_REFUSED, f"it has not {wanted}, but {names}: set params.tier"
         )
-    found = []
+    labels = []
     for *times, label in chosen[0]["entries"]:
         if len(times) == 1 and "item [" in text:
             label = label.replace('""', '"')
-        found.append((float(times[0]), float(times[-1]), label))
-    return found, float(chosen[0]["xmax"])
+        labels.append((float(times[0]), float(times[-1]), label))
+    return labels, float(chosen[0]["xmax"])
 
 
 def _read_ctm(text: str, tier: str | None, channel: int | None) -> _Found:

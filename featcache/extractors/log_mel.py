@@ -75,12 +75,11 @@ _LOGARITHMS = {"natural": "natural log", "log10": "log10", "whisper": "log10, sc
 
 
 class LogMel(FrameExtractor[LogMelParams]):
-    """The logarithm of a mel spectrogram.
+    """The logarithm of a mel spectrogram: float32 `[T, num_mel_bins]`, by default what
+    Whisper's formula gives for the clip alone.
 
-    Features are float32 `[T, num_mel_bins]`. With the default parameters they are what
-    Whisper's formula gives for the clip alone. With `pad_to_seconds: 30` they are
-    Whisper's input: 3,000 frames, of which the clip's last frame, and up to three after
-    it, see both the clip's end and zeros."""
+    With `pad_to_seconds: 30` it is Whisper's input: 3,000 frames, of which the clip's last
+    frame, and up to three after it, see both the clip's end and zeros."""
 
     Params = LogMelParams
     revision = 1
@@ -102,7 +101,7 @@ class LogMel(FrameExtractor[LogMelParams]):
         padded_to = round((params.pad_to_seconds or 0) * sample_rate)
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
         filters = mel.hertz_filters(
-            num_bins, band, n_fft, sample_rate, params.mel_scale, params.mel_norm
+            num_bins, n_fft, sample_rate, band, params.mel_scale, params.mel_norm
         )
         self._mel_bank = mel.MelBank(filters, device)
         self._window = torch.hann_window(length, dtype=torch.float64).to(device, torch.float32)

@@ -33,13 +33,11 @@ def power_spectrum(frames: Tensor, fft_length: int) -> Tensor:
 
 
 class MelBank:
-    """A bank of filters, float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`,
-    applied to spectra. Raises ConfigError if a filter contains no frequency of the
-    spectrum.
+    """A bank of filters, float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`, applied
+    to spectra. Raises ConfigError if a filter contains no frequency of the spectrum.
 
-    Most of the matrix is zeros. On a CPU, products of 16 neighbouring filters with only
-    the frequencies that they touch take less than half the time; on a GPU, one product is
-    faster."""
+    On a CPU, products of 16 neighbouring filters with only the frequencies that they touch
+    take less than half the time; on a GPU, one product is faster."""
 
     def __init__(self, filters: Tensor, device: torch.device) -> None:
         empty = (filters == 0).all(dim=0).nonzero().flatten().tolist()
@@ -135,12 +133,17 @@ def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) 
 
 
 def hertz_filters(
-    num_bins: int, band: Band, fft_length: int, sample_rate: int, scale: MelScale, norm: MelNorm
+    num_bins: int,
+    fft_length: int,
+    sample_rate: int,
+    band: Band | None = None,
+    scale: MelScale = "slaney",
+    norm: MelNorm = "slaney",
 ) -> Tensor:
     """Compute the Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose
-    corners are equidistant in mel of `scale`. With norm `slaney`, each filter has area 1
-    in Hz; with `none`, peak 1. Otherwise as `kaldi_filters`."""
-    corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
+    corners are equidistant in mel of `scale`; by default up to Nyquist. With norm `slaney`,
+    each filter has area 1 in Hz; with `none`, peak 1. Otherwise as `kaldi_filters`."""
+    corners = mel_to_hertz(_corners(num_bins, band or (0.0, sample_rate / 2), scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)
     if norm == "slaney":
         filters = filters * (2 / (corners[2:] - corners[:-2]))

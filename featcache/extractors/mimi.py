@@ -2,12 +2,10 @@
 dialogue"), as in transformers.
 
 A causal SEANet, a causal transformer with a sliding window, and a convolution that halves
-the frame rate. Each strided convolution completes a clip's last stride, where each row
-ends (see `ragged`). The transformer does not look ahead, so it needs no mask.
+the frame rate. The transformer does not look ahead, so it needs no mask.
 
-The tokenizer of Qwen3-TTS at 12.5 Hz (Qwen team, 2026, "Qwen3-TTS Technical Report") has the
-encoder of a Mimi, of which it uses 16 codebooks, and a decoder of its own. Its package pins
-an old transformers, and is not needed."""
+The tokenizer of Qwen3-TTS at 12.5 Hz (Qwen team, 2026, "Qwen3-TTS Technical Report") has
+the encoder of a Mimi, and a decoder of its own."""
 
 from __future__ import annotations
 
@@ -27,12 +25,8 @@ _ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",
 
 
 class CausalEncoder:
-    """A causal SEANet, transformer and downsampling convolution, over rows.
-
-    Args:
-        encoder: An encoder of transformers with these three modules, in eval mode.
-        config: Its config, for the transformer's layers and window.
-    """
+    """A causal SEANet, transformer and downsampling convolution, over rows: those of an
+    encoder of transformers in eval mode, with its config."""
 
     def __init__(self, encoder: Any, config: Any) -> None:
         self._seanet = ragged.seanet_layers(encoder.encoder_seanet.layers)
@@ -68,9 +62,7 @@ class MimiParams(CodecParams):
 class Mimi(CodecExtractor[MimiParams]):
     """Mimi's codes: those of `MimiModel.encode` for the clip alone; or its latents.
 
-    Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. For
-    kyutai/mimi the receptive field is 80 s, so chunks with a shorter overlap are not
-    exact."""
+    Codes are `[T, Q]`, ceil(num_samples / 1920) frames. A frame of kyutai/mimi sees 80 s."""
 
     Params = MimiParams
     revision = 1
@@ -99,7 +91,6 @@ class Mimi(CodecExtractor[MimiParams]):
         )
 
     def _load(self) -> tuple[Any, int]:
-        """Load the model; return it and the number of its codebooks that have a use."""
         settings = weights.read_json(self._locate(), "config.json")
         self._is_qwen = settings.get("model_type") == _QWEN
         if not self._is_qwen:

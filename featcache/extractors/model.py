@@ -102,8 +102,8 @@ class ModelExtractor(RowExtractor[M]):
         return weights.transformers_class(self._model_name, needed_for)
 
     def _load_model(self, sample_rate: int | None = None, part: weights.Part | None = None) -> Any:
-        """Load the model, or the part of it that is used. Its config says which sample rate
-        it is for, unless `sample_rate` does."""
+        """Load the model, or a part of it. Its config tells its sample rate, unless
+        `sample_rate` does."""
         model = weights.load(self._model_class(), self._locate(), self.device, part)
         names = ("sampling_rate", "sample_rate", "input_sampling_rate")
         rates = (getattr(model.config, name, None) for name in names)
@@ -133,7 +133,6 @@ class ModelExtractor(RowExtractor[M]):
         )
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """Cut a clip into chunks; raise ConfigError if they overlap wholly, in whole hops."""
         chunk = self.params.chunk
         if chunk is None or num_samples <= self._samples(chunk.seconds):
             return super().pieces(num_samples)
@@ -178,8 +177,8 @@ class ModelExtractor(RowExtractor[M]):
     def encode_for(
         self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
     ) -> list[Rows]:
-        """Encode rows for each taker; see `run_for`. A class whose parameters have `taken`
-        ones overrides this, to run the model once."""
+        """Encode rows for each taker; see `run_for`. A class with `taken` parameters
+        overrides this."""
         return [taker.encode(waveforms, num_samples) for taker in takers]
 
 
@@ -187,8 +186,8 @@ class ModelExtractor(RowExtractor[M]):
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. Of nested blocks, the inner one decides.
 
-    TF32 is a switch of the whole process, read when a kernel is launched. So while it is
-    switched, only one thread launches kernels."""
+    TF32 is a switch of the whole process, so while it is on, only one thread launches
+    kernels."""
     autocast = torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
     with autocast, ExitStack() as stack:
         if device.type == "cuda":

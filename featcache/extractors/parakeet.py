@@ -35,10 +35,7 @@ class Parakeet(Encoder):
         config = model.config
         self._factor: int = config.subsampling_factor
         self.hop = _SHIFT * self._factor
-        band = (0.0, _RATE / 2)
-        filters = mel.hertz_filters(
-            config.num_mel_bins, band, _FFT_LENGTH, _RATE, "slaney", "slaney"
-        )
+        filters = mel.hertz_filters(config.num_mel_bins, _FFT_LENGTH, _RATE)
         self._filters = filters.to(model.device, torch.float32)
         window = torch.hann_window(_LENGTH, periodic=False, device=model.device)
         sides = (_FFT_LENGTH - _LENGTH) // 2

@@ -12,16 +12,13 @@ from featcache.extractors.codec import LatentExtractor
 from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.mimi import CausalEncoder
 from featcache.extractors.model import ModelParams
-from featcache.extractors.rows import Rows
 from featcache.spec import MAIN
 
 
 class PocketTTS(LatentExtractor[ModelParams]):
     """Pocket TTS's latents: those of `PocketTTSAudioTokenizerModel.encode` for the clip
-    alone, padded with zeros to whole frames, as the model's documentation wants.
-
-    Latents are float32 `[T, 32]`, ceil(num_samples / 1920) frames, from one sample on. A
-    frame sees 2.7 s, so chunks that overlap by 3 s are exact to rounding."""
+    alone, padded with zeros to whole frames. Latents are float32 `[T, 32]`,
+    ceil(num_samples / 1920) frames."""
 
     Params = ModelParams
     revision = 1
@@ -38,11 +35,9 @@ class PocketTTS(LatentExtractor[ModelParams]):
         self.granularity = self._encoder.hop
         self._set_latent_spec("Pocket TTS", config.latent_dim, self._encoder.frame_length)
 
-    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        whole_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)
-        return Rows(self._encoder(whole_RP, lengths).float())
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+        return self._encoder(*in_whole_hops(waveforms, num_samples, self.granularity))
 
     def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
-        """Decode by the model's own decoder, which is loaded for this."""
         decoded: Tensor = self._load_model().decode(tracks[MAIN][None].float()).audio_values
         return decoded.flatten()

@@ -3,12 +3,10 @@
 A batch of rows is a tensor `x_RCT`, `[R, C, T]`, and `lengths`, int64 `[R]` on the same
 device, each from 1 to `T`. What follows a row's length is meaningless.
 
-A convolution's output at step t depends on `span` columns of its padded input: the row's
-own, or among the few that its padding rule adds. These are written where the row ends, not
-where the tensor ends, so the output is right up to the row's new end, through any number
-of layers. Norms take their statistics from the row's own steps, and an LSTM that runs
-backwards starts at the row's own last step. Indices are computed on the device, so the
-host never waits for it.
+A convolution's output at step t depends on `span` columns of its padded input. The columns
+that its padding rule adds are written where the row ends, not where the tensor ends. Norms
+take their statistics from the row's own steps, and an LSTM that runs backwards starts at
+the row's own last step. Indices are computed on the device, so the host never waits for it.
 
 `seanet_layers` and `run` build SEANet encoders: SoundStream's (Zeghidour et al., 2021) in
 the form of EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression",
@@ -107,9 +105,7 @@ class Convolution:
         return y_RCT, -(-lengths // conv.stride[0])
 
     def _padded(self, x_RCT: Tensor, lengths: Tensor, after: int) -> Tensor:
-        """Copy the rows to `[R, C, left + T + after]`, and pad each at its own ends.
-        `after` is `right` plus `stride - 1` columns; a row needs some, all or none of
-        these."""
+        """Copy the rows to `[R, C, left + T + after]`, and pad each at its own ends."""
         num_rows, channels, steps = x_RCT.shape
         left, _ = self.sides
         padded_RCT = x_RCT.new_empty(num_rows, channels, left + steps + after)
@@ -206,9 +202,8 @@ class RaggedLSTM:
     """The output of an LSTM plus its input, over rows of different lengths. The LSTM is in
     eval mode, has no projections, and one direction or two.
 
-    To go backward, each row is reversed within its own length.
-    `torch.nn.utils.rnn.pack_padded_sequence` has matrix products of the rows that have not
-    ended, so a row's bits would depend on the others."""
+    To go backward, each row is reversed within its own length. With
+    `torch.nn.utils.rnn.pack_padded_sequence`, a row's bits would depend on the other rows."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         self._layers: list[Sequence[nn.LSTM]] = [[lstm]]
@@ -219,7 +214,7 @@ class RaggedLSTM:
 
     def __call__(self, x_RCT: Tensor, lengths: Tensor) -> Ragged:
         """Return the output plus the input, `[R, C, T]`, and the lengths. Two directions
-        follow one another along `C`, and the input is added to each."""
+        follow one another along `C`."""
         steps = torch.arange(x_RCT.shape[-1], device=x_RCT.device)[:, None]
         # reverses each row, and is its own inverse
         source_TR1 = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]

@@ -1,11 +1,10 @@
 """Extractors that run a model over padded rows, and give a clip the same bits whatever its
 neighbours.
 
-Kernels are chosen by shape, so the last bits of a row change with the number and the
-length of rows, and codes that are nearly tied flip. Here the shape of a clip's batch
-follows from its length, and a batch that is not full is filled up with copies of its first
-row. The extractor must compute a row as if nothing followed its last sample (see
-`ragged`)."""
+Kernels are chosen by shape, so the last bits of a row change with the number and the length
+of rows. Here the shape of a clip's batch follows from its length, and a batch that is not
+full is filled up with copies of its first row. The extractor must compute a row as if
+nothing followed its last sample (see `ragged`)."""
 
 from __future__ import annotations
 
@@ -81,20 +80,19 @@ class _Row:
 class RowExtractor(Extractor[P]):
     """The base of extractors that run a model on padded rows.
 
-    A subclass sets `spec` and `granularity` in its `__init__`, and defines `num_frames`
-    and `encode`. None of its methods may store anything on `self`.
+    A subclass sets `spec` and `granularity` in its `__init__`, and defines `num_frames` and
+    `encode`. None of its methods may store anything on `self`.
 
-    Shapes: `R` rows, `P` samples and `F` frames of a padded row, `C` channels of a layer,
-    `T` its time steps, `D` dimensions of a vector, `Q` codebooks. Tensors' names may end
-    in their shape: `hidden_RFD`."""
+    Shapes, which may end a tensor's name, as `hidden_RFD`: `R` rows, `P` samples and `F`
+    frames of a padded row, `C` channels of a layer, `T` its time steps, `D` dimensions, `Q`
+    codebooks."""
 
     batchings = ("padded", "equal_length", "single")
     batching: Batching = "padded"
     granularity: int
     """The number of samples of which padded lengths are multiples, usually the hop."""
     gpu_factor: ClassVar[int] = 1
-    """The factor of `ROW_SECONDS` on a GPU: above 1 if few rows take nearly as long as
-    many."""
+    """The factor of `ROW_SECONDS` on a GPU, if few rows take nearly as long as many."""
     _shrunk: int = 1
 
     @abstractmethod
@@ -104,8 +102,7 @@ class RowExtractor(Extractor[P]):
 
     @property
     def chunks_are_exact(self) -> bool:
-        """True if a frame in a piece is known to see all that it would see in the whole
-        clip."""
+        """True if a frame in a piece sees all that it would see in the whole clip."""
         return False
 
     def pieces(self, num_samples: int) -> list[Piece]:
@@ -115,7 +112,7 @@ class RowExtractor(Extractor[P]):
 
     def prepare(self, waveform: Tensor) -> Tensor:
         """Return a whole clip `[num_samples]` as it is cut into pieces, for example at
-        another level. It may be the waveform itself, which is never written to."""
+        another level."""
         return waveform
 
     def padded_length(self, num_samples: int) -> int:
@@ -139,8 +136,8 @@ class RowExtractor(Extractor[P]):
         return max(1, min(fitting, at_most // self._shrunk))
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
-        """Halve all later batches, after one of `rows` rows did not fit on the device;
-        values may differ by rounding. Return False if it had only one row."""
+        """Halve all later batches, after one of `rows` rows did not fit on the device.
+        Returns False if it had only one row."""
         with _shrinking:
             # another thread may have shrunk them since
             if rows > 1 and self.rows(padded_length, device) >= rows:
@@ -156,8 +153,7 @@ class RowExtractor(Extractor[P]):
     def extract_rows(
         self, clips: Sequence[Clip], run: Callable[[Tensor, Tensor], Rows] | None = None
     ) -> list[Rows]:
-        """Compute each clip's features, `[frames, *item_shape]`, and side arrays. `run`
-        computes the rows, by default the method of this name."""
+        """Compute each clip's features, `[frames, *item_shape]`, and side arrays, by `run`."""
         run = run or self.run
         rows_of_clips: list[list[_Row]] = []
         by_length: dict[int, list[_Row]] = defaultdict(list)
@@ -198,7 +194,7 @@ class RowExtractor(Extractor[P]):
 
 def pad_rows(waveforms: Sequence[Tensor], rows: int, padded_length: int) -> tuple[Tensor, Tensor]:
     """Copy waveforms `[n]` into rows `[rows, padded_length]`, filled up with copies of the
-    first. Return the rows and their lengths, int64 `[rows]`."""
+    first. Returns also their lengths, int64 `[rows]`."""
     filled = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
     padded_RP = waveforms[0].new_zeros(rows, padded_length)
     for row, waveform in zip(padded_RP, filled, strict=True):

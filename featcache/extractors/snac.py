@@ -1,8 +1,7 @@
 """SNAC (Siuzdak et al., 2024, "SNAC: Multi-Scale Neural Audio Codec"), as in its own
-package.
-
-DAC's encoder, with convolutions by channel, and a residual quantizer whose first codebooks
-take the mean of several frames. Models for music also attend within windows of 32 frames."""
+package: DAC's encoder with convolutions by channel, and a residual quantizer whose first
+codebooks take the mean of several frames. Models for music also attend within windows of 32
+frames."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ class Snac(CodecExtractor[SnacParams]):
     """SNAC's codes: those of `SNAC.encode` for the clip alone.
 
     Each codebook is a track `[T, 1]`: the first is `features`, the others are `codes_2`,
-    `codes_3` … The clip is padded with zeros to whole frames of the first. At 24 kHz that
-    is 2,048 samples, and for each of these frames `codes_2` has 2 and `codes_3` has 4."""
+    `codes_3` … The clip is padded with zeros to whole frames of the first: at 24 kHz, to
+    2,048 samples, for which `codes_2` has 2 codes and `codes_3` has 4."""
 
     Params = SnacParams
     revision = 1
@@ -83,15 +82,14 @@ class Snac(CodecExtractor[SnacParams]):
         return sum(self._repeats)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the encoder's output, of all its steps in a frame of the first codebook."""
         padded_RP, lengths = dac.in_whole_hops(waveforms, num_samples, self.granularity)
         x_RDT = _run(self._encoder, padded_RP[:, None], lengths)[0]
         steps = self._frame_samples // self._hop
         return x_RDT.mT.reshape(len(x_RDT), -1, steps * x_RDT.shape[1])
 
     def quantize(self, latents: Tensor) -> Tensor:
-        """Look up the codes of each frame: one of the first codebook, then those of the
-        second, and so on. As `ResidualVectorQuantize.forward`, to the same rounding."""
+        """Look up the codes of each frame, first those of the first codebook, as
+        `ResidualVectorQuantize.forward`, to the same rounding."""
         steps = self._frame_samples // self._hop
         rows, frames, size = latents.shape
         residual_RDT = latents.reshape(rows, frames * steps, size // steps).mT
@@ -117,7 +115,7 @@ class Snac(CodecExtractor[SnacParams]):
         return Rows(first, side, dict(zip(names, self._repeats[1:], strict=True)))
 
     def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
-        """Decode by SNAC's own decoder, which adds noise that differs from call to call."""
+        """Decode by SNAC's own decoder, whose noise differs from call to call."""
         model = self._load()
         if model.attn_window_size or len(tracks) < model.n_codebooks:
             raise ExtractorError("only codes of all codebooks, without windows, can be heard")
@@ -128,7 +126,6 @@ class Snac(CodecExtractor[SnacParams]):
 
 
 def _run(modules: Iterable[Any], x_RCT: Tensor, lengths: Tensor) -> ragged.Ragged:
-    """Run modules of SNAC's encoder, one after another, over rows."""
     for module in modules:
         name = type(module).__name__
         if isinstance(module, nn.Conv1d):

@@ -1,8 +1,6 @@
 """SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models (Zhang et al.,
-2023), as in its own package.
-
-A SEANet that pads a clip by reflection at both ends, with an LSTM in both directions.
-Each row is reflected where it ends, and the LSTM runs back from there (see `ragged`)."""
+2023), as in its own package: a SEANet that pads a clip by reflection at both ends, with an
+LSTM in both directions."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ class SpeechTokenizerParams(CodecParams):
 class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     """SpeechTokenizer's codes: those of `SpeechTokenizer.encode` for the clip alone.
 
-    Codes are `[T, Q]`, ceil(num_samples / 320) frames, from one sample on. Every frame
-    sees the whole clip."""
+    Codes are `[T, Q]`, ceil(num_samples / 320) frames. Every frame sees the whole clip."""
 
     Params = SpeechTokenizerParams
     revision = 1
@@ -65,11 +62,8 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
 
 
 def _model_class() -> Any:
-    """Import the package's class `SpeechTokenizer`, without the rest of the package.
-
-    `import speechtokenizer` imports its trainer, which needs undeclared packages. The
-    model's modules import each other relatively, so a package of another name can have
-    them."""
+    """Import the package's class `SpeechTokenizer` under another name: `import
+    speechtokenizer` also imports its trainer, which needs undeclared packages."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise _missing(_PACKAGE)

@@ -56,14 +56,12 @@ class SSL(HiddenStates[SSLParams]):
     Conformer, w2v-BERT 2.0, or the encoders of Parakeet and Whisper.
 
     Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second,
-    and at 12.5 for Parakeet.
-    Up to rounding they are what transformers gives for the clip alone. For Whisper, n
-    samples have n / 320 frames, rounded up. Clips above 30 s fail, unless `chunk` cuts
-    them.
+    and at 12.5 for Parakeet: up to rounding what transformers gives for the clip alone. For
+    Whisper, n samples have n / 320 frames, rounded up. Clips above 30 s fail, unless
+    `chunk` cuts them.
 
-    float16 halves the space and rounds by at most 1 in 2000, but holds nothing above
-    65504. In some layers of large models, single dimensions grow that far; such clips
-    would fail."""
+    float16 holds nothing above 65504. In some layers of large models, single dimensions
+    grow that far; such clips would fail."""
 
     Params = SSLParams
     revision = 1
@@ -141,14 +139,13 @@ class W2vBert(Encoder):
     The model (Barrault et al. 2023, "Seamless", section 3.2.1) is a Conformer over Kaldi's
     log mel energies. Its front end is that of `SeamlessM4TFeatureExtractor`: 80 mel bins,
     each with zero mean and unit variance over the clip, two frames of 10 ms stacked into
-    one; an odd one is left out. Its convolutions look back only, so what follows a row's
-    end is kept out of means, variances and attention.
+    one. Its convolutions look back only, so what follows a row's end is kept out of means,
+    variances and attention.
 
-    The mel energies are computed in float64, as in transformers: the division by a bin's
-    variance would amplify float32's rounding in bands without sound. transformers takes
-    means and variances in float32, which changes hidden states by up to some 1e-2 of their
-    RMS where a bin hardly changes: in clips of two frames, and in quiet ones with an empty
-    band."""
+    The mel energies are computed in float64, as in transformers: the division by a small
+    variance would amplify float32's rounding. transformers takes means and variances in
+    float32, which changes hidden states by up to some 1e-2 of their RMS where a bin hardly
+    changes."""
 
     hop = _STACKED * _SHIFT
 

@@ -44,11 +44,12 @@ class SwiftF0Params(PitchParams):
 
 
 class SwiftF0(Extractor[SwiftF0Params]):
-    """Pitch in Hz, and the confidence that the frame is voiced: float32 `[T, 2]`.
+    """Pitch in Hz, and the confidence that the frame is voiced, from 0.5 on: float32 `[T,
+    2]`.
 
-    A frame is voiced from a confidence of 0.5 on; every frame has a pitch. Frame `t` lies
-    at `t * 0.016` seconds. A clip has one frame for each whole hop of 256 samples, but at
-    least one. Long clips are computed in windows, with the values of the whole clip."""
+    Every frame has a pitch. Frame `t` lies at `t * 0.016` seconds. A clip has one frame for
+    each whole hop of 256 samples, but at least one. Long clips are computed in windows,
+    with the values of the whole clip."""
 
     Params = SwiftF0Params
     revision = 1
@@ -89,15 +90,14 @@ class SwiftF0(Extractor[SwiftF0Params]):
                 piece = samples[first * _HOP : (end + _AFTER) * _HOP]
             inputs = {"audio": np.ascontiguousarray(piece[None]), **self._band}
             pitch, confidence = self._model.run(inputs, ["pitch", "confidence"])
-            kept = slice(start - first, end - first)
-            frames[start:end, 0] = pitch[0, kept]
-            frames[start:end, 1] = confidence[0, kept]
+            inside = slice(start - first, end - first)
+            frames[start:end, 0] = pitch[0, inside]
+            frames[start:end, 1] = confidence[0, inside]
         frames[_are_silent(samples, num_frames), 1] = 0
         return torch.from_numpy(frames).to(waveform.device)
 
 
 def _are_silent(samples: Array, num_frames: int) -> Array:
-    """Tell which frames are silent, bool `[T]`."""
     whole = samples[: num_frames * _HOP].reshape(num_frames, -1)
     silent: Array = np.abs(whole).max(axis=1) < _SILENT
     return silent

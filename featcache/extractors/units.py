@@ -1,8 +1,7 @@
 """`units`: for each frame of other features, the index of the nearest of k centroids.
 
-`featcache fit-kmeans` writes the centroids, and the config of the features to which they
-were fitted. Units are computed from audio or from a version of those features, with the
-same codes: computed frames are rounded or quantised as the version stores them."""
+`featcache fit-kmeans` writes the centroids, with the config of the features. Units are
+computed from audio or from a version of those features, with the same codes."""
 
 from __future__ import annotations
 
@@ -192,7 +191,7 @@ class _RowsOfClips(RowExtractor[Params]):
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     """Return the features' resolved config, with the present location of their weights.
-    Refuse one with another fingerprint, or an extractor that is not registered, since a
+    Refuses one with another fingerprint, or an extractor that is not registered, since a
     cache names it."""
     extractor = codebook.config["extractor"]
     try:
@@ -301,11 +300,11 @@ def read_codebook(path: str | Path) -> Codebook:
 
 
 class Nearest:
-    """Finds each frame's nearest centroid, of float32 `[k, D]`, as `Units` does.
+    """Finds each frame's nearest centroid, of float32 `[k, D]`, as `Units` does, in blocks
+    of one shape.
 
-    Frames are compared in blocks of one shape, so a frame's code does not depend on its
-    neighbours. Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted
-    from both: far from zero, float32 has few digits left for the differences."""
+    Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted from both:
+    far from zero, float32 has few digits left for the differences."""
 
     def __init__(self, centroids: Tensor, device: torch.device) -> None:
         exact = centroids.to(device, torch.float64)

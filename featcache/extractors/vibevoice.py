@@ -1,9 +1,8 @@
 """VibeVoice's acoustic tokenizer (Peng et al., 2025, "VibeVoice Technical Report"), as in
 transformers: the encoder of a variational autoencoder.
 
-Its convolutions pad with zeros before a row only, and its norms are over channels, so a
-row needs no padding of its own. Samples first get one level over the whole clip, so a
-chunk is scaled as its clip is."""
+Its convolutions pad with zeros before a row only, and its norms are over channels, so a row
+needs no padding of its own. The level of the whole clip is set before chunks are cut."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from featcache.extractors import ragged
 from featcache.extractors.codec import LatentExtractor
 from featcache.extractors.dac import in_whole_hops
 from featcache.extractors.model import ModelParams
-from featcache.extractors.rows import Rows
 from featcache.spec import MAIN
 
 _SAMPLE_RATE = 24000
@@ -37,10 +35,9 @@ class VibeVoiceParams(ModelParams):
 class VibeVoice(LatentExtractor[VibeVoiceParams]):
     """VibeVoice's acoustic latents: the means of `VibeVoiceAcousticTokenizerModel.encode`
     for the clip alone, as `VibeVoiceAcousticTokenizerFeatureExtractor` prepares it.
+    `featcache.augment.VaeNoise` adds the model's noise in training.
 
-    Latents are float32 `[T, 64]`, ceil(num_samples / 3200) frames, from one sample on. A
-    frame sees 7.9 s, so chunks that overlap by 8 s are exact to rounding. The model adds
-    noise to them by default; here, `featcache.augment.VaeNoise` draws it in training."""
+    Latents are float32 `[T, 64]`, ceil(num_samples / 3200) frames."""
 
     Params = VibeVoiceParams
     revision = 1
@@ -77,13 +74,12 @@ class VibeVoice(LatentExtractor[VibeVoiceParams]):
             gain /= peak + self._epsilon
         return waveform * gain
 
-    def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         whole_RP, _ = in_whole_hops(waveforms, num_samples, self.granularity)
-        return Rows(self._encoder(whole_RP[:, None]).latents.float())
+        latents_RFD: Tensor = self._encoder(whole_RP[:, None]).latents
+        return latents_RFD
 
     def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
-        """Decode by the model's own decoder, which is loaded for this. The sound has the level
-        that the model was given."""
         model = self._load_model(self.sample_rate)
         decoded: Tensor = model.decode(tracks[MAIN][None].float()).audio
         return decoded.flatten()

@@ -1,17 +1,16 @@
 """wav2vec 2.0, HuBERT, WavLM and their kin over padded rows, each row as if it were alone.
 
-They share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT";
-Chen et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection, a
-wide convolution that encodes positions, a transformer. What follows a row's last sample
-could change the row in four places:
+They share one design (Baevski et al. 2020, "wav2vec 2.0"; Hsu et al. 2021, "HuBERT"; Chen
+et al. 2022, "WavLM"): convolutions without padding over the waveform, a projection, a wide
+convolution that encodes positions, a transformer. What follows a row's last sample could
+change the row in four places:
 
 * the group norm over time of "base" models: its statistics are those of the row's own steps;
 * the projection, which maps padding to something else: this is set to zero again;
 * the positional convolution, which reaches beyond the end: it finds zeros there;
 * attention: what follows the end has a weight of exactly zero.
 
-All rows get the attention mask, even without padding: kernels without a mask round
-differently."""
+All rows get the attention mask: kernels without a mask round differently."""
 
 from __future__ import annotations
 
@@ -123,7 +122,6 @@ class Wav2Vec2(Encoder):
         return channels_RDF.transpose(1, 2)
 
     def _transformed(self, hidden_RFD: Tensor, mask: Tensor) -> Iterator[Tensor]:
-        """Yield each layer's output."""
         options: dict[str, Any] = {}
         for layer in self.layers:
             outputs = layer(hidden_RFD, attention_mask=mask, **options)
@@ -166,7 +164,6 @@ class Wav2Vec2Conformer(Wav2Vec2):
 
 
 def _conformer_convolution(module: Any, hidden_RFD: Tensor, outside_RF: Tensor) -> Tensor:
-    """Compute a `Wav2Vec2ConformerConvolutionModule` of each row."""
     x_RDF = module.glu(module.pointwise_conv1(module.layer_norm(hidden_RFD).transpose(1, 2)))
     x_RDF = module.depthwise_conv(x_RDF.masked_fill(outside_RF[:, None], 0))
     x_RDF = module.pointwise_conv2(module.activation(module.batch_norm(x_RDF)))
@@ -217,9 +214,9 @@ class WideConvolution(nn.Module):
     """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels. On
     a GPU it replaces `conv`, which has stride 1, a bias, and zeros around the row.
 
-    For each group, it multiplies windows, each wide enough for `_BLOCK` steps of the
-    output, by the weights, repeated for each of these steps. cuDNN's repeatable kernels
-    take 2 to 95 × as long on an H100, and tens of GiB of memory."""
+    It multiplies windows, each wide enough for `_BLOCK` steps of the output, by the
+    weights, repeated for each of these steps. cuDNN's repeatable kernels take 2 to 95 × as
+    long on an H100, and tens of GiB of memory."""
 
     def __init__(self, conv: nn.Conv1d) -> None:
         super().__init__()
@@ -250,8 +247,7 @@ class WideConvolution(nn.Module):
 
 class WavLMAttention(nn.Module):
     """WavLM's attention, with a gated bias for the distance of two frames (section 3.1 of
-    the paper). transformers' own warns in every layer with a mask, and computes all
-    attention weights' mean to discard it."""
+    the paper). transformers' own computes all attention weights' mean to discard it."""
 
     def __init__(self, attention: Any, out_projection: nn.Module) -> None:
         super().__init__()
@@ -280,7 +276,6 @@ class WavLMAttention(nn.Module):
         return old.q_proj(hidden_states), old.k_proj(hidden_states), old.v_proj(hidden_states)
 
     def _heads(self, states: Tensor) -> Tensor:
-        """Split `[R, F, D]` into heads, `[R, H, F, D / H]`."""
         shape = (*states.shape[:2], self._replaced.num_heads, self._replaced.head_dim)
         return states.view(shape).transpose(1, 2)
 

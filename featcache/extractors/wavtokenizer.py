@@ -2,9 +2,8 @@
 Tokenizer for Audio Language Modeling"), as in transformers.
 
 A SEANet that pads by reflection at both ends, with an LSTM that runs forward only, and one
-codebook. What stands before the LSTM sees a fraction of a second, so it computes long rows
-in blocks. Frames are few: the LSTM and what follows it take a whole row at once, and long
-recordings have the codes of the whole clip."""
+codebook. The convolutions before the LSTM compute long rows in blocks. The LSTM takes a
+whole row at once, so long recordings have the codes of the whole clip."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ class WavTokenizer(CodecExtractor[CodecParams]):
     """WavTokenizer's codes: those of `WavTokenizerModel.encode` for the clip alone; or its
     latents.
 
-    Codes are `[T, 1]`, ceil(num_samples / hop) frames, from one sample on, with a hop of 600
-    or 320 samples. A frame depends on the whole clip before it. Clips of any length are
-    exact, without `chunk`."""
+    Codes are `[T, 1]`, ceil(num_samples / hop) frames, with a hop of 600 or 320 samples. A
+    frame depends on the whole clip before it. Clips of any length are exact, without
+    `chunk`."""
 
     Params = CodecParams
     revision = 1
@@ -56,8 +55,8 @@ class WavTokenizer(CodecExtractor[CodecParams]):
         return ragged.run(self._from_lstm, x_RCF, lengths)[0].mT
 
     def _convolved(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the LSTM's input `[R, C, F]` in blocks of frames. Each sees some frames
-        more at both ends, which are left out: there a block is padded like a clip."""
+        """Compute the LSTM's input `[R, C, F]` in blocks, without the frames at both ends
+        of a block, which see its padding."""
         hop, num_frames = self.granularity, -(-waveforms_RP.shape[1] // self.granularity)
         blocks = []
         for first in range(0, num_frames, self._block):

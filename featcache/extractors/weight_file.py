@@ -25,14 +25,14 @@ class WeightFileParams(Params):
 
     @property
     def file(self) -> Path:
-        """The file, which has the expected hash. Raises ConfigError otherwise."""
+        """The file, which has the expected hash; otherwise raises ConfigError."""
         path = weights.find_file(self.weights)
         weights.file_digest(path, self.sha256)
         return path
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the file's content, in hex. Raises ConfigError as `file` does."""
+        """The SHA-256 of the file's content, in hex; raises what `file` does."""
         return weights.file_digest(self.file)
 
 

@@ -25,8 +25,7 @@ class Xcodec(CodecExtractor[BandwidthParams]):
     """X-Codec's codes: those of `XcodecModel.encode` for the clip alone, as its
     `DacFeatureExtractor` prepares it.
 
-    Codes are `[T, Q]`. The clip is padded with zeros to whole hops, so there are
-    ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip."""
+    Codes are `[T, Q]`, ceil(num_samples / 320) frames. Every frame sees the whole clip."""
 
     Params = BandwidthParams
     revision = 1
@@ -72,8 +71,6 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         return F.pad(waveforms_RP, (self._semantic_pad, self._semantic_pad))
 
     def _encode_semantic(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the semantic encoder's output `[R, D, F]` for rows `[R, P]`, zero after
-        their ends."""
         waveforms_RP = self.heard(waveforms_RP, num_samples)
         num_samples = self.num_heard(num_samples)
         hidden_states = self._semantic.hidden_states(waveforms_RP, num_samples)
@@ -90,12 +87,9 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         return x_RDF
 
     def _require_one_frame_per_hop(self) -> None:
-        """Raise ConfigError unless both encoders give one frame for each hop of a clip of
-        whole hops.
-
-        Otherwise `XcodecModel.encode` pads the acoustic encoder's input. Clips of up to
-        `hop` hops suffice: a product of strides other than `hop` is off by one frame by
-        then."""
+        """Raise ConfigError unless both encoders give one frame for each hop: otherwise
+        `XcodecModel.encode` pads the acoustic encoder's input. Clips of up to `hop` hops
+        suffice: a product of strides other than `hop` is off by one frame by then."""
         for hops in range(1, self._hop + 1):
             samples = self.num_heard(hops * self._hop)
             semantic = -(-self._semantic.num_frames(samples) // self._semantic_step)

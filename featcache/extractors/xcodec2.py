@@ -30,7 +30,7 @@ _FLOOR, _EPSILON = 2.0**-23, 1e-7
 
 class _Fsq(CodecExtractor[CodecParams]):
     """The base of both. transformers' feature extractors append a zero, then zeros up to
-    whole hops. With k = floor(num_samples / hop) + 1, these are k hops."""
+    whole hops."""
 
     Params = CodecParams
 
@@ -68,8 +68,6 @@ class _Fsq(CodecExtractor[CodecParams]):
         return latents_RFD
 
     def _encode_semantic(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
-        """Compute the adapter's output `[R, D, F]` for rows `[R, P]`, zero after their
-        ends."""
         padding = self._mel_padding
         waveforms_RP = F.pad(waveforms_RP, (padding, padding))
         num_samples = num_samples + 2 * padding
@@ -90,10 +88,8 @@ class _Fsq(CodecExtractor[CodecParams]):
 
 class Xcodec2(_Fsq):
     """X-Codec2's codes: those of `Xcodec2Model.encode` for the clip alone, as its feature
-    extractor prepares it, without torchaudio.
-
-    Codes are `[T, 1]`, floor(num_samples / 320) + 1 frames, from one sample on. Every frame
-    sees the whole clip."""
+    extractor prepares it. Codes are `[T, 1]`, floor(num_samples / 320) + 1 frames. Every
+    frame sees the whole clip."""
 
     revision = 1
     _model_name = "Xcodec2Model"
@@ -105,10 +101,8 @@ class Xcodec2(_Fsq):
 
 class NeuCodec(_Fsq):
     """NeuCodec's codes: those of `NeuCodecModel.encode` for the clip alone, as its feature
-    extractor prepares it, without torchaudio.
-
-    Codes are `[T, 1]`, floor(num_samples / 320) frames: one frame less than the acoustic
-    encoder makes. Every frame sees the whole clip."""
+    extractor prepares it. Codes are `[T, 1]`, floor(num_samples / 320) frames: one frame
+    less than the acoustic encoder makes. Every frame sees the whole clip."""
 
     revision = 1
     _model_name = "NeuCodecModel"
@@ -118,8 +112,8 @@ class NeuCodec(_Fsq):
         return num_samples // self.granularity
 
     def decode(self, codes_1QF: Tensor, tracks: Mapping[str, Tensor]) -> Tensor:
-        """The decoder's sound, at 24 kHz, is brought to the encoder's rate: what is above is cut
-        from its spectrum."""
+        """Bring the decoder's sound, at 24 kHz, to the encoder's rate, by cutting its
+        spectrum."""
         decoded = super().decode(codes_1QF, tracks)
         num_samples = codes_1QF.shape[-1] * self.granularity
         spectrum = torch.fft.rfft(decoded)[..., : num_samples // 2 + 1]
@@ -129,8 +123,7 @@ class NeuCodec(_Fsq):
 
 class _Semantic(W2vBert):
     """w2v-BERT with the mel energies of `torchaudio.compliance.kaldi.fbank`, in float32, of
-    each row by itself. In bands without sound these are rounding noise, which the division
-    by a bin's spread makes large: other roundings would give other codes."""
+    each row by itself: in bands without sound, other roundings would give other codes."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -163,8 +156,8 @@ class _Semantic(W2vBert):
 
 
 def _anti_aliased(activation: Any, x_RCT: Tensor, lengths: Tensor) -> Tensor:
-    """Compute `Xcodec2AntiAliasedActivation1d` of each row: at twice the rate. Before each
-    of its filters, a row's first and last columns are repeated at its ends."""
+    """Compute `Xcodec2AntiAliasedActivation1d` of each row. Before each of its filters, a
+    row's first and last columns are repeated at its ends."""
     up, down = activation.upsample, activation.downsample
     padded_RCT = _replicated(x_RCT, lengths, up.pad, up.pad)
     y_RCT = F.conv_transpose1d(

@@ -196,8 +196,8 @@ def _without_collisions(ids: Strings, segments: SegmentColumns) -> Strings:
 
 
 def _note_unread_times(segments: SegmentColumns, places: Sequence[int], source: Source) -> None:
-    """Note columns that may say where rows begin and end. Two such columns are a fault if
-    rows read the same part of a file."""
+    """Note columns that may say where rows begin and end. Two of them are a fault if rows
+    read the same part of a file."""
     unread = [name for name, has_numbers in source.unread.items() if has_numbers]
     if not unread:
         return
@@ -395,9 +395,8 @@ def manifest_of(
     """Check a table in memory as `read_manifest` checks a file.
 
     `table` is a data frame of pandas or Polars, a table of Arrow, or a list of
-    dictionaries; anything else raises ArgumentError. No such package is imported. None,
-    NaN, NA and NaT are missing values. `root` is by default the current folder. Rows are
-    counted from 1."""
+    dictionaries; anything else raises ArgumentError. No such package is imported. `root` is
+    by default the current folder. Rows are counted from 1."""
     kind = type(table).__name__
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
@@ -446,7 +445,6 @@ def _objects(rows: Sequence[Any], faults: Faults) -> Rows:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell as a reader of JSON would give it; None for a missing value."""
     if type(cell) is str:
         return cell
     for name in ("as_py", "tolist", "to_list"):  # Arrow's, numpy's and Polars'

@@ -1,13 +1,11 @@
 """A corpus: several manifests that were extracted into one folder, each into its own cache,
 its part.
 
-<corpus>/
-  parts/<part>.json   what was known of a part when it was complete; sealed
-  <part>/             a cache: the versions of one manifest, named after the manifest's file
+<corpus>/ parts/<part>.json   what was known of a part when it was complete; sealed <part>/
+a cache: the versions of one manifest, named after the manifest's file
 
-A part's file names the shards that it was derived from: so a reader sees at once whether it
-still holds. Several jobs may extract parts of one corpus: each writes its own files.
-"""
+A part's file names the shards that it was derived from, so a reader sees whether it still
+holds. Several jobs may extract parts of one corpus: each writes its own files."""
 
 from __future__ import annotations
 
@@ -85,8 +83,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
-    """Find the extracted parts of a corpus whose folders are gone: a message for each, by
-    its name."""
+    """Find the extracted parts whose folders are gone: a message for each, by its name."""
     store, names = open_store(corpus), {part.name for part in parts}
     extracted = [part.name for part in parts if part.versions]
     exist = in_parallel(store.exists, extracted)
@@ -108,7 +105,7 @@ def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
 
 
 def read_parts(corpus: Location, names: Sequence[str] | None = None) -> list[Part]:
-    """Read the parts of a corpus, sorted by name; or only those of these names."""
+    """Read the parts of a corpus, or those of these names, sorted by name."""
     store = open_store(corpus)
     recorded = [name.removesuffix(".json") for name in store.names(PARTS) if name.endswith(".json")]
     if len(recorded) > _MOST_PARTS:
@@ -156,12 +153,12 @@ def record_version(version: Version, known: PartVersion) -> None:
     put_part(corpus, msgspec.structs.replace(part, versions=versions))
 
 
-def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
-    """Find the manifests of parts, by the names of the parts, from paths and shell
-    patterns, also with braces; None for one path, which is no corpus. Raises ArgumentError
-    if nothing fits a pattern; see also `by_part_name`."""
-    manifests, is_several = list[Path](), len(given) > 1
-    for path in map(str, given):
+def manifests_of_parts(paths: Sequence[str | Path]) -> dict[str, Path] | None:
+    """Find the manifests of parts, by the parts' names, from paths and shell patterns, also
+    with braces; None for one path, which is no corpus. Raises ArgumentError if nothing fits
+    a pattern; see also `by_part_name`."""
+    manifests, is_several = list[Path](), len(paths) > 1
+    for path in map(str, paths):
         names = expand_braces(path)
         if os.path.exists(path) or ([path] == names and not glob.has_magic(path)):
             manifests.append(Path(path))
@@ -181,9 +178,8 @@ def _fitting(name: str) -> list[str]:
 
 
 def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
-    """Map the names of parts, sorted, to manifests; a manifest may be given twice. Raises
-    ArgumentError if two parts would have the same name, a manifest cannot name a folder, or
-    is standard input."""
+    """Map the names of parts, sorted, to manifests. Raises ArgumentError if two would have
+    the same name, or a manifest cannot name a folder, or is standard input."""
     parts: dict[str, Path] = {}
     for manifest in manifests:
         if str(manifest) == "-":

@@ -4,15 +4,13 @@
       in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
       crash.txt       what the interpreter wrote when a fatal signal ended the process; else empty
 
-`<marks>` is `Store.marks_folder`, on the run's machine. A worker's mark holds the ids of the
-utterances that it decodes or computes, and whether it does so apart, in their own process.
-One `pwrite` writes it before the work begins, another clears it, and nothing flushes it: it
-must survive the process, not the machine. A run that ends by itself removes its marks.
+`<marks>` is `Store.marks_folder`, on the run's machine. One `pwrite` writes a mark before
+the work begins, another clears it, and nothing flushes it: it must survive the process, not
+the machine. A run that ends by itself removes its marks.
 
 Utterances are suspects, to be extracted apart, if they were in flight when a fatal signal
 ended a run, or when two runs were killed: one `kill -9` or lost node says nothing about
-them. Once an utterance of the version has crashed, one killed run is enough.
-"""
+them. Once an utterance of the version has crashed, one killed run is enough."""
 
 from __future__ import annotations
 
@@ -48,9 +46,9 @@ again."""
 
 
 class InFlight:
-    """The marks of one run, as a context manager, which removes them at its end; after a
-    MemoryError they stay for the next run. `runs` are the versions that the run fills, and
-    its name in each. Raises StoreError if the marks cannot be written."""
+    """The marks of one run, as a context manager, which removes them at its end, except
+    after a MemoryError. `runs` are the versions that the run fills, with its name in each.
+    Raises StoreError if the marks cannot be written."""
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
         self._folders = [version.store.marks_folder / run for version, run in runs]
@@ -129,8 +127,8 @@ def find_suspects(
     dead: Set[str] = frozenset(),
 ) -> Suspects:
     """Find the utterances that dead runs had in flight, and those that crashed before, by
-    the latest `failures`. Runs named in `living` run, those in `dead` have died; locks tell
-    about the others."""
+    the latest `failures`. Locks tell which other runs live than those in `living` and
+    `dead`."""
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
@@ -145,8 +143,7 @@ def find_suspects(
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs whose utterances have all been extracted since, or have
-    failed."""
+    """Remove the marks of dead runs that had nothing in flight which is still missing."""
     dead = _dead_runs(version)
     if not dead:  # else 10^7 rows would be read for nothing
         return
@@ -170,8 +167,7 @@ def _dead_runs(
 
 
 def _is_running(run: Path) -> bool:
-    """Tell whether a run holds the lock of its folder; without locks, whether the folder is
-    empty."""
+    """Tell whether a run holds the lock of its folder; without locks, whether it is empty."""
     with suppress(FileNotFoundError):  # it has ended by itself meanwhile
         try:
             return is_held(run)

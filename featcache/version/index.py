@@ -1,7 +1,5 @@
-"""The index of a version: a table of the current items, and where they lie.
-
-`indexing` builds it from the shards. It is a group like a shard, named after its shards: so
-an index of the right name is right."""
+"""The index of a version: a table of the current items, and where they lie. It is a group
+like a shard, named after its shards: so an index of the right name is right."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import Count, Hash, NotNegative
 from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
-from featcache.strings import Strings, hash_of
+from featcache.spec import Ints
+from featcache.strings import Hashes, Strings, hash_of
 from featcache.version.version import Version
 
 ITEM_COLUMNS = ("row_hash", "generation", "shard", "item", "first_frame", "num_frames")
@@ -66,10 +64,8 @@ class IndexInfo(GroupInfo, kw_only=True, frozen=True):
 
 class Index:
     """The current items of some shards of a version, in the order of the shards, then of
-    their items.
-
-    `shard`, `item`, `first_frame`, `num_frames`, `generation` and `row_hash` are columns,
-    integers `[items]`."""
+    their items. `shard`, `item`, `first_frame`, `num_frames`, `generation` and `row_hash`
+    are columns, integers `[items]`."""
 
     def __init__(
         self,
@@ -101,19 +97,17 @@ class Index:
         return len(self.table)
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first position of a shard's items, and the one behind the last;
-        `shard` is a place in `shards`."""
+        """Return the first position of the items of shard `shard`, and the one behind the
+        last."""
         begin, end = np.searchsorted(self.shard, (shard, shard + 1)).tolist()
         return begin, end
 
     def place(self, position: int) -> tuple[str, int]:
-        """Return the name of the shard that holds the item at a position, and the item's
-        number in it."""
+        """Return the name of an item's shard, and its number in the shard."""
         return self.shards[int(self.shard[position])], int(self.item[position])
 
-    def find_hashes(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the positions of the items whose ids have these hashes, int64 `[n]`; -1 for
-        a hash that no item has."""
+    def find_hashes(self, hashes: Hashes) -> Ints:
+        """Return the positions of the ids with these hashes, int64 `[n]`; else -1."""
         if not len(self):
             return np.full(len(hashes), -1)
         if len(hashes) == len(self) and np.array_equal(hashes[self.by_hash], self.id_hash):
@@ -121,9 +115,9 @@ class Index:
             return np.arange(len(self))
         return positions_of(hashes, self.id_hash, self.by_hash)
 
-    def find(self, ids: Strings, hashes: NDArray[np.uint64] | None = None) -> NDArray[np.int64]:
-        """Return the position of each id, int64 `[n]`; -1 for an id that no item has.
-        `hashes` are those of the ids, if known."""
+    def find(self, ids: Strings, hashes: Hashes | None = None) -> Ints:
+        """Return the position of each id, int64 `[n]`; else -1. `hashes` are the ids', if
+        known."""
         if ids == self.ids:  # the manifest's rows as they were extracted
             return np.arange(len(self))
         if hashes is None:
@@ -144,9 +138,7 @@ class Index:
         return position if self.ids[position] == id_ else -1
 
 
-def positions_of(
-    hashes: NDArray[np.uint64], known: NDArray[np.uint64], positions: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def positions_of(hashes: Hashes, known: Hashes, positions: Ints) -> Ints:
     """Return the position of each hash among `known` ones, which are sorted; else -1."""
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return np.where(known[places] == hashes, positions[places], -1)
@@ -164,9 +156,9 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
 
 
 def read_index(version: Version, name: str) -> Index | None:
-    """Read the index of this name, and compare it with its checksums. Returns None if it is
-    missing, damaged, of other shards, or leads out of its lists. Raises StoreError if the
-    store cannot be reached, which is no reason to read all shards."""
+    """Read the index of this name. Returns None if it is missing, damaged, of other shards,
+    or leads out of its lists. Raises StoreError if the store cannot be reached, which is no
+    reason to read all shards."""
     try:
         group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
         info: IndexInfo = group.info

@@ -1,8 +1,7 @@
 """Building an index from shards, and keeping it.
 
 The item of an id with the highest generation is current; of several, the first in the order
-of the shards. So an older index can be extended by new shards. No clock or record of runs
-matters."""
+of the shards. So an older index can be extended by new shards."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ from featcache.errors import DamagedError, FeatcacheError, StoreError
 from featcache.format.documents import decoder_of
 from featcache.format.group import Group, Table
 from featcache.format.shard import Shard
+from featcache.spec import Ints
 from featcache.storage.base import in_parallel, tidying
-from featcache.strings import Strings
+from featcache.strings import Hashes, Strings
 from featcache.version.index import (
     COLUMNS,
     ITEM_COLUMNS,
@@ -74,14 +74,15 @@ def build_index(version: Version) -> Index:
     """Build the index of a version's shards, from the largest kept one and the other shards.
     Raises ShardGoneError if a shard is gone."""
     names = {*version.shard_names()}
-    kept = (read_index(version, name) for name, size in reversed(_by_size(version, names)) if size)
-    older = next(filter(None, kept), _NO_ITEMS)
+    largest = reversed(_by_size(version, names))
+    indexes = (read_index(version, name) for name, size in largest if size)
+    older = next(filter(None, indexes), _NO_ITEMS)
     return index_of(in_parallel(version.shard, sorted(names.difference(older.shards))), older)
 
 
 def _by_size(version: Version, shards: Set[str]) -> list[tuple[str, int]]:
-    """List the kept indexes with the number of their shards, the smallest first; 0 for one
-    that is damaged or of other `shards`. Only documents are read."""
+    """List the kept indexes with the number of their shards, the smallest first; 0 for a
+    damaged one, or one of other `shards`."""
     sizes = dict.fromkeys(version.store.names("index"), 0)
     fingerprint = version.info.fingerprint
     for name in sizes:
@@ -137,7 +138,7 @@ _NO_ITEMS = Index(
 class _Items:
     matrix: NDArray[np.uint64]
     """uint64 `[columns, items + 1]`, with values for `ITEM_COLUMNS`."""
-    id_hash: NDArray[np.uint64]
+    id_hash: Hashes
     ids: Strings
 
     def column(self, name: str) -> NDArray[np.uint64]:
@@ -146,9 +147,8 @@ class _Items:
 
 
 def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: bool = False) -> Index:
-    """Build the index of some shards and an older index. The shards' tables are checked,
-    unless they were already (`are_checked`). Raises StoreError if two ids have the same
-    hash."""
+    """Build the index of some shards and an older index, after checking tables that are not
+    `are_checked`. Raises StoreError if two ids have the same hash."""
     # in the version's order, so that few items move
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
     summaries, makers = _summaries(new, older)
@@ -186,7 +186,6 @@ def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
 
 
 def _gather(new: Sequence[Shard], older: Index, names: Sequence[str], are_checked: bool) -> _Items:
-    """Join the items of an older index with those of new shards; `names` are all shards'."""
     places = {name: place for place, name in enumerate(names)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
     matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
@@ -233,7 +232,7 @@ def _in_order(items: _Items) -> _Items:
     return _Items(items.matrix, items.id_hash[order], items.ids.take(order))
 
 
-def _current(items: _Items, repeats: NDArray[np.int64]) -> tuple[_Items, NDArray[np.int64]]:
+def _current(items: _Items, repeats: Ints) -> tuple[_Items, Ints]:
     """Keep the current item of each id. Returns the items, and their numbers sorted by the
     hash of the id. At `repeats` of the sorted hashes, the hash before is the same."""
     # of each id, the current item first

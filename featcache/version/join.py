@@ -1,9 +1,9 @@
 """Joins a manifest's rows with the items of the same ids, and finds the items that are not
-the rows'. Also describes where an item came from.
+the rows'.
 
 An id alone does not tell what an item was extracted from: another manifest may use it for
-another file, a row's `start` may have been edited, or a file may have been replaced by an
-unreadable one. So whatever joins a manifest with a version does it here."""
+another file, a row's `start` may have been edited, or a file replaced. So whatever joins a
+manifest with a version does it here."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Segment, SegmentColumns, Utterance
 from featcache.manifest.utterances import Manifest, rows_at_even_steps
+from featcache.spec import Flags, Ints
 from featcache.storage.base import in_parallel
-from featcache.strings import Strings, hash_of, other_spellings
+from featcache.strings import Hashes, Strings, hash_of, other_spellings
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, RowFailures, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
-Numbers = NDArray[np.int64]
 _SizesOf = Callable[[Sequence[AudioSource]], Sequence[int | None]]
 
 _FEW = 0.05
@@ -55,10 +55,10 @@ class RowKeys:
     """The keys of a manifest's rows, which decide the item of each row, each `[rows]`."""
 
     ids: Strings
-    id_hashes: NDArray[np.uint64]
-    hashes: NDArray[np.uint64]
+    id_hashes: Hashes
+    hashes: Hashes
     """The hashes of the rows' segments; see `SegmentColumns.hashes`."""
-    has_path: NDArray[np.bool_]
+    has_path: Flags
     """Of rows without a path, only the id is compared."""
 
     @classmethod
@@ -89,38 +89,38 @@ class RowKeys:
 class RowStatus:
     """The state of a manifest's rows in a version, each `[rows]`."""
 
-    positions: Numbers
+    positions: Ints
     """The index position of the item of each row's id, whatever it was made from; else
     -1."""
-    present: NDArray[np.bool_]
+    present: Flags
     """Whether that item is the row's: from the same path, start, duration and channel, and
     from a file that has not changed since, as far as is known."""
-    failed: NDArray[np.bool_]
+    failed: Flags
     """Whether a failure of the very row stands, so that it is not tried again."""
-    wanted: NDArray[np.bool_] | bool = True
+    wanted: Flags | bool = True
     """Whether the row may be extracted; True for all."""
     failures: Mapping[int, Failure] = field(default_factory=dict)
     """The failures of the very rows, by row number, tried again or not."""
 
     @property
-    def changed(self) -> NDArray[np.bool_]:
+    def changed(self) -> Flags:
         """The rows whose id has an item from another row or file, or to be made again."""
         return (self.positions >= 0) & ~self.present
 
     @property
-    def missing(self) -> NDArray[np.bool_]:
+    def missing(self) -> Flags:
         """The rows to extract."""
         return self.wanted & ~self.present & ~self.failed
 
     @property
-    def again(self) -> NDArray[np.bool_]:
+    def again(self) -> Flags:
         """The rows to extract that replace an item of the same id."""
         return self.missing & self.changed
 
 
 def join(rows: RowKeys, index: Index, failures: RowFailures) -> RowStatus:
-    """Compare rows with the items of the same ids. A row is not present if one of these
-    `failures`, which stand, is its own: its item is older than its file."""
+    """Compare rows with the items of the same ids. A row with one of these `failures`,
+    which stand, is not present: its item is older than its file."""
     positions = index.find(rows.ids, rows.id_hashes)
     present = positions >= 0
     compared = np.flatnonzero(present & rows.has_path)
@@ -154,11 +154,11 @@ def find_other_files(
     version: Version,
     index: Index,
     sizes_of: _SizesOf | None = None,
-) -> tuple[Numbers, int]:
+) -> tuple[Ints, int]:
     """Find the rows whose file is not the one of the same path that their item was
-    extracted from. A sample of files is checked; none if the version was extracted under
-    the manifest's root. The files of a moved corpus have the same sizes, and are gone from
-    the old root; those of a copied one are equal.
+    extracted from, by a sample of files; none if the version was extracted under the
+    manifest's root. The files of a moved corpus have the same sizes, and are gone from the
+    old root; those of a copied one are equal.
 
     `status` is of the manifest's rows, or of all copies of each, side by side. `sizes_of`
     asks servers and containers for files' sizes, in bytes; by default, only plain local
@@ -197,7 +197,7 @@ def find_other_files(
 
 def are_few(count: int, utterances: int) -> bool:
     """Tell whether so many of a version's utterances may get other files, or go, without a
-    question: 5 %, and always one."""
+    question."""
     return count <= max(1.0, _FEW * utterances)
 
 
@@ -205,8 +205,8 @@ def refuse_paths(
     manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _REMEDY
 ) -> None:
     """Raise ManifestError for a manifest with other paths for more than a few of the
-    version's ids, which looks like another corpus. The manifest has a row for each copy of
-    an utterance. `remedy` says what to do if it is another corpus, and if it is not."""
+    version's ids, which looks like another corpus. `remedy` says what to do if it is one,
+    and if not."""
     copies = len(copies_of(version.info.config))
     rows, utterances = np.flatnonzero(status.again), len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):
@@ -226,15 +226,15 @@ def refuse_paths(
     raise ManifestError(f"{manifest.source}: {what}, {example}. {question}")
 
 
-def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
-    """Read the sources of the items at some positions: the size of the file in bytes, its
-    mtime in ns, and the mark of the decoder; int64 `[n, 3]`."""
+def sources_of(version: Version, index: Index, positions: Ints) -> Ints:
+    """Read the sources of the items at some positions: the file's size in bytes, its mtime
+    in ns, and the mark of the decoder; int64 `[n, 3]`."""
     names = ["source_size", "source_mtime_ns", "decoder"]
     return columns_of(version, index, positions, names).T.view(np.int64)
 
 
 def columns_of(
-    version: Version, index: Index, positions: Numbers, names: Sequence[str]
+    version: Version, index: Index, positions: Ints, names: Sequence[str]
 ) -> NDArray[np.uint64]:
     """Read columns of shards for the items at some positions, as bits: uint64 `[columns,
     n]`."""
@@ -245,11 +245,9 @@ def columns_of(
     return columns
 
 
-def by_shard(
-    version: Version, index: Index, positions: Numbers
-) -> Iterator[tuple[Numbers, Shard, Numbers]]:
-    """Yield each shard with items at these positions: the places in `positions`, rising; the
-    shard; and the numbers of the items in it."""
+def by_shard(version: Version, index: Index, positions: Ints) -> Iterator[tuple[Ints, Shard, Ints]]:
+    """Yield each shard with items at these positions, between their places in `positions`,
+    rising, and their numbers in the shard."""
     shards = index.shard[positions]
     for number in np.unique(shards).tolist():
         inside = np.flatnonzero(shards == number)
@@ -270,7 +268,7 @@ def _differs(old: Path, new: Path) -> bool:
 def describe_changed(
     manifest: Manifest, rows: RowKeys, version: Version, index: Index, status: RowStatus
 ) -> str:
-    """Describe the changed rows, at least one: which, how the first differs, what to do."""
+    """Describe the changed rows: which, how the first differs, what to do."""
     changed = np.flatnonzero(status.changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(status.positions[first]))
@@ -328,8 +326,8 @@ def missing_error(
     ids: Sequence[str],
     num_wanted: int,
 ) -> MissingItemError:
-    """Return the error for ids without an item, of `num_wanted` in all. It says why they
-    failed, by the ledger's `failures`, or names a similar id."""
+    """Return the error for ids without an item, of `num_wanted` in all: why they failed, by
+    the ledger's `failures`, or a similar id."""
     failed = [failures[id_] for id_ in ids if id_ in failures]
     where = f"{version.path}, which holds {len(index):,}"
     if len(ids) == 1 and failed:
@@ -368,17 +366,16 @@ def _similar(id_: str, index: Index) -> str:
 
 
 def _alike(id_: str, index: Index) -> list[str]:
-    """List ids that begin like this one, as far as any does, and have the same digits: other
-    digits are another utterance."""
-    digits, found = _NO_DIGITS.sub("", id_), list[str]()
+    """List ids that begin like this one, as far as any does, and have the same digits."""
+    digits, alike = _NO_DIGITS.sub("", id_), list[str]()
     for length in range(len(id_), 0, -1):
-        found = found or index.ids.beginning_with(id_[:length], _MOST_ALIKE)
-    return [other for other in found if _NO_DIGITS.sub("", other) == digits]
+        alike = alike or index.ids.beginning_with(id_[:length], _MOST_ALIKE)
+    return [other for other in alike if _NO_DIGITS.sub("", other) == digits]
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
-    """Describe the origin of an utterance: its row, file and shard, and the run and
-    libraries that made it. Raises MissingItemError if the version lacks it."""
+    """Describe the row, the file and the shard of an utterance, and the run and libraries
+    that made it. Raises MissingItemError if the version lacks it."""
     index = open_index(version)
     position = index.find_one(utterance)
     if position < 0:
@@ -406,7 +403,6 @@ def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
 
 
 def _superseded(version: Version, index: Index, item: Item) -> list[str]:
-    """List the shards that hold older items of an utterance, the latest first."""
     if item.generation == 1:
         return []
     id_hash = np.uint64(hash_of(item.id))

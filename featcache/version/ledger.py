@@ -1,8 +1,7 @@
 """The failure ledger: every utterance that could not be extracted, and why.
 
 A failure belongs to a row, and stands until its id has an item of its generation or a later
-one. It is in the ledger before the shard that lacks the utterance exists. Damaged lines are
-skipped: their utterances count as missing, and are tried again."""
+one. Damaged lines are skipped: their utterances count as missing, and are tried again."""
 
 from __future__ import annotations
 
@@ -62,9 +61,8 @@ def _document(failure: Failure) -> dict[str, object]:
 def read_failures(
     version: Version, damaged: list[str] | None = None, run: str = ""
 ) -> list[Failure]:
-    """Read all failures, or those of a run, whether they stand or not, in the order of their
-    files' names, which begin with the time. Damaged ones are skipped, and named in
-    `damaged`."""
+    """Read all failures, or those of a run, whether they stand or not, the earliest files
+    first. Damaged ones are skipped, and named in `damaged`."""
     names = [name for name in version.store.names("failures") if name.startswith(run)]
     failures, damaged = [], [] if damaged is None else damaged
     files = in_parallel(lambda name: _read(version, name), names)
@@ -91,8 +89,8 @@ def _read(version: Version, name: str) -> bytes | DamagedError:
 
 
 def by_row(failures: Iterable[Failure]) -> RowFailures:
-    """Find the failure of each row with the highest generation; of several, the last. They
-    rise by generation."""
+    """Find the failure of each row with the highest generation; of several, the last.
+    Returns them by rising generation."""
     rising = sorted(failures, key=lambda failure: failure.generation)
     ids = Strings.of(failure.id for failure in rising).hashes().tolist()
     rows = SegmentColumns.of(rising).hashes().tolist()
@@ -114,7 +112,7 @@ def standing(failures: RowFailures, index: Index) -> RowFailures:
 
 
 def failures_by_row(version: Version, index: Index) -> RowFailures:
-    """Find the failures of a version that stand; none at a tag, which has no ledger."""
+    """Find the failures that stand; none at a tag, which has no ledger."""
     return {} if version.tag is not None else standing(by_row(read_failures(version)), index)
 
 
@@ -131,8 +129,8 @@ def by_id(failures: RowFailures) -> dict[str, Failure]:
 def rewrite_failures(
     version: Version, read: Iterable[str], name: str, failures: Sequence[Failure]
 ) -> None:
-    """Replace files of the ledger by a file of these failures. The files were listed before
-    they were `read`: a job of an array may write others meanwhile."""
+    """Replace files of the ledger, listed before they were `read`, by one of these
+    failures: a job of an array may write others meanwhile."""
     put_failures(version, name, failures)
     for other in {*read} - {name}:
         version.store.remove(f"failures/{other}")

@@ -1,5 +1,5 @@
-"""Records for people: of each run in `runs/`, and of each probe of the extractor in
-`probes/`. Nothing depends on them, and damaged ones are skipped."""
+"""Records for people, on which nothing depends: of runs in `runs/`, of probes in `probes/`.
+Damaged ones are skipped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     asked: dict[str, Any] = {}
     """Its task: manifest and root, config, host and process, device, threads."""
     finished: str | None = None
-    """When it ended; None if it has not."""
     outcome: dict[str, Any] = {}
 
 
@@ -65,7 +64,7 @@ class Run:
         self.record(datetime.now(UTC).isoformat())
 
     def record(self, finished: str | None = None) -> None:
-        """Record when it ended; None if it goes on, also after an end."""
+        """Record when it ended; None if it goes on."""
         self._record.finished = finished
         put_document(self._version.store, f"runs/{self.id}.json", self._record)
 
@@ -113,8 +112,7 @@ def failures_as_manifest(version: Version) -> Manifest:
 
 
 def began(run: str) -> datetime | None:
-    """Return when a run began, by its name and its machine's clock; None if it names no
-    time."""
+    """Return when a run began, by its name; None if it names no time."""
     try:
         return datetime.strptime(run.partition("Z")[0], _TIME).replace(tzinfo=UTC)
     except ValueError:

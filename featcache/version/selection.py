@@ -26,7 +26,7 @@ def is_corpus(location: Location) -> bool:
 
 def corpus_of(location: Location) -> tuple[Location, str] | None:
     """Find the corpus that a path names, and the config whose versions it means (empty for
-    all), as in `corpus/fbank80`; None if it names no corpus."""
+    all), as in `corpus/fbank80`; else None."""
     if is_corpus(location):
         return location, ""
     parent = location.parent
@@ -66,8 +66,7 @@ def need_columns(path: Location) -> bool:
 
 
 def split_tag(path: Location) -> tuple[Location, str | None]:
-    """Split `features/fbank80@paper` into the path of a version and the name of a tag; None
-    if it names no tag."""
+    """Split `features/fbank80@paper` into a path and the name of a tag, or None."""
     name, at, tag = path.name.rpartition("@")
     if not at or open_store(path).exists(""):
         return path, None
@@ -80,8 +79,7 @@ def version_names(path: Location) -> list[str]:
 
 
 def refuse_version(cache: Location) -> None:
-    """Raise ArgumentError for a cache in a version, or at a path that opens a version. (A
-    folder of tars may be called `shards`, too.)"""
+    """Raise ArgumentError for a cache in a version, or at a path that opens a version."""
     versions = [
         folder
         for folder in (cache, cache.parent)
@@ -100,8 +98,8 @@ def _is_version(path: Location) -> bool:
 
 
 def _named(cache: Location, name: str) -> list[Location]:
-    """List the folders of the versions in the cache whose config is called `name`. Raises
-    StoreError if there is none."""
+    """List the folders of the versions whose config is called `name`. Raises StoreError if
+    there is none."""
     folders, faults = list[str](), dict[str, StoreError]()
     for folder in open_store(cache).names(""):
         try:
@@ -148,7 +146,6 @@ def _name_of(folder: Location) -> str:
 
 
 def _several(folders: Sequence[Location], tag: str | None = None) -> StoreError:
-    """Return the error for several versions in a cache (with a tag) instead of one."""
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
         first, second = (Version.open(folder).info.config for folder in folders[:2])
@@ -169,8 +166,8 @@ def select_versions(
     path: Location, name: str | None = None, tag: str | None = None
 ) -> list[Version]:
     """Open the versions at `path` (see `version_folders`), or those called `name`. With a
-    tag, also as in `features/fbank80@paper`: those that have it, as they were when tagged.
-    Raises StoreError if there is no version, or no such tag."""
+    tag, also as in `features/fbank80@paper`: those that have it, as they were then. Raises
+    StoreError if there is no version, or no such tag."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
     versions = _opened(path, name, tag)
@@ -201,8 +198,8 @@ def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
 
 
 def version_of_tag(path: Location, tag: str) -> Version:
-    """Open the only version at `path`, as it is now; of several, the only one that has the
-    tag. Raises StoreError if there is none, or several."""
+    """Open the only version at `path` that has the tag, as it is now. Raises StoreError if
+    there is none, or several."""
     versions = _opened(path, None, tag)
     if len(versions) > 1:
         raise _several([version.path for version in versions], tag)
@@ -210,9 +207,8 @@ def version_of_tag(path: Location, tag: str) -> Version:
 
 
 def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
-    """Open the only version in the cache (that is called `name`); with a tag, the only one
-    that has it, as it was then. Raises StoreError if there is none, or several, and says
-    how they differ."""
+    """Open the only version that `select_versions` finds. Raises StoreError if there is
+    none, or several, and says how they differ."""
     versions = select_versions(cache, name, tag)
     if len(versions) == 1:
         return versions[0]
@@ -229,9 +225,9 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
 def select_configured(
     path: Location, name: str | None, fingerprint: str, resolved: dict[str, Any]
 ) -> Version:
-    """Open the version in the cache (called `name`) that a config of this fingerprint makes;
-    `resolved` is the config with all defaults. Raises StoreError if there is none, and says
-    how another differs."""
+    """Open the version in the cache (called `name`) that a config of this fingerprint
+    makes; `resolved` has all defaults. Raises StoreError if there is none, and says how
+    another differs."""
     wanted = f"{resolved['name']}-{fingerprint[:12]}"
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]

@@ -23,14 +23,13 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True):
     made: str
     """The time, for people."""
     items: Count
-    """The number of current items."""
     shards: Annotated[list[Hash], msgspec.Meta(max_length=1 << 20)]
     name: str = ""
 
 
 def make_tag(version: Version, name: str, index: Index) -> Tag:
-    """Tag what is in a version now, by its index. Raises ArgumentError if the name is taken,
-    or no name for a tag; StoreError if the version is empty."""
+    """Tag what is in a version now. Raises ArgumentError if the name is taken, or no name
+    for a tag; StoreError if the version is empty."""
     if not _NAME.fullmatch(name):
         rule = "at most 100 letters, digits, `.`, `_` and `-`, and first a letter or digit"
         raise ArgumentError(f"{name!r} is no name for a tag: {rule}")
@@ -82,8 +81,8 @@ def at_tag(version: Version, name: str | None) -> Version:
 
 
 def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """Describe each tag of a version with these shards (by default all): `name`, `made`,
-    `utterances`, and `fault`, the reason why the tag cannot be read, or None."""
+    """Describe each tag: `name`, `made`, `utterances`, and `fault`, the reason why it
+    cannot be read, or None."""
     present, shown = {*(version.shard_names() if shards is None else shards)}, []
     for name in tag_names(version):
         known: dict[str, Any] = {"name": name, "made": None, "utterances": None}

@@ -88,7 +88,6 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The format of everything below the version's folder."""
     name: Name
     fingerprint: Hex
-    """The config's fingerprint."""
     config: dict[str, Any]
     """The config with every default filled in."""
     spec: FeatureSpec
@@ -146,7 +145,6 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
 
 @cache
 def _installed(library: str) -> str:
-    """Return the version of a library; empty if it is not installed."""
     try:
         return version_of(library)
     except PackageNotFoundError:
@@ -154,8 +152,8 @@ def _installed(library: str) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of Python, of libraries that decide values, and of libsndfile.
-    Every version and shard records them; the fingerprint does not depend on them."""
+    """Return the versions of Python, of libraries that decide values, and of libsndfile,
+    which every version and shard records."""
     versions = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -183,7 +181,7 @@ class ShardGoneError(StoreError):
 @dataclass(eq=False, repr=False)
 class Version:
     """An opened version: the store of its files, and its document. With `shards`, it is as
-    it was when a `tag` was made, or when a cache was opened that was pickled then."""
+    it was when a `tag` was made, or when a pickled cache was opened."""
 
     store: Store
     info: VersionInfo
@@ -208,9 +206,9 @@ class Version:
 
     @classmethod
     def create(cls, path: Location, info: VersionInfo) -> Version:
-        """Open the version that `info` describes, and make it if it does not exist. Its
-        folder of shards is made last. Raises StoreError if it has another fingerprint;
-        ExtractorError if its features cannot be stored."""
+        """Open the version that `info` describes, and make it if it does not exist. Raises
+        StoreError if it has another fingerprint; ExtractorError if its features cannot be
+        stored."""
         from featcache.format.writing import seal_group
 
         try:
@@ -270,7 +268,7 @@ class Version:
 
     def reading(self, read: Callable[[], _T]) -> _T:
         """Call `read`, which lists the shards and reads them, and return its result; again,
-        if a shard was removed meanwhile: another one has its current items."""
+        if a shard was removed meanwhile."""
         while True:
             names = self.shard_names()
             try:
@@ -281,8 +279,8 @@ class Version:
 
     def at_work(self, command: str) -> AbstractContextManager[None]:
         """Lock the version within a `with` block, to add or remove shards, as far as the
-        store has locks. Jobs that extract partitions do without. Raises LockedError, which
-        names the other command, if another process has the lock."""
+        store has locks. Raises LockedError, which names the other command, if another
+        process has the lock."""
         process = f"process {os.getpid()} on {socket.gethostname()}"
         since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         return self.store.lock(f"featcache {command}, {process}, since {since}")

@@ -23,7 +23,9 @@ from xxhash import xxh3_64_hexdigest
 
 from featcache.errors import DamagedError, counted, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
+from featcache.spec import Flags, Ints
 from featcache.storage.base import as_bytes, tidying
+from featcache.strings import Hashes
 from featcache.version.index import Index, positions_of
 from featcache.version.ledger import (
     Failure,
@@ -86,7 +88,7 @@ class Wanted:
     def __len__(self) -> int:
         return int(self.rows.shape[1])
 
-    def lacks(self, index: Index) -> NDArray[np.bool_]:
+    def lacks(self, index: Index) -> Flags:
         """Find the rows without an item, bool `[rows]`. An item of a later generation has
         replaced the row."""
         if not len(index):
@@ -95,10 +97,10 @@ class Wanted:
         positions = index.find_hashes(id_hash)
         generations = index.generation[positions]
         is_own = (generations == generation) & (index.row_hash[positions] == row_hash)
-        lacking: NDArray[np.bool_] = (positions < 0) | ~(is_own | (generations > generation))
+        lacking: Flags = (positions < 0) | ~(is_own | (generations > generation))
         return lacking
 
-    def find(self, id_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def find(self, id_hashes: Hashes) -> Ints:
         """Find the numbers of the rows of ids with these hashes, int64 `[n]`; else -1."""
         if not len(self):
             return np.full(len(id_hashes), -1)
@@ -115,16 +117,17 @@ class Wanted:
         return bool(((numbers >= 0) & (self.rows[1][numbers] == other.rows[1])).all())
 
     def joined(self, other: Wanted, above: Mapping[int, int]) -> Wanted:
-        """Join it with its set in another copy of the version: of an id in both, the row of
-        the higher generation stays. Rows that are one generation below their id hash's in
-        `above` are raised to it."""
+        """Join it with its set in another copy: of an id in both, the row of the higher
+        generation stays. Rows one generation below their id hash's in `above` are raised to
+        it."""
         numbers = self.find(other.rows[0])
         rows, both = self.rows.copy(), np.flatnonzero(numbers >= 0)
         later = both[other.rows[2, both] > rows[2, numbers[both]]]
         rows[:, numbers[later]] = other.rows[:, later]
         rows = np.concatenate([rows, other.rows[:, numbers < 0]], axis=1)
         for row in np.flatnonzero(np.isin(rows[0], np.array([*above], np.uint64))).tolist():
-            rows[2, row] += int(rows[2, row]) + 1 == above[int(rows[0, row])]
+            if int(rows[2, row]) + 1 == above[int(rows[0, row])]:
+                rows[2, row] += 1
         instead_of = self.instead_of | other.instead_of
         return Wanted(self.manifest, rows, instead_of, max(self.forgotten, other.forgotten))
 
@@ -137,8 +140,8 @@ class Wanted:
         ]
         instead_of = {*self.instead_of}.union(*(other.names for other in others)) - {self.name}
         forgotten = max([self.forgotten, *(other.forgotten for other in others)])
-        kept = replace(self, instead_of=instead_of, forgotten=forgotten)
-        version.store.put(f"wanted/{self.name}", kept.encode())
+        joined = replace(self, instead_of=instead_of, forgotten=forgotten)
+        version.store.put(f"wanted/{self.name}", joined.encode())
         with tidying(version.path):
             for name in {other.name for other in others} - {self.name}:
                 version.store.remove(f"wanted/{name}")
@@ -190,8 +193,8 @@ def read_wanted(version: Version, name: str, index: Index | None = None) -> Want
 def read_all_wanted(
     version: Version, damaged: list[str] | None = None, index: Index | None = None
 ) -> Iterator[Wanted]:
-    """Yield all undamaged wanted sets, as `read_wanted` reads them. Damaged ones are
-    named in `damaged`."""
+    """Yield all undamaged wanted sets, as `read_wanted` reads them; damaged ones are named
+    in `damaged`."""
     for name in version.store.names("wanted"):
         try:
             with suppress(FileNotFoundError):  # a run has removed it since
@@ -213,7 +216,7 @@ def damaged_wanted(version: Version) -> list[str]:
 
 def find_missing(
     wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]
-) -> Iterator[tuple[Wanted, NDArray[np.int64], list[Failure]]]:
+) -> Iterator[tuple[Wanted, Ints, list[Failure]]]:
     """Yield each wanted set with the numbers of its missing rows, int64 `[n]`, and the
     failures that stand for its rows; also those whose generation an item of another row
     has."""
@@ -276,8 +279,8 @@ class Unfinished:
 
 
 def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
-    """List what a version lacks: gaps of each manifest, and wanted sets and ledgers that are
-    damaged or gone. A version at a tag lacks nothing."""
+    """List what a version lacks: gaps of each manifest, and damaged or lost wanted sets and
+    ledgers. A version at a tag lacks nothing."""
     if version.tag is not None:
         return []
     damaged, ledger, records = list[str](), list[str](), list[str]()
@@ -307,9 +310,8 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
     return [*unfinished, *records]
 
 
-def forget_rows(version: Version, wanted_ids: NDArray[np.uint64], index: Index) -> None:
-    """Remove rows from all wanted sets, but those of ids with these hashes. Their highest
-    generation stays."""
+def forget_rows(version: Version, wanted_ids: Hashes, index: Index) -> None:
+    """Remove rows from all wanted sets, but those of ids with these hashes."""
     # saving removes some
     before = [read_wanted(version, name) for name in version.store.names("wanted")]
     goes = ~np.isin(index.id_hash, wanted_ids)

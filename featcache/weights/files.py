@@ -16,8 +16,8 @@ _digests: dict[tuple[object, ...], str] = {}
 
 def find_file(weights: str) -> Path:
     """Find a file of weights by its path, or as `package:NAME==VERSION/PATH` inside an
-    installed package. The package is not imported, and may be of another version: a hash
-    decides. Raises ConfigError if there is no such package or file."""
+    installed package, which is not imported, and may be of another version. Raises
+    ConfigError if there is no such package or file."""
     match = _IN_PACKAGE.fullmatch(weights)
     path = Path(weights)
     if match:

@@ -1,9 +1,9 @@
 """Finds weights: a folder, a file, or a commit of a model on a hub, which is downloaded
 into the hub's cache on this machine. Every error is one line that says what to do.
 
-Files are downloaded one after another: `snapshot_download`'s threads finish their files
-before an interrupt takes effect, and if the hub cannot list its files, it returns those in
-the cache as if they were all."""
+Files are downloaded one after another: `snapshot_download` finishes its threads' files
+before an interrupt takes effect, and returns what is in the cache if the hub cannot list
+its files."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ _TOKEN = "run `hf auth login`, or set HF_TOKEN"
 def locate(weights: str, revision: str | None) -> Located:
     """Find weights on this machine, or download them from the hub, if that is allowed.
 
-    `weights` is a folder, a file in such a folder, or a hub's id, `org/name`, with a
-    commit of 40 hex digits as `revision`. Raises ConfigError if it does not exist, or may
-    not be downloaded; ExtractorError if the hub cannot be reached, or its files not kept."""
+    `weights` is a folder, a file in such a folder, or a hub's id with a commit as
+    `revision`. Raises ConfigError if it does not exist, or may not be downloaded;
+    ExtractorError if the hub cannot be reached, or its files not kept."""
     # Path.expanduser would raise for the home of an unknown user
     path = Path(os.path.expanduser(weights))
     if weights and os.path.isdir(path):  # "" would be the current folder
@@ -155,9 +155,8 @@ class HubModel:
         values.
 
         Other programs may have downloaded weights without the file that says how waveforms
-        are prepared. A folder is complete with that file; with `.gitattributes`, since
-        then the whole repository was downloaded; or with a note that there is no such
-        file."""
+        are prepared. A folder is complete with that file, with `.gitattributes`, as after a
+        download of the whole repository, or with a note that there is no such file."""
         folder = folder_with_weights(self.snapshot)
         if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
@@ -169,8 +168,8 @@ class HubModel:
         return folder if is_complete else None
 
     def note_absent_files(self, folder: Path) -> None:
-        """Note, where huggingface_hub keeps such notes, if the repository does not say how
-        waveforms are prepared."""
+        """Note, as huggingface_hub does, if the repository does not say how waveforms are
+        prepared."""
         if _says_preprocessing(folder):
             return
         for note in self._notes_of_absence(folder):
@@ -188,8 +187,8 @@ def _says_preprocessing(folder: Path) -> bool:
 
 
 def download(model: HubModel) -> None:
-    """Download the model's files that the cache lacks. Raises ConfigError if the hub has
-    no such model or commit, refuses it, or downloads are forbidden; ExtractorError if it
+    """Download the model's files that the cache lacks. Raises ConfigError if the hub has no
+    such model or commit, refuses it, or downloads are forbidden; ExtractorError if it
     cannot be reached, or files not kept."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import logging as hub_logging
@@ -245,8 +244,8 @@ def require_space(model: HubModel, num_bytes: int) -> None:
 
 
 def _download_file(file: RepoSibling, model: HubModel) -> None:
-    """Download a file to the hub's cache, and remove it again if its hash is not what the
-    hub lists, which huggingface_hub does not compare."""
+    """Download a file to the hub's cache, and remove it if its hash is not what the hub
+    lists."""
     from huggingface_hub import hf_hub_download
 
     for attempt in range(1, _ATTEMPTS + 1):
@@ -273,9 +272,9 @@ def _download_file(file: RepoSibling, model: HubModel) -> None:
 
 @contextmanager
 def errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
-    """Replace errors of huggingface_hub, of its HTTP library, or of the file system, while
-    files are listed or downloaded: by a ConfigError if the config or the environment has
-    to change, an ExtractorError if the same may work at another time. Bugs pass."""
+    """Replace errors of huggingface_hub, of its HTTP library, or of the file system, by a
+    ConfigError if the config or the environment has to change, an ExtractorError if the
+    same may work at another time."""
     try:
         yield
     except FeatcacheError:
@@ -377,12 +376,11 @@ def _remedy(model: HubModel) -> str:
 
 
 def _route(model: HubModel) -> str:
-    """Return the hub's address, and the variable that names a proxy, if any. A proxy's URL
-    may hold a password."""
     parts = urlsplit(model.endpoint)
     proxies = getproxies()
     is_bypassed = parts.hostname and proxy_bypass(parts.hostname)
     for scheme in (parts.scheme, "all"):
         if scheme in proxies and not is_bypassed:
+            # not its URL, which may hold a password
             return f"{model.endpoint}, through the proxy of {scheme.upper()}_PROXY,"
     return model.endpoint

@@ -127,8 +127,7 @@ def read_config(located: Located) -> dict[str, Any]:
 
 def read_preprocessing(located: Located) -> dict[str, Any]:
     """Read how waveforms are prepared for the model; {} if the folder does not say.
-    transformers 5 writes this to a part of processor_config.json if a model has a
-    tokenizer."""
+    transformers 5 may write it to a part of processor_config.json."""
     settings: Any = read_json(located, "preprocessor_config.json")
     if not settings:
         settings = read_json(located, "processor_config.json").get("feature_extractor")
@@ -152,7 +151,7 @@ def folder_with_weights(folder: Path) -> Path | None:
 
 def weight_files(located: Located) -> list[Path]:
     """Return the file that the user named, or those that transformers would load. Raises
-    ConfigError if some are missing, or there are several and none has a standard name."""
+    ConfigError if some are missing, or several have no standard name."""
     if located.file:
         return [located.file]
     folder = located.folder
@@ -190,8 +189,7 @@ def _standard_files(folder: Path) -> list[Path]:
 
 def state_dict(located: Located) -> dict[str, Tensor]:
     """Read the tensors by name, on the CPU, in their stored dtypes, maybe as views of the
-    file: do not write to them. Raises ConfigError if a file is missing, damaged, or holds
-    other things."""
+    file: do not write to them. Raises ConfigError for a missing or damaged file."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(located):
         read = _read_safetensors if file.suffix == ".safetensors" else _read_torch
@@ -203,12 +201,12 @@ def state_dict(located: Located) -> dict[str, Tensor]:
 
 
 def digest(located: Located) -> str:
-    """Return the SHA-256, in hex, of what decides values: the tensors by name,
-    config.json, how waveforms are prepared, and the folder's Python code if config.json
-    names some. Raises ConfigError as `state_dict` and `read_json` do.
+    """Return the SHA-256, in hex, of what decides values: the tensors by name, config.json,
+    how waveforms are prepared, and the folder's Python code if config.json names some.
+    Raises ConfigError as `state_dict` and `read_json` do.
 
-    Copies in one file or several, as safetensors or saved by torch, have the same digest,
-    unless a model uses a tensor twice, which torch saves twice."""
+    Copies in other files, as safetensors or saved by torch, have the same digest, unless a
+    model uses a tensor twice, which torch saves twice."""
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     config = read_json(located, "config.json")
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in config else []
@@ -311,8 +309,8 @@ def transformers_class(name: str, needed_for: str) -> Any:
 
 
 def _import_without_broken_torchaudio(module: str) -> None:
-    """Import a module of transformers that imports torchaudio if it is installed. A
-    torchaudio that does not import is replaced by an empty module, which no model calls."""
+    """Import a module of transformers. A torchaudio that does not import, and which no
+    model calls, is replaced by an empty module meanwhile."""
     try:
         import_module(module)
     except (ImportError, OSError, RuntimeError):
@@ -336,11 +334,9 @@ def load(
     at all.
 
     The model is in eval mode, in float32, needs no gradients, and has weight norm folded
-    into its weights: on the CPU in one thread, so every device gets the same bits.
-
-    `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json
-    names; `options` are those of `from_pretrained`. Raises ConfigError if config.json or
-    weights do not fit or are damaged, or the model brings its own code."""
+    into its weights. `model_class` is `EncodecModel`, say, or `AutoModel` for the class
+    that config.json names; `options` are those of `from_pretrained`. Raises ConfigError if
+    config.json or weights do not fit or are damaged, or the model brings its own code."""
     with _loading, _quiet_transformers():
         tensors = state_dict(located)
         if part is None:
@@ -379,8 +375,8 @@ def load(
 def load_module(
     make: Callable[[dict[str, Any]], Any], located: Located, device: torch.device, name: str
 ) -> Any:
-    """Build a model that is none of transformers: `make` takes config.json, and `name` says
-    what the model is, for messages. Otherwise as `load`."""
+    """Build a model, called `name` in messages, that is none of transformers: `make` takes
+    config.json. Otherwise as `load`."""
     config = read_config(located)
     tensors = state_dict(located)
     model_type = config.get("model_type")  # as in every config.json of transformers

@@ -51,7 +51,6 @@ FORMATS = {
     "features": Format(features.read_features),  # never recognised: `import` means it
     "paths": Format(toolkits.read_paths, toolkits.paths_fit),
 }
-"""Every format, by name."""
 
 
 def format_of(source: Source, name: str | None = None) -> str:

@@ -162,7 +162,7 @@ def is_dataset(source: Source) -> bool:
 
 def read_dataset(source: Source) -> Iterator[Batch]:
     """Read the columns without bytes of all tables of a dataset. Raises ManifestError if it
-    has none, or one is damaged, or lacks a column of audio or the suffix `.parquet`."""
+    has none, or one is damaged, lacks a column of audio or is not named `.parquet`."""
     source.renamed = partial(names_of_whole_files, PLACE)
     if not source.is_folder:
         # the path of audio in it needs the suffix

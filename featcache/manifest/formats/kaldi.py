@@ -167,9 +167,8 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> Sequence[object]:
 
 
 def _lookup(file: Text) -> Callable[[Sequence[str]], list[str]]:
-    """Return a function that finds utterances' values in a file of ids and values. It
-    reads on only until they are found, since files have the same order. The first value
-    of an id counts."""
+    """Return a function that finds utterances' values in a file of ids and values. It reads
+    on only until they are found, since files have the same order."""
     ahead: dict[str, str] = {}
     unread = chain.from_iterable(lines for _, lines in _fields(file, 1))
 

@@ -148,8 +148,8 @@ def _cuts_of_folder(source: Source) -> Iterator[Batch]:
 
 
 def _refuse_holes(source: Source) -> None:
-    """Raise a ManifestError if cuts or recordings of Lhotse Shar lack a number between
-    those of any field."""
+    """Raise a ManifestError if cuts or recordings of Lhotse Shar lack a number of any
+    field."""
     fields: dict[str, Files] = defaultdict(dict)
     for match in filter(None, map(_FIELD_OF_SHAR.fullmatch, source.names)):
         fields[match[1]][int(match["number"])] = match
@@ -242,7 +242,6 @@ def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
 
 
 def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
-    """Return the number of a channel among its file's; None for all of them."""
     if (wanted,) == channels or wanted == [*channels]:
         return None
     if isinstance(wanted, list):

@@ -33,7 +33,6 @@ _KINDS = (
     "mov qt 3ga 3gp 3gpp 3g2 f4a f4v mka mkv webm weba wma wmv asf avi ts"
 )
 AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
-"""The suffixes of audio files."""
 
 PLACE = "audio.path"
 """The column with the places of audio in a container: a name without a meaning."""
@@ -143,8 +142,8 @@ class Faults:
     def add_repeated(
         self, ids: Strings, places: Sequence[int], segments: SegmentColumns | None = None
     ) -> int:
-        """Add each id that repeats an earlier one; with segments, of another segment. Returns
-        the number of rows with the id and segment of an earlier one."""
+        """Add each id that repeats an earlier one; with segments, of another segment.
+        Returns the number of rows that repeat both."""
         rows, repeats = repeated_rows(ids.hashes()), 0
         hashes = rows if segments is None else segments.segments(rows).hashes()
         remedy = "" if segments is None else ", for another path, start, duration or channel"
@@ -171,7 +170,6 @@ class Faults:
             raise ManifestError(f"{why}: {self._shown()[0][-1]}")
 
     def _shown(self) -> list[tuple[int, int, str]]:
-        """List the place of each line, the number of its faults, and its text."""
         shown = []
         for what, (times, places) in self._first.items():
             count, more = 1, ""
@@ -227,13 +225,10 @@ class Source:
         self.file: BinaryIO | None = None
         """The file's unpacked bytes, from its beginning; None for a folder."""
         self.head = b""
-        """The first bytes of the file."""
         self.root: str | Path | None = None
         """The manifest's root of relative paths."""
         self.notes: list[str] = []
-        """Notes for the user."""
         self.placeholders: set[str] = set()
-        """The names of placeholders."""
         self.renamed: Callable[[Sequence[str]], Sequence[str]] = list
         """Gives new names for a table's names of columns."""
         self.has_types = False

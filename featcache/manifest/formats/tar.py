@@ -52,9 +52,9 @@ class _Headers:
 
 
 def _short_records(data: bytes) -> bytes:
-    """Keep the records of a PAX header, `<length> <key>=<value>` and a newline, that tell
-    names and sizes: the last of each key, and no long one. Before Python 3.12.6, tarfile
-    takes the square of a record's bytes in time and memory."""
+    """Keep the records of a PAX header that tell names and sizes: the last of each key, and
+    no long one. Before Python 3.12.6, tarfile takes the square of a record's bytes in time
+    and memory."""
     records = {}
     offset = 0
     while True:

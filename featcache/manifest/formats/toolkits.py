@@ -153,7 +153,6 @@ def _unpacked(cells: Cells) -> Cells:
 
 
 def _in_seconds(source: Source, places: Sequence[int], cells: Cells) -> Cells:
-    """Replace samples from `start` to `stop` by start and duration."""
     if "original_stop" not in cells:
         return cells
     starts, stops = cells.get("start", [None] * len(places)), cells["original_stop"]

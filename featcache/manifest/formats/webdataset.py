@@ -30,8 +30,6 @@ _SHOWN = 3
 
 
 class _Member(NamedTuple):
-    """A member of a sample."""
-
     place: int
     key: str
     extension: str
