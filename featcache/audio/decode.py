@@ -131,7 +131,7 @@ def decode(
 
 
 def probe(location: AudioSource | str) -> Header | None:
-    """Read the header of a file, alone at a URL; None if it cannot be read."""
+    """Read the header of a file; None if it cannot be read. At a URL, no more is fetched."""
     with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
         return recording.header
     return None
