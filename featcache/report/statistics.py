@@ -116,8 +116,8 @@ def parts_of(cache: Cache) -> list[Cache]:
 
 
 def read_blocks(cache: Cache) -> Iterator[tuple[NDArray[Any], Ints]]:
-    """Yield the frames `[frames, *item_shape]` of each shard's utterances, in the order of
-    their positions, and the numbers of frames of these."""
+    """Yield the frames `[frames, values]` of each shard's utterances, in the order of their
+    positions, and the numbers of frames of these."""
     for part in parts_of(cache):
         index = part.index
         for shard in range(len(index.shards)):
@@ -129,7 +129,7 @@ def read_blocks(cache: Cache) -> Iterator[tuple[NDArray[Any], Ints]]:
             stored = part.shard_frames(shard, begin, int((firsts + lengths).max()) - begin)
             starts = np.repeat(firsts - begin - lengths.cumsum() + lengths, lengths)
             frames = stored[starts + np.arange(len(starts))]
-            yield as_values(frames, cache.spec.dtype), lengths
+            yield as_values(frames, cache.spec.dtype).reshape(len(frames), -1), lengths
 
 
 def _pitch(frames: NDArray[Any], numbers: Ints, lengths: Ints) -> NDArray[np.float64]:
