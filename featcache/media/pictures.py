@@ -46,8 +46,8 @@ _LOWEST, _HIGHEST = 2, 99.5
 _CURVE_ROWS = 80
 _BAR_SHADE = SHADES * 3 // 4
 
-_CERTAIN = 0.5
-"""The confidence from which a frame is voiced."""
+CERTAIN = 0.5
+"""The confidence from which a frame is voiced, and the probability from which it is speech."""
 
 _EVENT_SHADES = range(12, 40)
 """The shades of events, on which white text can be read."""
@@ -264,7 +264,7 @@ def _of_pitch(
     highest certain pitch, its confidence as the shade."""
     pitch, confidence = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0).T
     shade = (confidence.clip(0, 1) * (SHADES - 1)).astype(np.uint8)
-    certain = pitch[confidence >= _CERTAIN]
+    certain = pitch[confidence >= CERTAIN]
     high = 1.1 * float(certain.max(initial=0)) or 500.0
     width, thickness = min(len(pitch), columns), max(rows // 40, 1)
     shades = np.zeros((rows, max(width, 1)), np.uint8)

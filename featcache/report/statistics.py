@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
+from featcache.media.pictures import CERTAIN
 from featcache.spec import FeatureSpec, Ints, as_values
 
 Floats = NDArray[np.float32]
 
 _MOST_NAMES = 16
-
-SPEECH = 0.5
-"""The confidence from which a frame is voiced, and the probability from which it is speech."""
 
 
 def _below_zero(values: Floats) -> Floats:
@@ -99,7 +97,7 @@ def read_statistics(cache: Cache, seconds: Floats) -> Statistics | None:
         elif spec.is_curve:
             if frames.min(initial=0) < 0 or frames.max(initial=0) > 1:
                 return None  # no probabilities
-            speech = np.bincount(numbers, frames[:, 0] >= SPEECH, len(lengths))
+            speech = np.bincount(numbers, frames[:, 0] >= CERTAIN, len(lengths))
             block = (speech / lengths)[:, None]
         else:
             block = frames[:, : len(units)]
@@ -116,8 +114,8 @@ def parts_of(cache: Cache) -> list[Cache]:
 
 
 def read_blocks(cache: Cache) -> Iterator[tuple[NDArray[Any], Ints]]:
-    """Yield the frames `[frames, *item_shape]` of each shard's utterances, in the order of
-    their positions, and the numbers of frames of these."""
+    """Yield the frames `[frames, values]` of each shard's utterances, in the order of their
+    positions, and the numbers of frames of these."""
     for part in parts_of(cache):
         index = part.index
         for shard in range(len(index.shards)):
@@ -129,12 +127,12 @@ def read_blocks(cache: Cache) -> Iterator[tuple[NDArray[Any], Ints]]:
             stored = part.shard_frames(shard, begin, int((firsts + lengths).max()) - begin)
             starts = np.repeat(firsts - begin - lengths.cumsum() + lengths, lengths)
             frames = stored[starts + np.arange(len(starts))]
-            yield as_values(frames, cache.spec.dtype), lengths
+            yield as_values(frames, cache.spec.dtype).reshape(len(frames), -1), lengths
 
 
 def _pitch(frames: NDArray[Any], numbers: Ints, lengths: Ints) -> NDArray[np.float64]:
     """Compute the median pitch of voiced frames and their share, `[utterances, 2]`."""
-    is_voiced = frames[:, 1] >= SPEECH
+    is_voiced = frames[:, 1] >= CERTAIN
     pitch, owners = frames[is_voiced, 0], numbers[is_voiced]
     counts = np.bincount(owners, minlength=len(lengths))
     ordered = pitch[np.lexsort((pitch, owners))].astype(np.float64)

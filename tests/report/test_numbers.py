@@ -166,6 +166,14 @@ def test_pitch_speech_and_scores_are_those_of_each_utterance(described):
     assert unvoiced[place]["voiced"] == 0
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_number_a_frame_may_have_a_dimension_or_none(shape, tmp_path):
+    values = {"a": [0.2, 0.5, 0.9], "b": [0.1]}
+    make_version(tmp_path, {id_: np.float32(v).reshape(-1, *shape) for id_, v in values.items()})
+    ((speech,),) = (one["histograms"] for one in numbers_of(tmp_path).statistics)
+    assert (speech.minimum, speech.maximum) == (0, pytest.approx(2 / 3))
+
+
 def test_numbers_beyond_0_and_1_are_no_probabilities(tmp_path):
     make_version(tmp_path, {"a": np.array([[0.5], [3.0]], np.float32)})
     report = numbers_of(tmp_path)
