@@ -159,7 +159,7 @@ def _by_function(
     return np.flatnonzero(np.fromiter(fits, bool, len(manifest)))
 
 
-_EXAMPLE = """write mos > 3 and split == "train", for example"""
+_EXAMPLE = 'mos > 3 and split == "train"'
 
 
 class _Value(NamedTuple):
@@ -191,7 +191,9 @@ class _Expression:
             raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             what = getattr(error, "msg", None) or "it is no text, or has too many brackets"
-            raise ArgumentError(f"where is {self.text[:200]!r}: {what}: {_EXAMPLE}") from None
+            raise ArgumentError(
+                f"where is {self.text[:200]!r}: {what}: write {_EXAMPLE}, for example"
+            ) from None
 
     def fits(self, node: ast.expr) -> _Fits:
         """Compute the rows that fit a part of the expression."""
@@ -247,7 +249,7 @@ class _Expression:
             case ast.Name(name):
                 return self._column(name)
             case ast.Subscript(ast.Name(name), ast.Constant(key)) if name in self._vectors:
-                return self._element(node, self.joined[name], key)
+                return self._element(node, name, key)
         raise self._fault(node, "is no column, number or text in quotes")
 
     @property
@@ -259,7 +261,7 @@ class _Expression:
         if name in self.joined:
             column = self.joined[name]
             if name in self._vectors:
-                raise self._fault(ast.Name(name), f"is a vector{_elements(column)}")
+                raise self._no_value(ast.Name(name), name, "is a vector")
             return _numbers(column.values, column.is_known)
         if name not in available:
             raise _unknown_column(self.manifest, name, [*available, *self.joined])
@@ -269,22 +271,30 @@ class _Expression:
         # values of several types, or with null among them, are compared as they are written
         return _Value("text", cells.texts if isinstance(cells, Values) else cells)
 
-    def _element(self, node: ast.expr, column: JoinedColumn, key: Any) -> _Value:
+    def _element(self, node: ast.expr, name: str, key: Any) -> _Value:
+        column = self.joined[name]
         names = [*column.names]
         number = names.index(key) if key in names else key
         are_vectors = column.values.ndim == 2 and type(number) is int
         if not are_vectors or number not in range(column.values.shape[-1]):
-            raise self._fault(node, f"is no value{_elements(column)}")
+            raise self._no_value(node, name, "is no value")
         return _numbers(column.values[:, number], column.is_known)
 
-    def _fault(self, node: ast.AST, what: str) -> ArgumentError:
-        return ArgumentError(f"where is {self.text!r}: {ast.unparse(node)} {what}: {_EXAMPLE}")
+    def _no_value(self, node: ast.expr, name: str, what: str) -> ArgumentError:
+        """Return the error for what is no value of a vector, which names its values."""
+        column = self.joined[name]
+        example = f"{name}[0]"
+        places = f"0 to {column.values.shape[-1] - 1}"
+        if column.names:
+            example = f'{name}["{column.names[0]}"]'
+            places = listing(map(repr, column.names))
+        return self._fault(node, f"{what}; its values are {places}", f"{example} > 0")
+
+    def _fault(self, node: ast.AST, what: str, example: str = _EXAMPLE) -> ArgumentError:
+        return ArgumentError(
+            f"where is {self.text!r}: {ast.unparse(node)} {what}: write {example}, for example"
+        )
 
 
 def _numbers(cells: NDArray[Any], is_known: NDArray[np.bool_] | bool = True) -> _Value:
     return _Value("a boolean" if cells.dtype == bool else "a number", cells, is_known)
-
-
-def _elements(column: JoinedColumn) -> str:
-    places = [*map(repr, column.names)] or [f"0 to {column.values.shape[-1] - 1}"]
-    return f"; its values are {listing(places)}"
