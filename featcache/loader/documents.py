@@ -22,6 +22,8 @@ Overflow = Literal["error", "split", "drop"]
 
 _CHUNK = 1 << 16
 _MOST_ROWS = 1 << 20
+_SHUFFLED = 1 << 14
+"""How many rows to shuffle at once, at least."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class Source:
 
     def __init__(self, number: int, dataset: FeatureDataset, budget: Budget) -> None:
         self.number, self.dataset, self._budget = number, dataset, budget
+        self._latest: tuple[tuple[int, ...], int, Ints] = (), 0, np.empty(0, np.int64)
+        """The latest rows that were shuffled: their pass, and the place of the first."""
         self.kept = self.tokens = self.sizes = self.longest = 0
         long = np.zeros(2, np.int64)
         digest = hashlib.sha256()
@@ -156,9 +160,19 @@ class Source:
         """Draw up to `most` utterances from a place on: a shuffled pass of all utterances,
         then another. Returns the documents, and the number of the utterance of each."""
         number, place = divmod(first, len(self.dataset))
-        places = np.arange(place, min(place + most, len(self.dataset)))
-        rows = shuffled(places, len(self.dataset), (*seeds, self.number, number))
+        end = min(place + most, len(self.dataset))
+        rows = self._shuffled(place, end, (*seeds, self.number, number))
         return self._documents(rows, self._counts(rows))
+
+    def _shuffled(self, place: int, end: int, seeds: tuple[int, ...]) -> Ints:
+        """Return the rows at some places of a shuffled pass: many at once take less time."""
+        latest, first, rows = self._latest
+        if latest != seeds or not first <= place <= end <= first + len(rows):
+            first = place
+            last = min(max(end, place + _SHUFFLED), len(self.dataset))
+            rows = shuffled(np.arange(first, last), len(self.dataset), seeds)
+            self._latest = seeds, first, rows
+        return rows[place - first : end - first]
 
     def _documents(self, rows: Ints, counts: Ints) -> tuple[Documents, Ints]:
         most, packing = self._budget.most, self._budget.packing
