@@ -483,7 +483,7 @@ def _compared(
                 f"{message}; or a manifest without paths, or "
                 'on_changed="use" in a dataset, takes these features all the same'
             )
-        warnings.warn(message, FeatcacheWarning, stacklevel=5)
+        warnings.warn(message, FeatcacheWarning, stacklevel=6)
     return replace(version, positions=status.positions)
 
 

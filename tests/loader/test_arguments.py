@@ -18,7 +18,7 @@ from featcache import FeatureDataset
         (
             FeatureDataset,
             "cache manifest padding_value crop codebooks where skip_missing on_changed "
-            "copies columns classes",
+            "copies columns classes shared_in",
         ),
         (
             featcache.BucketBatchSampler,
