@@ -56,8 +56,9 @@ _Value = TypeVar("_Value")
 Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """A function that brings a tensor to a device."""
 
-_ARRAYS = ("cache", "columns", "versions", "_ids")
-"""The attributes of a dataset that spawned processes map from common memory."""
+_ARRAYS = ("columns", "_ids")
+"""The attributes of a dataset that spawned processes map from common memory, besides the
+positions in its versions."""
 
 _SLOW = (
     "a worker process takes longer to pass a batch on than to read it: "
@@ -258,8 +259,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         @cache
         def read() -> dict[str, Any]:
             self._read(versions, manifest, choices, crop)
-            names = (*_ARRAYS, "classes", "skipped", "dropped", "_windows")
-            return {name: vars(self)[name] for name in names}
+            names = ("classes", "skipped", "dropped", "_windows")
+            return self._arrays() | {name: vars(self)[name] for name in names}
 
         try:
             shared = SharedArrays.in_file(path, read)
@@ -271,11 +272,25 @@ class FeatureDataset(Dataset[dict[str, Any]]):
                 stacklevel=3,
             )
             return
-        vars(self).update(shared.value(), cache=self.cache)
-        pairs = zip(self.versions, versions, strict=True)
-        self.versions = [replace(mapped, cache=own.cache) for mapped, own in pairs]
+        self.versions = [*versions]
+        self._map(shared.value())
         shared.parts = self._parts
         self._shared = shared
+
+    def _arrays(self) -> dict[str, Any]:
+        """Return what processes map of the rows. Caches are each process's own: they may be
+        opened in other ways."""
+        arrays = {name: vars(self)[name] for name in _ARRAYS}
+        return arrays | {"of_versions": [(one.positions, one.classes) for one in self.versions]}
+
+    def _map(self, arrays: dict[str, Any]) -> None:
+        """Take mapped rows, of the versions that are set."""
+        pairs = zip(self.versions, arrays.pop("of_versions"), strict=True)
+        self.versions = [
+            replace(version, positions=positions, classes=classes)
+            for version, (positions, classes) in pairs
+        ]
+        vars(self).update(arrays)
 
     @property
     def _parts(self) -> list[object]:
@@ -293,14 +308,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             state.pop(made_of_rows, None)
         before = state.pop("_shared", None)
         if is_spawning():
-            arrays = {name: state.pop(name) for name in _ARRAYS}
             if before is None or not before.holds(self._parts):
-                before = self._shared = SharedArrays.in_memory(arrays, self._parts)
-            state["_arrays"] = before
+                before = self._shared = SharedArrays.in_memory(self._arrays(), self._parts)
+            for name in _ARRAYS:
+                state.pop(name)
+            state["versions"] = [replace(version, positions=None) for version in self.versions]
+            state["_mapped"] = before
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state.pop("_arrays", {}), **state)
+        mapped = state.pop("_mapped", None)
+        vars(self).update(state)
+        if mapped is not None:
+            self._map(mapped)
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
