@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import operator
 import os
 import warnings
 from collections import UserList
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -47,7 +48,7 @@ from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
-from featcache.manifest.where import Where
+from featcache.manifest.where import Where, texts_of
 from featcache.spec import Ints
 from featcache.strings import Strings
 
@@ -64,6 +65,15 @@ _SLOW = (
     "a worker process takes longer to pass a batch on than to read it: "
     "featcache.DataLoader is about 10× as fast"
 )
+
+
+def _as_list(value: object) -> object:
+    """Return what JSON can hold instead of an argument, alike in all processes."""
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, Iterable) and not isinstance(value, Cache):
+        return [*value]
+    return repr(value)
 
 
 def _stay(tensor: torch.Tensor) -> torch.Tensor:
@@ -253,7 +263,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     ) -> None:
         """Map the rows of the manifest from a file; if it is missing, read them, and write it."""
         content = digest_of_source(versions, manifest, choices)
-        arguments = hashlib.sha256(repr((self.names, str(manifest), choices, crop)).encode())
+        if isinstance(choices.where, Mapping):
+            texts = {name: texts_of(value) for name, value in choices.where.items()}
+            choices = replace(choices, where=texts)
+        given = [self.names, str(manifest), vars(choices), crop]
+        arguments = hashlib.sha256(json.dumps(given, default=_as_list).encode())
         path = folder / "featcache" / "rows" / f"{arguments.hexdigest()[:16]}.{content[:16]}"
 
         @cache

@@ -154,6 +154,25 @@ class TestSharedIn:
         assert (expected == -2).any()
         assert np.array_equal(in_process("spawn", second)[1], expected)
 
+    def test_selections_are_compared_value_by_value(self, cache, manifest, folder):
+        others = [f"other-{number}" for number in range(2000)]
+        for wanted in ["utt-3", "utt-5"]:
+            ids = np.array([*others[:1000], wanted, *others[1000:]])
+            dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder, where={"id": ids})
+            assert list(dataset.ids) == [wanted]
+        assert len(self.files(folder)) == 2
+        for numbers in ([3, 5], {5, 3}, np.array([3, 5]), iter(["3", "5", "3.0", "5.0"])):
+            dataset = featcache.FeatureDataset(
+                cache, manifest, shared_in=folder, where={"number": numbers}
+            )
+            assert list(dataset.ids) == ["utt-3", "utt-5"]
+        assert len(self.files(folder)) == 3
+        labels = [f"text {number}" for number in range(3000)]
+        for several in (labels, [*labels[:100], "more", *labels[100:]]):
+            classes = {"text": np.array(several)}
+            dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder, classes=classes)
+            assert dataset.classes["text"] == several
+
     def test_a_changed_manifest_replaces_the_file(self, cache, manifest, folder):
         before = featcache.FeatureDataset(cache, manifest, shared_in=folder)
         old = self.files(folder)
