@@ -266,7 +266,9 @@ def _outliers(
 
     def add(id_: str, audio_seconds: Any, rule: str) -> None:
         empty = {"id": id_, "audio_seconds": float(audio_seconds), "rules": [], "statistics": []}
-        outliers.setdefault(id_, empty)["rules"].append(rule)
+        rules = outliers.setdefault(id_, empty)["rules"]
+        if rule not in rules:  # several versions may have it
+            rules.append(rule)
 
     for of_version in statistics:
         for rule, positions in of_version.worst(_WORST):

@@ -19,6 +19,7 @@ from featcache.loader.cache import Cache
 from featcache.manifest.read import read_manifest
 from featcache.report import numbers
 from featcache.report.numbers import collect
+from featcache.report.page import make_page
 from featcache.report.values import by_decades, by_steps, characters_of
 from featcache.spec import Clip
 from featcache.strings import Strings
@@ -164,6 +165,19 @@ def test_pitch_speech_and_scores_are_those_of_each_utterance(described):
     (unvoiced,) = (one["statistics"] for one in report.outliers if one["id"] == "utt-3")
     assert np.isnan(unvoiced[place]["pitch"])
     assert unvoiced[place]["voiced"] == 0
+
+
+def test_without_a_voiced_frame_there_is_no_pitch(tmp_path):
+    silence = {"a": np.float32([[200, 0.1]] * 3), "b": np.float32([[300, 0.2]])}
+    for name in ("f0-swift", "f0-crepe"):
+        make_version(tmp_path, silence, name=name, units="pitch (Hz), confidence")
+    report = numbers_of(tmp_path)
+    pitch, voiced = statistics(report, "f0-swift")
+    assert pitch.counts == [0]
+    assert np.isnan([pitch.minimum, pitch.median, pitch.maximum]).all()
+    assert (voiced.counts, voiced.maximum) == ([2], 0)
+    assert [one["rules"] for one in report.outliers] == [["least voiced"]] * 2, "named once"
+    assert b"Median pitch</b><span>no utterance has a value<" in make_page(report)
 
 
 def test_numbers_beyond_0_and_1_are_no_probabilities(tmp_path):
