@@ -305,6 +305,7 @@ def _speakers(
         if name.lower() in _SPEAKERS:
             status = join(RowKeys.of(rows), cache.index, {})
             present = np.flatnonzero(status.present)
+            present = present[characters_of(values.texts.take(present)) > 0]
             column = values.texts.take(present)
             _, firsts, of_rows = np.unique(column.hashes(), return_index=True, return_inverse=True)
             if len(firsts) < 2:

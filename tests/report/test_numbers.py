@@ -238,6 +238,16 @@ def test_without_speakers_voices_have_neighbours_alone(described, tmp_path):
     assert "speakers" not in report.voices, "there is one alone"
 
 
+def test_utterances_without_a_speaker_are_no_speaker(described, tmp_path):
+    folder = described[0]
+    lines = (folder / "m.csv").read_text().splitlines()
+    unknown = [line.rsplit(",", 1)[0] + "," for line in lines[1:10]]
+    (tmp_path / "m.csv").write_text("\n".join([lines[0], *unknown, *lines[10:]]))
+    voices = numbers_of(folder / "c", read_manifest(tmp_path / "m.csv")).voices
+    assert voices["compared"] == 21
+    assert {one["speaker"] for one in voices["speakers"]} == {"spk-0", "spk-1", "spk-2"}
+
+
 def test_a_speaker_of_one_utterance_is_compared_as_a_speaker_alone(tmp_path):
     vectors = {"a": [1, 0], "b": [1, 0.1], "c": [0, 1]}
     features = {id_: np.float32([vector]) for id_, vector in vectors.items()}
