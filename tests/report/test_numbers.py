@@ -167,19 +167,6 @@ def test_pitch_speech_and_scores_are_those_of_each_utterance(described):
     assert unvoiced[place]["voiced"] == 0
 
 
-def test_without_a_voiced_frame_there_is_no_pitch(tmp_path):
-    silence = {"a": np.float32([[200, 0.1]] * 3), "b": np.float32([[300, 0.2]])}
-    for name in ("f0-swift", "f0-crepe"):
-        make_version(tmp_path, silence, name=name, units="pitch (Hz), confidence")
-    report = numbers_of(tmp_path)
-    pitch, voiced = statistics(report, "f0-swift")
-    assert pitch.counts == [0]
-    assert np.isnan([pitch.minimum, pitch.median, pitch.maximum]).all()
-    assert (voiced.counts, voiced.maximum) == ([2], 0)
-    assert [one["rules"] for one in report.outliers] == [["least voiced"]] * 2, "named once"
-    assert b"Median pitch</b><span>no utterance has a value<" in make_page(report)
-
-
 def test_numbers_beyond_0_and_1_are_no_probabilities(tmp_path):
     make_version(tmp_path, {"a": np.array([[0.5], [3.0]], np.float32)})
     report = numbers_of(tmp_path)
@@ -274,6 +261,19 @@ def test_of_many_named_values_the_first_have_histograms(tmp_path):
     make_version(tmp_path, features, axis=Clip(), units=names, name="many")
     (statistic,) = numbers_of(tmp_path).statistics
     assert len(statistic["units"]) == len(statistic["histograms"]) == 16
+
+
+def test_without_a_voiced_frame_there_is_no_pitch(tmp_path):
+    silence = {"a": np.float32([[200, 0.1]] * 3), "b": np.float32([[300, 0.2]])}
+    for name in ("f0-swift", "f0-crepe"):
+        make_version(tmp_path, silence, name=name, units="pitch (Hz), confidence")
+    report = numbers_of(tmp_path)
+    pitch, voiced = statistics(report, "f0-swift")
+    assert pitch.counts == [0]
+    assert np.isnan([pitch.minimum, pitch.median, pitch.maximum]).all()
+    assert (voiced.counts, voiced.maximum) == ([2], 0)
+    assert [one["rules"] for one in report.outliers] == [["least voiced"]] * 2, "named once"
+    assert b"Median pitch</b><span>no utterance has a value<" in make_page(report)
 
 
 def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
