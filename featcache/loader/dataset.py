@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import operator
 import os
 import warnings
 from collections import UserList
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -47,7 +48,7 @@ from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
-from featcache.manifest.where import Where
+from featcache.manifest.where import Where, texts_of
 from featcache.spec import Ints
 from featcache.strings import Strings
 
@@ -56,13 +57,23 @@ _Value = TypeVar("_Value")
 Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """A function that brings a tensor to a device."""
 
-_ARRAYS = ("cache", "columns", "versions", "_ids")
-"""The attributes of a dataset that spawned processes map from common memory."""
+_ARRAYS = ("columns", "_ids")
+"""The attributes of a dataset that spawned processes map from common memory, besides the
+positions in its versions."""
 
 _SLOW = (
     "a worker process takes longer to pass a batch on than to read it: "
     "featcache.DataLoader is about 10× as fast"
 )
+
+
+def _as_list(value: object) -> object:
+    """Return what JSON can hold instead of an argument, alike in all processes."""
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, Iterable) and not isinstance(value, Cache):
+        return [*value]
+    return repr(value)
 
 
 def _stay(tensor: torch.Tensor) -> torch.Tensor:
@@ -252,14 +263,18 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     ) -> None:
         """Map the rows of the manifest from a file; if it is missing, read them, and write it."""
         content = digest_of_source(versions, manifest, choices)
-        arguments = hashlib.sha256(repr((self.names, str(manifest), choices, crop)).encode())
+        if isinstance(choices.where, Mapping):
+            texts = {name: texts_of(value) for name, value in choices.where.items()}
+            choices = replace(choices, where=texts)
+        given = [self.names, str(manifest), vars(choices), crop]
+        arguments = hashlib.sha256(json.dumps(given, default=_as_list).encode())
         path = folder / "featcache" / "rows" / f"{arguments.hexdigest()[:16]}.{content[:16]}"
 
         @cache
         def read() -> dict[str, Any]:
             self._read(versions, manifest, choices, crop)
-            names = (*_ARRAYS, "classes", "skipped", "dropped", "_windows")
-            return {name: vars(self)[name] for name in names}
+            names = ("classes", "skipped", "dropped", "_windows")
+            return self._arrays() | {name: vars(self)[name] for name in names}
 
         try:
             shared = SharedArrays.in_file(path, read)
@@ -271,11 +286,25 @@ class FeatureDataset(Dataset[dict[str, Any]]):
                 stacklevel=3,
             )
             return
-        vars(self).update(shared.value(), cache=self.cache)
-        pairs = zip(self.versions, versions, strict=True)
-        self.versions = [replace(mapped, cache=own.cache) for mapped, own in pairs]
+        self.versions = [*versions]
+        self._map(shared.value())
         shared.parts = self._parts
         self._shared = shared
+
+    def _arrays(self) -> dict[str, Any]:
+        """Return what processes map of the rows. Caches are each process's own: they may be
+        opened in other ways."""
+        arrays = {name: vars(self)[name] for name in _ARRAYS}
+        return arrays | {"of_versions": [(one.positions, one.classes) for one in self.versions]}
+
+    def _map(self, arrays: dict[str, Any]) -> None:
+        """Take mapped rows, of the versions that are set."""
+        pairs = zip(self.versions, arrays.pop("of_versions"), strict=True)
+        self.versions = [
+            replace(version, positions=positions, classes=classes)
+            for version, (positions, classes) in pairs
+        ]
+        vars(self).update(arrays)
 
     @property
     def _parts(self) -> list[object]:
@@ -293,14 +322,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             state.pop(made_of_rows, None)
         before = state.pop("_shared", None)
         if is_spawning():
-            arrays = {name: state.pop(name) for name in _ARRAYS}
             if before is None or not before.holds(self._parts):
-                before = self._shared = SharedArrays.in_memory(arrays, self._parts)
-            state["_arrays"] = before
+                before = self._shared = SharedArrays.in_memory(self._arrays(), self._parts)
+            for name in _ARRAYS:
+                state.pop(name)
+            state["versions"] = [replace(version, positions=None) for version in self.versions]
+            state["_mapped"] = before
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state.pop("_arrays", {}), **state)
+        mapped = state.pop("_mapped", None)
+        vars(self).update(state)
+        if mapped is not None:
+            self._map(mapped)
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))

@@ -106,8 +106,7 @@ def _with_values(
             raise _unknown_column(manifest, name, columns)
         column = columns[name]
         texts = column if isinstance(column, Strings) else [*map(str, column.tolist())]
-        several = isinstance(value, Iterable) and not isinstance(value, str)
-        values = [*cast("Iterable[object]", value)] if several else [value]
+        values = _values_of(value)
         if not values:
             raise ManifestError(
                 f"{manifest.source}: {name} has an empty list in where=, which matches no row"
@@ -123,6 +122,16 @@ def _with_values(
             )
         is_kept &= matches
     return np.flatnonzero(is_kept)
+
+
+def texts_of(value: object) -> list[str]:
+    """List the texts that fit a value, or one of several values, sorted."""
+    return sorted(set().union(*map(_texts_of, _values_of(value))))
+
+
+def _values_of(value: object) -> list[object]:
+    is_one = isinstance(value, str) or not isinstance(value, Iterable)
+    return [value] if is_one else [*cast("Iterable[object]", value)]
 
 
 def _texts_of(value: object) -> set[str]:

@@ -266,7 +266,9 @@ def _outliers(
 
     def add(id_: str, audio_seconds: Any, rule: str) -> None:
         empty = {"id": id_, "audio_seconds": float(audio_seconds), "rules": [], "statistics": []}
-        outliers.setdefault(id_, empty)["rules"].append(rule)
+        rules = outliers.setdefault(id_, empty)["rules"]
+        if rule not in rules:  # several versions may have it
+            rules.append(rule)
 
     for of_version in statistics:
         for rule, positions in of_version.worst(_WORST):
@@ -303,6 +305,7 @@ def _speakers(
         if name.lower() in _SPEAKERS:
             status = join(RowKeys.of(rows), cache.index, {})
             present = np.flatnonzero(status.present)
+            present = present[characters_of(values.texts.take(present)) > 0]
             column = values.texts.take(present)
             _, firsts, of_rows = np.unique(column.hashes(), return_index=True, return_inverse=True)
             if len(firsts) < 2:

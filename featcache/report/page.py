@@ -250,6 +250,8 @@ def _histogram(histogram: Histogram) -> str:
     name, unit = histogram.name, escape(histogram.unit)
     title = _TITLES.get(name, name.capitalize())
     total = sum(histogram.counts) + histogram.zeros
+    if not total:
+        return _figure(escape(title), "no utterance has a value", "")
     span = f"{number(histogram.maximum, 3)} {unit}"
     note = f"median {number(histogram.median, 3)} · {number(histogram.minimum, 3)} to {span}"
     if histogram.is_log:

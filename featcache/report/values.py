@@ -29,6 +29,7 @@ class Histogram:
     edges: list[float]
     counts: list[int]
     minimum: float
+    """The least value; NaN, as the median and the maximum, if there are no values."""
     median: float
     maximum: float
     zeros: int = 0
@@ -52,8 +53,10 @@ def by_steps(name: str, unit: str, values: Values) -> Histogram:
     """Count values in bins of a round width. If a few values are far above all others, the
     bins end before them."""
     low, median, high = _middle(values)
+    if not len(values):
+        return Histogram(name, unit, [0.0, 1.0], [0], low, median, high)
     end = high
-    if len(values) and low >= 0:
+    if low >= 0:
         most = float(np.percentile(values, 99.5))
         end = most if 0 < 3 * most < high else high
     step = round_step(end - low, _BINS)
@@ -84,7 +87,7 @@ def _count(values: Values, edges: Values) -> list[int]:
 
 def _middle(values: Values) -> tuple[float, float, float]:
     if not len(values):
-        return 0.0, 0.0, 0.0
+        return math.nan, math.nan, math.nan
     return float(values.min()), float(np.median(values)), float(values.max())
 
 

@@ -141,6 +141,38 @@ class TestSharedIn:
         assert (ids, text, number) == (["utt-2", "utt-0"], ["text 2", "text 0"], [2, 0])
         assert np.array_equal(features, dataset.batch([2, 0])["features"].numpy())
 
+    def test_what_is_not_in_the_file_is_each_process_s_own(self, cache, manifest, folder):
+        options = {"shared_in": folder}
+        moved = made_cache(folder.parent / "moved", make_features(12, (3,)))
+        first = featcache.FeatureDataset(moved, manifest, padding_value=-1, **options)
+        (name,) = self.files(folder)
+        moved.version.path.rename(folder.parent / "away")
+        second = featcache.FeatureDataset(cache, manifest, padding_value=-2, **options)
+        assert self.files(folder) == [name]
+        assert [one.versions[0].padding_value for one in (first, second)] == [-1, -2]
+        expected = second.batch([2, 0])["features"].numpy()
+        assert (expected == -2).any()
+        assert np.array_equal(in_process("spawn", second)[1], expected)
+
+    def test_selections_are_compared_value_by_value(self, cache, manifest, folder):
+        others = [f"other-{number}" for number in range(2000)]
+        for wanted in ["utt-3", "utt-5"]:
+            ids = np.array([*others[:1000], wanted, *others[1000:]])
+            dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder, where={"id": ids})
+            assert list(dataset.ids) == [wanted]
+        assert len(self.files(folder)) == 2
+        for numbers in ([3, 5], {5, 3}, np.array([3, 5]), iter(["3", "5", "3.0", "5.0"])):
+            dataset = featcache.FeatureDataset(
+                cache, manifest, shared_in=folder, where={"number": numbers}
+            )
+            assert list(dataset.ids) == ["utt-3", "utt-5"]
+        assert len(self.files(folder)) == 3
+        labels = [f"text {number}" for number in range(3000)]
+        for several in (labels, [*labels[:100], "more", *labels[100:]]):
+            classes = {"text": np.array(several)}
+            dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder, classes=classes)
+            assert dataset.classes["text"] == several
+
     def test_a_changed_manifest_replaces_the_file(self, cache, manifest, folder):
         before = featcache.FeatureDataset(cache, manifest, shared_in=folder)
         old = self.files(folder)

@@ -19,6 +19,7 @@ from featcache.loader.cache import Cache
 from featcache.manifest.read import read_manifest
 from featcache.report import numbers
 from featcache.report.numbers import collect
+from featcache.report.page import make_page
 from featcache.report.values import by_decades, by_steps, characters_of
 from featcache.spec import Clip
 from featcache.strings import Strings
@@ -232,6 +233,16 @@ def test_without_speakers_voices_have_neighbours_alone(described, tmp_path):
     assert "speakers" not in report.voices, "there is one alone"
 
 
+def test_utterances_without_a_speaker_are_no_speaker(described, tmp_path):
+    folder = described[0]
+    lines = (folder / "m.csv").read_text().splitlines()
+    unknown = [line.rsplit(",", 1)[0] + "," for line in lines[1:10]]
+    (tmp_path / "m.csv").write_text("\n".join([lines[0], *unknown, *lines[10:]]))
+    voices = numbers_of(folder / "c", read_manifest(tmp_path / "m.csv")).voices
+    assert voices["compared"] == 21
+    assert {one["speaker"] for one in voices["speakers"]} == {"spk-0", "spk-1", "spk-2"}
+
+
 def test_a_speaker_of_one_utterance_is_compared_as_a_speaker_alone(tmp_path):
     vectors = {"a": [1, 0], "b": [1, 0.1], "c": [0, 1]}
     features = {id_: np.float32([vector]) for id_, vector in vectors.items()}
@@ -258,6 +269,19 @@ def test_of_many_named_values_the_first_have_histograms(tmp_path):
     make_version(tmp_path, features, axis=Clip(), units=names, name="many")
     (statistic,) = numbers_of(tmp_path).statistics
     assert len(statistic["units"]) == len(statistic["histograms"]) == 16
+
+
+def test_without_a_voiced_frame_there_is_no_pitch(tmp_path):
+    silence = {"a": np.float32([[200, 0.1]] * 3), "b": np.float32([[300, 0.2]])}
+    for name in ("f0-swift", "f0-crepe"):
+        make_version(tmp_path, silence, name=name, units="pitch (Hz), confidence")
+    report = numbers_of(tmp_path)
+    pitch, voiced = statistics(report, "f0-swift")
+    assert pitch.counts == [0]
+    assert np.isnan([pitch.minimum, pitch.median, pitch.maximum]).all()
+    assert (voiced.counts, voiced.maximum) == ([2], 0)
+    assert [one["rules"] for one in report.outliers] == [["least voiced"]] * 2, "named once"
+    assert b"Median pitch</b><span>no utterance has a value<" in make_page(report)
 
 
 def test_duplicates_are_equal_files_but_not_parts_of_one(cli, corpus, tmp_path):
