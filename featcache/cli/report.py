@@ -90,13 +90,18 @@ def report(
             raise ArgumentError(f"--against: {against} is the version itself: name another")
         compared = _compare(*caches, *other_caches)
         documents, caches = documents + others, caches + other_caches
-    for document, cache in _described_beside(caches):
-        documents.append(document)
-        caches.append(cache)
+    for others, other_caches, has_damage in _described_beside([*caches]):
+        documents += others
+        caches += other_caches
+        is_damaged |= has_damage
     with Shards(sum(document["shards"] for document in documents), 2) as bar:
         collected = collect(
             str(path), documents, caches, rows, compared, threads=threads, report=bar.done
         )
+    for version in collected.versions:
+        if version["fault"]:
+            complain(version["fault"])
+            is_damaged = True
     say_json(as_document(collected))
     if printing.as_json:
         return int(is_damaged)
@@ -181,7 +186,9 @@ def _compare(first: Cache, second: Cache) -> list[str]:
     return lines
 
 
-def _described_beside(caches: Sequence[Cache]) -> Iterator[tuple[Document, Cache]]:
+def _described_beside(
+    caches: Sequence[Cache],
+) -> Iterator[tuple[list[Document], list[Cache], bool]]:
     """Open the other versions next to these that describe utterances: their recordings,
     pitch, scores, speech, voices."""
     from featcache.report.statistics import units_of
@@ -198,5 +205,7 @@ def _described_beside(caches: Sequence[Cache]) -> Iterator[tuple[Document, Cache
         with suppress(StoreError):  # another version may be damaged
             spec = Version.open(place / name).info.spec
             if name not in opened and (units_of(spec) or has_voices(spec)):
-                documents, others, _ = _open(folder / name)
-                yield from zip(documents, others, strict=True)
+                try:
+                    yield _open(folder / name)
+                except ArgumentError:  # it is damaged, as `_open` has said
+                    yield [], [], True

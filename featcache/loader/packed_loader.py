@@ -139,8 +139,8 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         if num_long:
             treated = "split" if overflow == "split" else "left out"
             warnings.warn(
-                f"{counted(num_long, 'utterance')}, with {num_tokens:,} tokens, have more than "
-                f"{self._packed.budget.most:,} tokens, and are {treated}",
+                f"{counted(num_long, 'utterance has', 'utterances have')} more than "
+                f"{self._packed.budget.most:,} tokens, {num_tokens:,} in all: {treated}",
                 FeatcacheWarning,
                 stacklevel=2,
             )

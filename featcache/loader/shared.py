@@ -62,12 +62,16 @@ class SharedArrays:
             unfinished = path.with_suffix(".part")
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             made = cls(os.open(unfinished, flags, 0o600))
-            made._write(value)
-            with open(made._file, "ab", closefd=False) as file:
-                start = file.tell()
-                file.write(pickle.dumps((made._sizes, made._pickle)))
-                file.write(start.to_bytes(8, "little"))
-            os.fsync(made._file)
+            try:
+                made._write(value)
+                with open(made._file, "ab", closefd=False) as file:
+                    start = file.tell()
+                    file.write(pickle.dumps((made._sizes, made._pickle)))
+                    file.write(start.to_bytes(8, "little"))
+                os.fsync(made._file)
+            except OSError:
+                unfinished.unlink()  # it would fill the disk
+                raise
             for older in path.parent.glob(f"{path.stem}.*"):
                 if older != unfinished:
                     older.unlink()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcache.errors import FeatcacheError, MissingDependencyError
+from featcache.errors import FeatcacheError, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import Command, url_of
 from featcache.manifest.copies import copies_of
@@ -76,7 +77,7 @@ def _pictured(caches: Sequence[Cache]) -> list[Cache]:
 def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
     pictures = []
     for cache in caches:
-        if id_ in cache:
+        with suppress(StoreError):  # missing; or damaged, which a report says
             features = cache.item(id_, duration=SECONDS)
             picture = picture_of("", cache.spec, features, _MOST_COLUMNS, _MOST_ROWS)
             what = f"{cache.version.info.name} of {id_}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,12 +106,11 @@ def collect(
     described, statistics = [], list[Statistics]()
     voiced: Cache | None = None
     voices: Document | None = None
+    seconds, contents, channels = _read_tables(largest, report)
     for document, cache in zip(documents, caches, strict=True):
-        own_seconds, *hashes = _read_tables(cache, report)
-        if cache is largest:
-            seconds, (contents, channels) = own_seconds, hashes
         version = _version(document, cache, threads)
         try:
+            own_seconds = seconds if cache is largest else _read_tables(cache, report)[0]
             of_version = [read_statistics(cache, own_seconds)]
             if voiced is None and len(cache) and has_voices(cache.spec):
                 voiced = cache
@@ -128,8 +128,9 @@ def collect(
     outliers = _outliers(statistics, duplicates, largest, seconds)
     shown = _shown(largest, seconds, statistics)
     if voiced is not None:
-        near = nearest_voices(voiced, [one["id"] for one in shown])
-        voices = {"path": str(voiced.version.path), "neighbours": near} | (voices or {})
+        with suppress(StoreError):  # damage, which the version's means have met
+            near = nearest_voices(voiced, [one["id"] for one in shown])
+            voices = {"path": str(voiced.version.path), "neighbours": near} | (voices or {})
     return Report(
         path=str(path),
         largest=str(largest.version.path),

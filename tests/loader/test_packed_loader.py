@@ -194,8 +194,10 @@ def test_what_is_longer_than_a_row_is_refused_unless_it_is_said_what_to_do(datas
 
 def test_dropped_utterances_are_counted_and_said(dataset):
     is_long = dataset.lengths > 30
-    message = f"{is_long.sum()} utterances, with {dataset.lengths[is_long].sum():,} tokens"
-    with pytest.warns(FeatcacheWarning, match=f"{message}, .* and are left out") as warned:
+    message = (
+        f"^{is_long.sum()} utterances have .*, {dataset.lengths[is_long].sum():,} in all: left"
+    )
+    with pytest.warns(FeatcacheWarning, match=message) as warned:
         loader = packed(dataset, tokens=30, overflow="drop")
     assert warned[0].filename == __file__
     assert loader.long["data"] == (is_long.sum(), dataset.lengths[is_long].sum())
@@ -205,7 +207,7 @@ def test_dropped_utterances_are_counted_and_said(dataset):
 
 @pytest.mark.parametrize(("tokens", "spare"), [(7, 0), (16, 0), (17, 3), (59, 0)])
 def test_split_utterances_come_in_consecutive_parts(codes, dataset, tokens, spare):
-    with pytest.warns(FeatcacheWarning, match="and are split"):
+    with pytest.warns(FeatcacheWarning, match="in all: split"):
         loader = packed(dataset, tokens=tokens, spare=spare, overflow="split")
     parts = {}
     for (id_, part), frames in all_documents(loader):

@@ -1,5 +1,6 @@
 """Datasets that other processes map instead of copying."""
 
+import errno
 import os
 from multiprocessing import get_context
 
@@ -199,6 +200,16 @@ class TestSharedIn:
             dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
         assert warned[0].filename == __file__
         assert dataset.batch([3])["text"] == ["text 3"]
+
+    def test_a_full_disk_is_given_back_what_was_written(self, cache, manifest, folder, monkeypatch):
+        def full(descriptor):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.warns(FeatcacheWarning, match="No space left on device: this process has"):
+            dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        assert dataset.batch([3])["text"] == ["text 3"]
+        assert self.files(folder) == []
 
     def test_what_processes_cannot_compare_is_refused(self, cache, manifest, folder):
         refused = [([{"id": "utt-1"}], {}), (manifest, {"where": lambda row: True})]

@@ -385,3 +385,15 @@ def shown_by_chromium(page):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "CONSOLE" not in done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize("name", ["pitch", "vad", "voice", "scores"])
+@pytest.mark.parametrize("lost", ["features", "zarr.json"])
+def test_what_is_damaged_is_named_and_the_rest_is_shown(cli, described, tmp_path, name, lost):
+    shutil.copytree(described.parent / "c", tmp_path / "c")
+    for place in tmp_path.glob(f"c/{name}-*/shards/*/{lost}"):
+        place.rename(place.parent / "lost")
+    reported = cli("report", tmp_path / "c" / "mel", "-o", tmp_path / "r.html").with_code(1)
+    (line,) = reported.err.splitlines()
+    assert re.search(rf"/{name}-.*: damaged: the file is missing", line)
+    assert "Look and listen" in check(tmp_path / "r.html").text
