@@ -106,7 +106,7 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
     if plan.rewritten:
         shards = count_are(len(plan.rewritten), "shard")
         size = megabytes(plan.copied_bytes)
-        say(f"  {shards} written again with what stays in them, {size}")
+        say(f"  {shards} written again with what stays, {size}")
     if plan.bound:
         items = counted(plan.bound, "more item stays", "more items stay")
         say(f"  {items}: of shards that a tag names, or needs: {listing(plan.tags)}")

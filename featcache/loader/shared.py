@@ -8,17 +8,22 @@ import mmap
 import operator
 import os
 import pickle
+import struct
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, Self
 
+from crc32c import crc32c
+
 from featcache.storage.files import Lock
 
 _ALIGNED = 64
+
+_ENDING = struct.Struct("<QQ")
+"""The end of a file with a name: the length and the CRC-32C of what describes its arrays."""
 
 
 def is_spawning() -> bool:
@@ -48,16 +53,19 @@ class SharedArrays:
 
     @classmethod
     def in_file(cls, path: Path, make: Callable[[], object]) -> Self:
-        """Open the file that holds a value. If it is missing, make the value, and the file,
-        which replaces those whose names begin alike, up to a dot; other processes wait.
+        """Open the file that holds a value. If it is missing or damaged, make the value, and
+        the file, which replaces those whose names begin alike, up to a dot; other processes
+        wait.
         Raises OSError if the file can be neither read nor written, or is another user's."""
-        with suppress(FileNotFoundError):
-            return cls._opened(path)
+        opened = cls._opened(path)
+        if opened is not None:
+            return opened
         path.parent.mkdir(parents=True, exist_ok=True)
         with Lock(path.parent, os.O_RDONLY | os.O_DIRECTORY) as lock:
             lock.take(wait=True)
-            with suppress(FileNotFoundError):
-                return cls._opened(path)
+            opened = cls._opened(path)
+            if opened is not None:
+                return opened
             value = make()
             unfinished = path.with_suffix(".part")
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
@@ -65,9 +73,8 @@ class SharedArrays:
             try:
                 made._write(value)
                 with open(made._file, "ab", closefd=False) as file:
-                    start = file.tell()
-                    file.write(pickle.dumps((made._sizes, made._pickle)))
-                    file.write(start.to_bytes(8, "little"))
+                    head = pickle.dumps((made._sizes, made._pickle))
+                    file.write(head + _ENDING.pack(len(head), crc32c(head)))
                 os.fsync(made._file)
             except OSError:
                 unfinished.unlink()  # it would fill the disk
@@ -79,14 +86,24 @@ class SharedArrays:
             return made
 
     @classmethod
-    def _opened(cls, path: Path) -> Self:
-        made = cls(os.open(path, os.O_RDONLY | os.O_NOFOLLOW))
-        if os.fstat(made._file).st_uid != os.getuid():
+    def _opened(cls, path: Path) -> Self | None:
+        """Open the file that holds a value; None if it is missing or damaged."""
+        try:
+            made = cls(os.open(path, os.O_RDONLY | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return None
+        status = os.fstat(made._file)
+        if status.st_uid != os.getuid():
             raise PermissionError(errno.EPERM, "belongs to another user", str(path))
-        with open(made._file, "rb", closefd=False) as file:
-            file.seek(-8, os.SEEK_END)
-            file.seek(int.from_bytes(file.read(8), "little"))
-            made._sizes, made._pickle = pickle.load(file)
+        ends = max(0, status.st_size - _ENDING.size)
+        ending = os.pread(made._file, _ENDING.size, ends)
+        if len(ending) < _ENDING.size:
+            return None
+        length, checksum = _ENDING.unpack(ending)
+        head = os.pread(made._file, length, ends - length) if length <= ends else b""
+        if crc32c(head) != checksum or not head:
+            return None
+        made._sizes, made._pickle = pickle.loads(head)
         return made
 
     def value(self) -> Any:

@@ -271,6 +271,8 @@ class Choices:
                 f"classes is {classes!r}: give the name of a column, or labels by column"
             )
         is_selection = isinstance(where, str | Mapping | NoneType) or callable(where)
+        if isinstance(where, Mapping) and not all(isinstance(name, str) for name in where):
+            is_selection = False
         if not is_selection or where == "":
             raise ArgumentError(
                 f"where is {where!r}: give an expression, values of columns, or a function of a "

@@ -306,6 +306,7 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
             r"where is \['train'\]: give an expression, values of columns, or a function of a row: ",
         ),
         ({"where": ""}, ArgumentError, "where is '': give an expression"),
+        ({"where": {3: "train"}}, ArgumentError, "where is {3: 'train'}: give an expression"),
         (
             {"where": "split == train"},
             ManifestError,

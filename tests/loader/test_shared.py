@@ -186,6 +186,17 @@ class TestSharedIn:
         featcache.FeatureDataset(cache, manifest, shared_in=folder, columns=["text"])
         assert len(self.files(folder)) == 2  # other arguments
 
+    @pytest.mark.parametrize("content", [b"", b"cut", bytes(100), b"\xff" * 5000])
+    def test_a_damaged_file_is_made_anew(self, cache, manifest, folder, content):
+        featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        (path,) = self.files(folder)
+        whole = path.read_bytes()
+        path.write_bytes(content)
+        dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
+        assert dataset.batch([3])["text"] == ["text 3"]
+        assert self.files(folder) == [path]
+        assert path.stat().st_size == len(whole)
+
     @pytest.mark.parametrize("fault", ["no folder", "another user"])
     def test_without_a_file_each_process_has_its_own_copy(
         self, cache, manifest, folder, monkeypatch, fault
