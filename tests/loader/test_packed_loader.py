@@ -225,7 +225,7 @@ def test_split_utterances_come_in_consecutive_parts(codes, dataset, tokens, spar
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-@pytest.mark.filterwarnings("ignore:.* and are split")
+@pytest.mark.filterwarnings("ignore:.* more than .* tokens")
 def test_the_rows_are_the_same_whatever_moment_training_is_resumed_at(codes, data):
     """With other ranks and other rows in a batch after each resume. In a union, every
     utterance comes once: whole, or in consecutive parts."""
