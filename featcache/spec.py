@@ -387,16 +387,16 @@ class FeatureSpec:
         if isinstance(axis, Frames):
             rate, length, padded_to = axis.rate, axis.length, axis.padded_to
         return cls(
-            main.item_shape,
-            main.dtype,
-            rate,
-            length,
-            sample_rate,
-            main.units,
-            main.codebook_sizes,
-            others,
-            padded_to,
-            axis.kind,
+            item_shape=main.item_shape,
+            dtype=main.dtype,
+            frame_rate=rate,
+            frame_length=length,
+            sample_rate=sample_rate,
+            units=main.units,
+            codebook_sizes=main.codebook_sizes,
+            side=others,
+            padded_to=padded_to,
+            kind=axis.kind,
         )
 
     def require_sound(self) -> None:

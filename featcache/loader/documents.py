@@ -26,7 +26,7 @@ _SHUFFLED = 1 << 14
 """How many rows to shuffle at once, at least."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Packing:
     """The checked arguments of `PackedLoader` about its rows."""
 
@@ -44,13 +44,13 @@ class Packing:
             raise ArgumentError(
                 f"overflow is {self.overflow!r}: choose {listing(map(repr, get_args(Overflow)))}"
             )
-        values = vars(self)
-        values["tokens"] = require_int("tokens", self.tokens, 1, 1 << 30)
-        values["spare"] = require_int("spare", self.spare, 0, self.tokens - 1)
-        values["seed"] = require_int("seed", self.seed, 0)
-        for name in ("rows", "window", "world_size"):
-            values[name] = require_int(name, values[name], 1, _MOST_ROWS)
-        values["rank"] = require_int("rank", self.rank, 0, self.world_size - 1)
+        self.tokens = require_int("tokens", self.tokens, 1, 1 << 30)
+        self.spare = require_int("spare", self.spare, 0, self.tokens - 1)
+        self.seed = require_int("seed", self.seed, 0)
+        self.rows = require_int("rows", self.rows, 1, _MOST_ROWS)
+        self.window = require_int("window", self.window, 1, _MOST_ROWS)
+        self.world_size = require_int("world_size", self.world_size, 1, _MOST_ROWS)
+        self.rank = require_int("rank", self.rank, 0, self.world_size - 1)
 
     @property
     def rows_of_step(self) -> int:

@@ -119,7 +119,16 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
             raise ArgumentError(
                 f"the column {hidden[0]!r} would hide the batch's own: leave it out by columns="
             )
-        packing = Packing(tokens, rows, overflow, window, spare, seed, rank, world_size)
+        packing = Packing(
+            tokens=tokens,
+            rows=rows,
+            overflow=overflow,
+            window=window,
+            spare=spare,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
         self.mixture = mixture
         self._packed = PackedRows(mixture, packing)
         batches: Any = self._packed
