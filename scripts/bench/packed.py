@@ -1,10 +1,11 @@
 """What `load.py --packed` measures: rows of whole utterances, from featcache and from what
-others use, in tokens a second of CPU time.
+others use, in tokens a second.
 
 Codes of 8 codebooks, uint16, at 12.5, 25 and 50 frames a second, of utterances with lengths
 like LibriSpeech's, in batches of 8 rows of 8,192 tokens. All is in the page cache. Every line
 is the best of the rounds, in which all take turns. CPU time is that of all threads of the
-process: it hardly depends on what else the machine does.
+process: it hardly depends on what else the machine does. Besides, featcache packs while its
+threads gather: that shows by the clock, on idle cores.
 
 memmap                   a plain loop copies the very rows of featcache from one numpy memmap,
                          and drops the documents
@@ -13,6 +14,8 @@ memmap, with documents   and makes the same batch as featcache does: tensors of 
 featcache.PackedLoader   draws, packs and gathers
 packing alone            draws and packs, and reads no frames
 TRL                      packs a Dataset of lists by best fit, and reads it; of one codebook
+Lhotse, sampling alone   DynamicCutSampler draws cuts of as many tokens, shuffled, into batches
+                         that hold a batch's tokens once they are padded; it reads no frames
 
 The rows of the memmap are known beforehand: packing costs it nothing. Before the first round,
 its batches are compared with featcache's."""
@@ -20,9 +23,9 @@ its batches are compared with featcache's."""
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -130,15 +133,38 @@ def trl(features: dict[str, np.ndarray]) -> Callable[[], Iterable[object]]:
     return read
 
 
-def best_cpu(readers: dict[str, Callable[[], Iterable[object]]], rounds: int) -> dict[str, float]:
-    """The CPU seconds that each takes, in the best of the rounds."""
-    seconds = dict.fromkeys(readers, float("inf"))
+def lhotse(features: dict[str, np.ndarray]) -> Callable[[], Iterable[object]]:
+    """Lhotse's sampler over cuts of text, which have as many tokens."""
+    from lhotse import CutSet
+    from lhotse.cut.text import TextExample
+    from lhotse.dataset.sampling import DynamicCutSampler
+    from lhotse.dataset.sampling.base import TokenConstraint
+
+    examples = []
+    for id_, array in features.items():
+        examples.append(TextExample(id_, tokens=array[:, 0]))
+    cuts = CutSet(examples)
+
+    def read() -> Iterable[object]:
+        limit = TokenConstraint(max_tokens=TOKENS * ROWS)
+        return DynamicCutSampler(cuts, constraint=limit, shuffle=True, world_size=1, rank=0)
+
+    return read
+
+
+def best(
+    readers: dict[str, Callable[[], Iterable[object]]], rounds: int
+) -> dict[str, tuple[float, float]]:
+    """The CPU seconds, and those by the clock, that each takes in the best of the rounds."""
+    seconds = dict.fromkeys(readers, (float("inf"), float("inf")))
     for _ in range(rounds):
         for name, read in readers.items():
-            start = process_time()
+            starts = process_time(), perf_counter()
             for _ in read():
                 pass
-            seconds[name] = min(seconds[name], process_time() - start)
+            ends = process_time(), perf_counter()
+            taken = zip(seconds[name], starts, ends, strict=True)
+            seconds[name] = tuple(min(least, end - start) for least, start, end in taken)
     return seconds
 
 
@@ -163,17 +189,19 @@ def measure(asked: argparse.Namespace) -> None:
                 "memmap, with documents": partial(gathered.read, True),
                 "featcache.PackedLoader": loader,
                 "featcache, packing alone": lambda loader=loader: loader().batch_sampler,
-                **available({"TRL": trl}, features),
+                **available({"TRL": trl, "Lhotse, sampling alone": lhotse}, features),
             }
             num_tokens = int(dataset.lengths.sum())
             full = num_tokens / (len(gathered.batches) * ROWS * TOKENS)
-            seconds = best_cpu(readers, asked.rounds)
-        table = Table(
-            f"{rate:g} frames/s, rows {full:.1%} full",
-            {"million tokens/s of CPU time": "{:.1f}", "featcache is": "{:.2f} times as fast"},
-        )
+            seconds = best(readers, asked.rounds)
+        columns = {}
+        for time in ("of CPU time", "by the clock"):
+            columns[f"million tokens/s {time}"] = "{:.1f}"
+            columns[f"featcache is, {time}"] = "{:.2f} times as fast"
+        table = Table(f"{rate:g} frames/s, rows {full:.1%} full", columns)
         own = seconds["featcache.PackedLoader"]
         for name, taken in seconds.items():
-            table.add(name, num_tokens / taken / 1e6, taken / own)
+            pairs = zip(taken, own, strict=True)
+            table.add(name, *chain(*((num_tokens / t / 1e6, t / o) for t, o in pairs)))
         tables.append(table)
     present(asked, *tables)
