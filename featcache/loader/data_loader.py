@@ -3,61 +3,32 @@ works on the previous batch."""
 
 from __future__ import annotations
 
-import math
 import os
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby, islice, repeat
-from queue import SimpleQueue
+from functools import cached_property, partial
+from itertools import islice, repeat
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from featcache.device import PinnedMemory, on_this_device, parse_device
+from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
-from featcache.loader.cache import Buffers, Memory
-from featcache.loader.dataset import FeatureDataset, FrameRanges, Move
-from featcache.loader.local_copies import ObjectShards
+from featcache.loader.dataset import FeatureDataset
 from featcache.loader.sampler import Batching, BucketBatchSampler, other_rows
+from featcache.loader.shards_ahead import Reading, ShardsAhead, in_object_stores
+from featcache.loader.threads import Task, Threads
+from featcache.loader.transfer import Gathered, Transfer, transfer_to
 from featcache.loader.utterances import ByName, DatasetVersion, by_version
-from featcache.quantize import dequantize
-
-Reading: TypeAlias = AbstractContextManager[None]
-"""A context in which a batch is made, and its shards stay."""
 
 _PREFETCH = 2
 _PREFETCH_REQUESTS = 8
 """Batches that are prepared ahead, without local copies and with requests."""
-
-_SHARDS_AT_ONCE = 8
-"""Shards that are fetched at the same time, ahead of batches."""
-
-_MOST_WINDOWS = 4
-"""Windows that are taken ahead of the current one."""
-
-
-class Gathered(Protocol):
-    """Frames of a version that become one tensor, see `FrameRanges`."""
-
-    @property
-    def version(self) -> DatasetVersion:
-        """The version."""
-
-    @property
-    def levels(self) -> FrameRanges | None:
-        """The ranges, if `gather` can return levels."""
-
-    def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
-        """Return the tensor."""
 
 
 class DataLoader:
@@ -144,7 +115,7 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        sends_requests = any(not shards.places for _, shards in _remote(self._versions))
+        sends_requests = any(not shards.places for _, shards in in_object_stores(self._versions))
         if prefetch is None:
             prefetch = _PREFETCH_REQUESTS if sends_requests else _PREFETCH
         self.prefetch = require_int("prefetch", prefetch, 1, 1 << 20)
@@ -218,9 +189,8 @@ class DataLoader:
 
     @cached_property
     def _transfer(self) -> Transfer:
-        transfer = _CudaTransfer if self.device.type == "cuda" else Transfer
         # Training holds one batch while it asks for the next.
-        return transfer(self.device, self.prefetch + 2)
+        return transfer_to(self.device, self.prefetch + 2)
 
     def _stateful(self) -> Any:
         if not hasattr(self.batch_sampler, "load_state_dict"):
@@ -241,21 +211,19 @@ class DataLoader:
         shards: ShardsAhead | None = None
         upcoming: Iterator[tuple[list[int], Reading]]
         upcoming = zip(map(_rows_of, batches), repeat(nullcontext()))
-        are_copied = any(shards.places for _, shards in _remote(self._versions))
+        are_copied = any(shards.places for _, shards in in_object_stores(self._versions))
         if are_copied and getattr(batches, "has_windows", False):
             shards = ShardsAhead(self.dataset)
             upcoming = shards.windows(map(_rows_of, batches), batches)
-        ahead: deque[Future[list[Any]]] = deque()
-        with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
+        ahead: deque[Task[list[Any]]] = deque()
+        with Threads(self._threads, "featcache-loader") as threads:
 
             def prepare(count: int) -> None:
                 try:
                     for rows, reading in islice(upcoming, count):
-                        ahead.append(threads.submit(self._make, rows, epoch, reading))
+                        ahead.append(threads.start(partial(self._make, rows, epoch, reading)))
                 except Exception as error:  # noqa: BLE001 - raised in the batch's place
-                    failed: Future[list[Any]] = Future()
-                    failed.set_exception(error)
-                    ahead.append(failed)
+                    ahead.append(threads.start(partial(_fail, error)))
 
             try:
                 prepare(self.prefetch)
@@ -279,8 +247,7 @@ class DataLoader:
                 if is_latest and self.batch_sampler.epoch == epoch:
                     self.batch_sampler.set_epoch(epoch + 1)
             finally:
-                for future in ahead:
-                    future.cancel()
+                threads.cancel()
                 if shards is not None:
                     shards.close()
 
@@ -374,6 +341,10 @@ class _Progress:
     waited: float = 0.0
 
 
+def _fail(error: Exception) -> list[Any]:
+    raise error
+
+
 def _rows_of(batch: Iterable[int]) -> list[int]:
     try:
         return [*batch]
@@ -382,273 +353,3 @@ def _rows_of(batch: Iterable[int]) -> list[int]:
             f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions, which "
             "torch.utils.data.BatchSampler makes"
         ) from None
-
-
-def _remote(versions: Iterable[DatasetVersion]) -> list[tuple[DatasetVersion, ObjectShards]]:
-    """List the versions in an object store."""
-    pairs = ((version, version.cache._shards) for version in versions)
-    return [(version, shards) for version, shards in pairs if isinstance(shards, ObjectShards)]
-
-
-_Key: TypeAlias = tuple[ObjectShards, int]
-"""A shard by its number."""
-
-_Window: TypeAlias = list[tuple[int, list[int]]]
-"""The batches of a window: the number and the rows of each."""
-
-
-class ShardsAhead:
-    """The shards of an object store that the batches of one iteration will read, if the
-    sampler takes the utterances of a few shards at a time. Safe to use from several threads.
-
-    While the batches of one window are made, the shards of the next windows are copied in
-    the order in which they are read, as far as there is room. A copy is held until the last
-    of these batches that reads it has been made. A batch waits for its shards; the first of
-    the unmade batches, only while there is room for them, so that one batch always goes on.
-    A shard that cannot be fetched raises its error where it is read."""
-
-    def __init__(self, dataset: FeatureDataset) -> None:
-        remote = _remote(dataset.versions)
-        self._versions = [(version, shards) for version, shards in remote if shards.places]
-        self._process = os.getpid()
-        self._changed = threading.Condition()
-        self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
-        self._is_closed = False
-        self._batches: deque[int] = deque()
-        """The numbers of the unmade batches, in their order."""
-        self._last: dict[_Key, int] = {}
-        """The last batch that reads each shard, in the order in which shards are fetched."""
-        self._begun: set[_Key] = set()
-        """The shards whose fetching has begun."""
-        self._held: dict[_Key, Callable[[], None] | None] = {}
-        """The fetched shards, with the function that lets go of each; None for a failed one."""
-
-    def windows(
-        self, batches: Iterator[list[int]], sampler: Any
-    ) -> Iterator[tuple[list[int], Reading]]:
-        """Yield the batches, each with the context to make it in, which raises CancelledError
-        if all was closed meanwhile. Windows are taken ahead: at least one, and more while
-        there are threads and room. `sampler` yields the batches, and its `window` is that of
-        the latest."""
-        upcoming: deque[_Window] = deque()
-        for _, group in groupby(enumerate(batches), lambda _: sampler.window):
-            upcoming.append([*group])
-            are_begun = self._expect(upcoming[-1])
-            if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
-                yield from self._readings(upcoming.popleft())
-        for window in upcoming:
-            yield from self._readings(window)
-
-    def _readings(self, window: _Window) -> Iterator[tuple[list[int], Reading]]:
-        return ((rows, self._reading(number, rows)) for number, rows in window)
-
-    def _expect(self, window: _Window) -> bool:
-        """Fetch the shards of a window as soon as there is room. Tells whether the fetching
-        of all expected shards has begun."""
-        last = {key: number for number, rows in window for key in self._keys(rows)}
-        with self._changed:
-            self._batches += [number for number, _ in window]
-            self._last |= last
-            self._go_on()
-            return len(self._begun) == len(self._last)
-
-    def _keys(self, rows: list[int]) -> list[_Key]:
-        """List the shards that are copied to read some rows, in the order of these."""
-        keys: dict[_Key, None] = {}
-        for version, shards in self._versions:
-            positions = version.positions_of(np.array(rows, np.int64))
-            keys |= dict.fromkeys((shards, n) for n in shards.index.shard[positions].tolist())
-        return [*keys]
-
-    @contextmanager
-    def _reading(self, number: int, rows: list[int]) -> Iterator[None]:
-        keys = self._keys(rows)
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._may_read(number, keys))
-            if self._is_closed:
-                raise CancelledError
-        try:
-            yield
-        finally:
-            with self._changed:
-                if not self._is_closed:
-                    self._batches.remove(number)
-                    self._go_on()
-
-    # At the interpreter's exit, the module's names may be gone: hence the default.
-    def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Fetch nothing more, and hold nothing."""
-        # A forked child has neither the threads nor the locks.
-        if is_ending() or os.getpid() != self._process:
-            return
-        with self._changed:
-            self._is_closed = True
-            self._batches.clear()
-            self._go_on()
-        self._threads.shutdown(wait=False)
-
-    def _may_read(self, number: int, keys: Iterable[_Key]) -> bool:
-        """Tell whether a batch's shards are fetched, or, for the first batch, have no room."""
-        missing = [key for key in keys if key not in self._held]
-        if not self._begun.isdisjoint(missing):
-            return False
-        return not missing or (number == self._batches[0] and self._next() is None)
-
-    def _next(self) -> _Key | None:
-        """Return the shard to fetch next; None if there is none, or no room for it."""
-        key = next((key for key in self._last if key not in self._begun), None)
-        if key is None or key[0].room == math.inf:
-            return key
-        same_places = [other for other in self._begun if other[0].where == key[0].where]
-        num_bytes = sum(int(shards.sizes[number]) for shards, number in [*same_places, key])
-        return key if num_bytes <= key[0].room else None
-
-    def _go_on(self) -> None:
-        """Let go of the shards that were read last. Begin to fetch others, as far as there
-        are threads and room: the interpreter does not end before what has begun. Wake all
-        waiting threads."""
-        first = self._batches[0] if self._batches else math.inf
-        for key in [key for key, last in self._last.items() if last < first]:
-            if key in self._begun and key not in self._held:
-                continue  # until it is fetched
-            del self._last[key]
-            self._begun.discard(key)
-            let_go = self._held.pop(key, None)
-            if let_go is not None:
-                let_go()
-        while len(self._begun) - len(self._held) < _SHARDS_AT_ONCE:
-            upcoming = self._next()
-            if upcoming is None:
-                break
-            self._begun.add(upcoming)
-            try:
-                self._threads.submit(self._fetch, upcoming)
-            except RuntimeError:  # no more threads: the batch that reads it fetches it
-                self._held[upcoming] = None
-        self._changed.notify_all()
-
-    def _fetch(self, key: _Key) -> None:
-        shards, number = key
-        let_go = None
-        with suppress(Exception):  # raised again where it is read
-            let_go = shards.hold(number)
-        with self._changed:
-            self._held[key] = let_go
-            self._go_on()
-
-
-class Transfer:
-    """The way of batches to CPU memory, or to a device other than CUDA, where torch copies
-    them and waits. Safe to use from several threads."""
-
-    def __init__(self, device: torch.device, num_batches: int) -> None:
-        self._device = device
-        self._gathered = Buffers(kept=num_batches)
-        self._converted = Buffers(kept=num_batches)
-
-    def gather(self, ranges: Gathered, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather padded frames; copy them to the device and convert them."""
-        gathered = ranges.gather(self._gathered.take)
-        if self._device.type != "cpu":
-            return gathered.to(self._device, dtype)
-        if dtype is None or dtype == gathered.dtype:
-            return gathered
-        memory = self._converted.take(gathered.numel() * dtype.itemsize)
-        converted = torch.from_numpy(np.asarray(memory))
-        return converted.view(dtype).view(gathered.shape).copy_(gathered)
-
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a small tensor to the device."""
-        return tensor.to(self._device)
-
-    def begin(self) -> None:
-        """Let work on batches wait for earlier work on the caller's stream."""
-
-    def working(self) -> AbstractContextManager[Any]:
-        """Return the context for changes of batches."""
-        return nullcontext()
-
-    def mark(self) -> Any:
-        """Return a mark after the work that this thread has begun."""
-
-    def make_ready(self, mark: Any, batch: Any) -> None:
-        """Let the caller's stream wait for a mark before it uses a batch."""
-
-
-class _CudaTransfer(Transfer):
-    """The way of batches to a GPU, from page-locked memory on a stream of its own. Tensors
-    may still be on their way until `make_ready`."""
-
-    def __init__(self, device: torch.device, num_batches: int) -> None:
-        self._device = on_this_device(device)
-        with torch.cuda.device(self._device):
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._free: SimpleQueue[PinnedMemory] = SimpleQueue()
-        for _ in range(num_batches):
-            self._free.put(PinnedMemory())
-
-    def gather(self, ranges: Gathered, dtype: torch.dtype | None) -> torch.Tensor:
-        # Levels have a quarter of the bytes, and become values on the GPU.
-        levels = ranges.levels
-        pinned = self._free.get()
-        try:
-            stored = ranges.gather(pinned.take, levels is not None)
-            with self.working():
-                features = stored.to(self._device, non_blocking=True)
-                pinned.copied.record(self._stream)
-                if levels is None:
-                    return features if dtype is None else features.to(dtype)
-                return dequantized(features, levels, dtype, self.move)
-        finally:
-            self._free.put(pinned)
-
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self.working():
-            # A copy from other memory would wait for all others on the stream.
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def begin(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            yield
-
-    def mark(self) -> Any:
-        return self._stream.record_event()
-
-    def make_ready(self, mark: Any, batch: Any) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(mark)
-        for tensor in _tensors_in(batch):
-            if tensor.is_cuda:
-                # Its memory must not be used again while training's stream works on it.
-                tensor.record_stream(stream)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, also in dictionaries, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _tensors_in([*value.values()])
-    elif isinstance(value, (list, tuple)):
-        for element in value:
-            yield from _tensors_in(element)
-
-
-def dequantized(
-    levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move
-) -> torch.Tensor:
-    """Return the values of levels `[batch, frames, *item_shape]` on their device, to which
-    `move` copies."""
-    quantization = move(ranges.version.cache.quantization(ranges.positions))
-    lengths = move(torch.from_numpy(ranges.counts))
-    return dequantize(
-        levels,
-        quantization,
-        torch.float32 if dtype is None else dtype,
-        lengths=lengths,
-        padding_value=ranges.version.padding_value,
-    )

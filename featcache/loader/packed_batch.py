@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.loader.cache import Buffers, Memory, as_bfloat16, tensor_in
-from featcache.loader.data_loader import Gathered
 from featcache.loader.dataset import FeatureDataset, Move, cells_of
 from featcache.loader.documents import Budget, Documents, frame_versions
 from featcache.loader.events import EventBatch
@@ -22,6 +21,7 @@ from featcache.loader.mixture import Mixture
 from featcache.loader.packed_rows import Batch
 from featcache.loader.packing import boundaries, starts_in_rows, write_documents
 from featcache.loader.shards import Spans
+from featcache.loader.transfer import Gathered
 from featcache.loader.utterances import DatasetVersion
 from featcache.spec import BFLOAT16, Ints, bfloat16_bits
 

@@ -19,8 +19,8 @@ from processes import MOST_SECONDS, open_files
 
 import featcache
 from featcache.errors import StoreError
-from featcache.loader.data_loader import ShardsAhead
 from featcache.loader.local_copies import ObjectShards
+from featcache.loader.shards_ahead import ShardsAhead
 
 pytest.importorskip("obstore")
 SHARDS, EACH = 8, 12
@@ -166,7 +166,7 @@ def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     may_end = threading.Event()
-    monkeypatch.setattr("featcache.loader.data_loader._SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr("featcache.loader.shards_ahead._SHARDS_AT_ONCE", 1)
 
     def hang(*_):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -194,7 +194,7 @@ def test_without_more_threads_batches_fetch_their_shards(
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             return super().submit(*args)
 
-    monkeypatch.setattr("featcache.loader.data_loader.ThreadPoolExecutor", Ending)
+    monkeypatch.setattr("featcache.loader.shards_ahead.ThreadPoolExecutor", Ending)
     assert_same(loader_of(featcache.open(uploaded, copy_to=tmp_path)), expected)
 
 
@@ -261,7 +261,7 @@ def crowded(monkeypatch):
 
     everything = SimpleNamespace(positions_of=lambda rows: rows)
     monkeypatch.setattr(
-        "featcache.loader.data_loader._remote", lambda dataset: [(everything, Far())]
+        "featcache.loader.shards_ahead.in_object_stores", lambda dataset: [(everything, Far())]
     )
 
     def given(batches):

@@ -25,7 +25,7 @@ from torch.utils.data import (
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
 from featcache.errors import ArgumentError, DamagedError, FeatcacheError
-from featcache.loader.data_loader import dequantized
+from featcache.loader.transfer import dequantized
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""Threads that make batches. An executor of the standard library does the same, and takes
+25 µs longer to hand over a batch, a tenth of what it takes to gather short utterances."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, Self, TypeVar
+from weakref import finalize
+
+_Result = TypeVar("_Result")
+
+
+class Task(Generic[_Result]):
+    """A call that a thread makes."""
+
+    def __init__(self, call: Callable[[], _Result]) -> None:
+        self._call: Callable[[], _Result] | None = call
+        self._result: _Result
+        self._error: BaseException | None = None
+        self._running = threading.Lock()  # held until there is a result
+        self._running.acquire()
+
+    def run(self) -> None:
+        """Make the call."""
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._result = call()
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            self._error = error
+        finally:
+            del call  # what it holds is not needed any more
+            self._running.release()
+
+    def result(self) -> _Result:
+        """Wait for the call. Returns what it returned, or raises what it raised. Call it
+        once."""
+        self._running.acquire()
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._result
+        finally:
+            del self  # the traceback of the error holds this frame
+
+
+class Threads:
+    """Threads that make calls, in the order in which they are started. The end of the context,
+    or of the interpreter, waits for the calls. Safe to use from one thread."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
+        self._is_cancelled = False
+        # The interpreter would wait for other threads before it runs what ends these.
+        threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        self._end = finalize(self, _end, self._tasks, threads)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def start(self, call: Callable[[], _Result]) -> Task[_Result]:
+        """Have a thread make a call."""
+        task = Task(call)
+        self._tasks.put(task)
+        return task
+
+    def cancel(self) -> None:
+        """Make no call that has not begun."""
+        self._is_cancelled = True
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not self._is_cancelled:
+                task.run()
+            del task  # whoever has started it may free its result
+
+
+def _end(tasks: SimpleQueue[Task[Any] | None], threads: Sequence[threading.Thread]) -> None:
+    for _thread in threads:
+        tasks.put(None)
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,63 @@
+"""Threads that make batches: what they hand over, and how they end."""
+
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+
+from featcache.loader.threads import Threads
+
+
+def test_results_are_those_of_the_calls_in_their_order():
+    with Threads(3, "test") as threads:
+        tasks = [threads.start(partial(pow, number, 2)) for number in range(100)]
+        assert [task.result() for task in tasks] == [number**2 for number in range(100)]
+
+
+def test_an_error_is_raised_where_its_result_is_wanted():
+    with Threads(2, "test") as threads:
+        good, bad, after = (threads.start(partial(divmod, 7, divisor)) for divisor in (2, 0, 3))
+        assert good.result() == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            bad.result()
+        assert after.result() == (2, 1)
+
+
+def test_the_end_waits_for_calls_that_run_and_makes_no_others():
+    begun, may_end, made = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        may_end.wait()
+        made.append("first")
+
+    with Threads(1, "test-end") as threads:
+        threads.start(first)
+        threads.start(partial(made.append, "second"))
+        begun.wait()
+        threads.cancel()
+        may_end.set()
+    assert made == ["first"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-end")]
+
+
+def test_an_interpreter_ends_in_the_middle_of_an_iteration():
+    program = """
+from featcache.loader.threads import Threads
+import time
+
+def batches():
+    with Threads(2, "test") as threads:
+        first = threads.start(lambda: "a batch")
+        threads.start(lambda: print("another", time.sleep(0.2)))
+        yield first.result()
+
+iteration = batches()
+print(next(iteration))
+"""
+    left = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (left.returncode, left.stdout, left.stderr) == (0, "a batch\nanother None\n", "")
