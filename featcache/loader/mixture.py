@@ -12,6 +12,8 @@ import numpy as np
 from featcache.errors import ArgumentError, is_number, listing
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.utterances import DatasetVersion
+from featcache.manifest.columns import TypedColumn
+from featcache.strings import Strings
 
 By = Literal["tokens", "seconds", "utterances"]
 """The unit of weights and shares."""
@@ -97,8 +99,12 @@ class Mixture:
         if by not in get_args(By):
             raise ArgumentError(f"by is {by!r}: choose {listing(map(repr, get_args(By)))}")
         if not (is_number(temperature) and 0 < temperature < math.inf):
-            raise ArgumentError(f"temperature is {temperature!r}: it must be a number above 0")
-        if weights is not None and weights.keys() != sources.keys():
+            raise ArgumentError(
+                f"temperature is {temperature!r}: it must be a finite number above 0"
+            )
+        if weights is not None and not isinstance(weights, Mapping):
+            raise ArgumentError(f"weights is {weights!r}: give a number for each source, by name")
+        if weights is not None and {*weights} != {*sources}:
             raise ArgumentError(
                 f"weights= names {listing(map(repr, weights))}; the sources are "
                 f"{listing(map(repr, sources))}"
@@ -130,15 +136,33 @@ def _batched(dataset: FeatureDataset) -> dict[str, Any]:
     return {
         "versions": [*specs],
         "dtypes": [spec.dtype for spec in specs.values()],
-        "shapes": [(spec.axis.kind, spec.item_shape) for spec in specs.values()],
-        "codebooks": [version.codebooks for version in dataset.versions],
+        "shapes": [
+            (version.cache.spec.axis.kind, item_shape_of(version)) for version in dataset.versions
+        ],
+        "sizes of codebooks": [
+            version.cache.spec.codebook_sizes[: version.codebooks] for version in dataset.versions
+        ],
+        "tracks of labels": [spec.has_labels for spec in specs.values()],
         "values of padding": [
-            np.asarray(version.padding_value).tolist() for version in dataset.versions
+            # NaN is NaN as text.
+            str(np.asarray(version.padding_value).tolist())
+            for version in dataset.versions
         ],
         "ratios of frame rates": [str(rate / rates[0]) for rate in rates],
-        "columns": {
-            name: (type(column).__name__, *getattr(column, "shape", ())[1:])
-            for name, column in dataset.columns.items()
-        },
+        "columns": {name: _kind(column) for name, column in dataset.columns.items()},
         "classes": dataset.classes,
     }
+
+
+def item_shape_of(version: DatasetVersion) -> tuple[int, ...]:
+    """Return the shape of a frame or a vector in a batch."""
+    if version.codebooks is not None:
+        return (version.codebooks,)
+    return version.cache.spec.item_shape
+
+
+def _kind(column: TypedColumn) -> str:
+    """Describe what a column's values become in a batch."""
+    if not isinstance(column, np.ndarray):
+        return "text" if isinstance(column, Strings) else "lists"
+    return f"{column.dtype} {[*column.shape[1:]] or ''}".strip()

@@ -17,7 +17,7 @@ from featcache.loader.cache import Buffers, Memory, as_bfloat16, tensor_in
 from featcache.loader.dataset import FeatureDataset, Move, cells_of
 from featcache.loader.documents import Budget, Documents, frame_versions
 from featcache.loader.events import EventBatch
-from featcache.loader.mixture import Mixture
+from featcache.loader.mixture import Mixture, item_shape_of
 from featcache.loader.packed_rows import Batch
 from featcache.loader.packing import boundaries, starts_in_rows, write_documents
 from featcache.loader.shards import Spans
@@ -56,7 +56,7 @@ class PackedRanges:
     def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """Return the frames, `[*shape, *item_shape]`, padded behind each document."""
         version, spec = self.version, self.version.cache.spec
-        item_shape = spec.item_shape if version.codebooks is None else (version.codebooks,)
+        item_shape = item_shape_of(version)
         memory = out or (lambda num_bytes: np.empty(num_bytes, np.uint8).data)
         is_bfloat16 = spec.dtype == BFLOAT16
         dtype, padding_value = spec.values_dtype, version.padding_value
@@ -83,7 +83,8 @@ class PackedRanges:
             # From the last gap on, so that the numbers of those before stay.
             for place in np.flatnonzero(gaps)[::-1].tolist():
                 pieces.insert(place, padding[: gaps[place]])
-            np.concatenate(pieces, out=flat)
+            if pieces:  # a rank's last batch may have no document, and so no vector
+                np.concatenate(pieces, out=flat)
         return as_bfloat16(tensor) if is_bfloat16 else tensor
 
 
@@ -203,8 +204,11 @@ class PackedBatch:
             rate = float(frame_versions(dataset)[0].cache.spec.axis.exact_rate)
             start = duration = None
             if not (documents.are_last & (documents.parts == 0)).all():
-                start = documents.firsts[0] / rate
-                duration = np.where(documents.are_last, _NO_LIMIT, documents.counts[0] / rate)
+                # Not by frames: the first version may end before the others.
+                start = documents.parts * self._budget.most / rate
+                # The sum of both is the next start, without rounding.
+                until_next = (documents.parts + 1) * self._budget.most / rate - start
+                duration = np.where(documents.are_last, _NO_LIMIT, until_next)
             reader = version.cache.event_reader()
             events = reader.batch(positions, start, duration, torch.from_numpy, version.classes)
             read.append((events, inside[events.rows.numpy()]))

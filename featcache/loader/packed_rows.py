@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -44,6 +45,18 @@ class Position(NamedTuple):
     """The rows of the window that were given."""
     batches: int = 0
     """The batches that each rank got in this epoch."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Position:
+        """Return the place that a state has. Raises ArgumentError, AttributeError or TypeError if
+        it has none."""
+        numbers: dict[str, Any] = {}
+        for name, value in state.items():
+            if name in ("drawn", "amounts"):
+                numbers[name] = [require_int(name, number, 0) for number in value]
+            else:
+                numbers[name] = require_int(name, value, 0)
+        return cls(**numbers)
 
 
 class Window(NamedTuple):
@@ -97,6 +110,12 @@ class PackedRows:
                 )
             if not source.tokens:
                 raise ArgumentError(f"no utterance of {name!r} fits into {budget.most:,} tokens")
+        for name, share in zip(mixture.sources, self.shares, strict=True):
+            if not share:
+                raise ArgumentError(
+                    f"the share of {name!r} is 0 at temperature={mixture.temperature:g}: raise "
+                    "temperature or its weight, or leave the source out"
+                )
         self.remembered = 1
         """The number of latest batches for which `position` is known."""
         self._pass = _Pass(self, self._begin(0))
@@ -105,7 +124,9 @@ class PackedRows:
         """Begin where the epoch does, or at the place of a loaded state. Until its first batch
         is read, a pass follows `set_epoch` and `load_state_dict`."""
         last = self._pass
-        self._pass = _Pass(self, self._begin(self.epoch) if last.has_begun else last.start)
+        # Of workers, some may have ended a pass that training has left: all begin the next.
+        next_epoch = self.epoch + (get_worker_info() is not None)
+        self._pass = _Pass(self, self._begin(next_epoch) if last.has_begun else last.start)
         return self._pass
 
     def __len__(self) -> int:
@@ -131,7 +152,8 @@ class PackedRows:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; setting the current one keeps the place."""
-        if require_int("epoch", epoch, 0, MOST_COUNTED) != self.epoch:
+        epoch = require_int("epoch", epoch, 0, MOST_COUNTED)
+        if epoch != self.epoch:
             self.go_to(self._begin(epoch))
 
     def go_to(self, position: Position) -> None:
@@ -159,6 +181,8 @@ class PackedRows:
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
         """Return the state, of plain numbers and text, for all ranks at the same step."""
         place = self.position(consumed)._asdict()
+        for name in ("drawn", "amounts"):
+            place[name] = [*place[name]]
         return {"rows": self._digest, "rules": self._rules, "position": place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,22 +190,31 @@ class PackedRows:
         is not a state, or one of other utterances or rules."""
         try:
             digest, rules = state["rows"], state["rules"]
-            position = Position(**state["position"])
-            places = position.epoch, position.window, position.row, position.batches
-            for number in (*places, *position.drawn, *position.amounts):
-                require_int("state", number, 0)
+            position = Position.of(state["position"])
+            own_rules = self._rules
             changed = [
-                f"{name} was {rules.get(name)!r} and is {value!r}"
-                for name, value in self._rules.items()
-                if rules.get(name) != value
+                f"{name} was {rules.get(name)!r} and is {own_rules.get(name)!r}"
+                for name in {**own_rules, **rules}
+                if rules.get(name) != own_rules.get(name)
             ]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
-        if digest != self._digest or len(position.drawn) != len(self.sources):
+        if digest != self._digest:
             raise ArgumentError(other_rows(sum(len(source.dataset) for source in self.sources)))
         if changed:
             raise ArgumentError(f"the state is of other rows: {listing(changed)}")
+        if not self._has(position):
+            raise ArgumentError(_NO_STATE)
         self.go_to(position)
+
+    def _has(self, position: Position) -> bool:
+        """Return True if there is such a place: a state may be of another release."""
+        counts = [len(source.dataset) for source in self.sources]
+        if not len(position.drawn) == len(position.amounts) == len(counts):
+            return False
+        if not self.mixture.is_endless and any(map(operator.gt, position.drawn, counts)):
+            return False
+        return position.row <= self.make(position).num_rows
 
     @cached_property
     def _digest(self) -> str:
@@ -190,7 +223,7 @@ class PackedRows:
             digest.update(f"{name!r} {source.dataset.digest} {source.digest} ".encode())
         return digest.hexdigest()
 
-    @cached_property
+    @property
     def _rules(self) -> dict[str, Any]:
         """What the sequence of rows depends on, besides the utterances."""
         mixture = self.mixture
@@ -199,7 +232,7 @@ class PackedRows:
             names.append("rows")  # which are packed together
         rules: dict[str, Any] = {name: getattr(self.packing, name) for name in names}
         if mixture.is_endless:
-            rules |= {"by": mixture.by, "shares": self.shares}
+            rules |= {"by": mixture.by, "shares": [*self.shares]}
         return rules
 
     @cached_property
@@ -295,7 +328,8 @@ class PackedRows:
         parts, times = [], []
         while True:
             owed = (limit - amount / speed) * speed * count / self._sizes[number]
-            most = int(min(_AT_ONCE + owed, count - drawn % count))
+            # Below 0 behind a long utterance, which reaches beyond the window.
+            most = int(min(_AT_ONCE + max(0, owed), count - drawn % count))
             if not self.mixture.is_endless:
                 most = min(most, count - drawn)
             documents, utterances = source.draw(drawn, most, (self.packing.seed, position.epoch))

@@ -157,7 +157,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Set the epoch; setting the current one keeps a loaded state. Random crops follow
         from then on, also in torch's DataLoader."""
         self.has_epoch = True
-        if require_int("epoch", epoch, 0) != self.epoch:
+        epoch = require_int("epoch", epoch, 0)
+        if epoch != self.epoch:
             self._turn_to(epoch, [], 0)
 
     @property

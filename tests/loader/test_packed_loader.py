@@ -220,6 +220,20 @@ def test_split_utterances_come_in_consecutive_parts(codes, dataset, tokens, spar
         np.testing.assert_array_equal(joined, codes[id_])
 
 
+@pytest.mark.parametrize("window", [1, 2, 8])
+@pytest.mark.filterwarnings("ignore:.* more than .* tokens")
+def test_an_utterance_longer_than_many_windows_repeats_no_other(tmp_path, window):
+    arrays = {f"utt-{number}": np.zeros((3, 1), np.float32) for number in range(400)}
+    arrays["utt-7"] = np.zeros((20_000, 1), np.float32)
+    dataset = featcache.FeatureDataset(made_cache(tmp_path, arrays))
+    for seed in range(3):
+        sampler = packed(
+            dataset, tokens=16, overflow="split", window=window, seed=seed
+        ).batch_sampler
+        documents = [document[1:3] for batch in sampler for document in documents_of(batch)]
+        assert len(documents) == len({*documents}) == 399 + 1250
+
+
 # Each once, and the same after a resume
 
 
@@ -330,6 +344,60 @@ def test_a_state_of_other_rows_or_rules_is_refused(dataset):
     for wrong in (None, {}, {**state, "position": {}}, featcache.BucketBatchSampler([1], batch_size=1).state_dict()):  # fmt: skip
         with pytest.raises(ArgumentError, match="not the state of a PackedLoader"):
             packed(dataset).load_state_dict(wrong)
+
+
+def test_a_state_of_another_mixture_is_refused(sources):
+    union = featcache.Mixture.union
+    mixtures = {
+        "union": union(sources),
+        "one source": union(sources, one_source=True),
+        "weighted": featcache.Mixture.weighted(sources, by="tokens"),
+        "by utterances": featcache.Mixture.weighted(sources, by="utterances"),
+    }
+    for name, mixture in mixtures.items():
+        state = packed(mixture).state_dict()
+        for other, of_other in mixtures.items():
+            loader = packed(of_other)
+            if other == name:
+                loader.load_state_dict(state)
+                continue
+            with pytest.raises(ArgumentError, match=r"the state is of other rows: (by|rows) was"):
+                loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"row": 10**6},
+        {"drawn": [121]},
+        {"drawn": []},
+        {"amounts": [1, 2]},
+        {"epoch": True},
+        {"window": -1},
+        {"batches": None},
+        {"later": 1},
+    ],
+)
+def test_a_state_of_a_place_that_is_not_there_is_refused(dataset, place):
+    state = packed(dataset).state_dict()
+    state["position"] |= place
+    with pytest.raises(ArgumentError, match="not the state of a PackedLoader"):
+        packed(dataset).load_state_dict(state)
+
+
+def test_a_state_is_plain_numbers_and_text_of_its_own(dataset):
+    loader = packed(dataset)
+    loader.set_epoch(np.int64(3))
+    state = loader.state_dict()
+    before = json.dumps(state)
+    state["position"]["drawn"][0] = 7
+    state["rules"]["tokens"] = 7
+    assert json.dumps(loader.state_dict()) == before
+    state = json.loads(before)
+    numbers = {name: np.array(value) for name, value in state["position"].items()}
+    resumed = packed(dataset)
+    resumed.load_state_dict(state | {"position": numbers})
+    assert json.dumps(resumed.state_dict()) == before
 
 
 def test_ranks_get_the_same_number_of_batches_of_one_shape(dataset):
@@ -475,6 +543,16 @@ def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
             "the weight of 'b' is 0: give a number above 0",
         ),
         (lambda: weighted(sources, by="tokens", temperature=0), "temperature is 0"),
+        (lambda: weighted(sources, by="tokens", temperature=math.inf), "temperature is inf"),
+        (lambda: weighted(sources, by="tokens", weights=[3, 1]), r"weights is \[3, 1\]"),
+        (
+            lambda: packed(weighted(sources, by="tokens", temperature=1e-3)),
+            "the share of 'b' is 0 at temperature=0.001",
+        ),
+        (
+            lambda: packed(weighted(sources, by="tokens", weights={"a": 1e300, "b": 1e-300})),
+            "the share of 'b' is 0 at temperature=1",
+        ),
         (lambda: featcache.Mixture.union({}), "the mixture has no sources"),
         (lambda: featcache.Mixture.union({"a": 1}), "the source 'a' is no FeatureDataset"),
         (lambda: packed([dataset]), "mixture is a list: give a FeatureDataset"),
@@ -511,3 +589,43 @@ def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
     for make, message in faults:
         with pytest.raises((ArgumentError, TypeError), match=message):
             make()
+
+
+def test_sources_whose_columns_have_other_dtypes_are_refused(codes):
+    """A batch would have the dtype of the sources that are in it."""
+    rows = {
+        "int64": [{"id": "utt-1", "gain": 2}],
+        "float64": [{"id": "utt-2", "gain": 2.5}],
+        "bool": [{"id": "utt-3", "gain": True}],
+        "text": [{"id": "utt-4", "gain": "loud"}],
+        "lists": [{"id": "utt-5", "gain": [2]}],
+    }
+    datasets = {kind: featcache.FeatureDataset(codes, rows[kind]) for kind in rows}
+    for one, other in pairwise(datasets):
+        message = f"the source 'b' has other columns than the first: .*{other}.*, and not .*{one}"
+        with pytest.raises(ArgumentError, match=message):
+            featcache.Mixture.union({"a": datasets[one], "b": datasets[other]})
+
+
+def test_sources_of_other_codecs_are_refused_and_more_codebooks_are_not(tmp_path, codes):
+    """An integer dtype, which fits the first, may not fit codes of larger codebooks."""
+    more = made_cache(tmp_path / "more", make_features(9, (6,), "uint16"), frame_rate=12.5)
+    small = featcache.FeatureDataset(codes_cache(tmp_path / "small"))
+    two_books = {
+        name: featcache.FeatureDataset(cache, codebooks=2)
+        for name, cache in {"codes": codes, "more": more}.items()
+    }
+    for batch in packed(featcache.Mixture.union(two_books)):
+        for number, (id_, source) in enumerate(zip(batch["ids"], batch["sources"], strict=True)):
+            frames = batch["features"][batch["document_ids"] == number]
+            np.testing.assert_array_equal(frames, two_books[source].cache[id_][:, :2])
+    with pytest.raises(ArgumentError, match="'small' has other sizes of codebooks than the first"):
+        featcache.Mixture.union({"codes": two_books["codes"], "small": small})
+
+
+def test_padding_may_be_nan(tmp_path):
+    cache = made_cache(tmp_path, make_features(9, (2,), "float32"))
+    dataset = featcache.FeatureDataset(cache, padding_value=math.nan)
+    for batch in packed(featcache.Mixture.union({"a": dataset, "b": dataset})):
+        assert batch["features"][batch["document_ids"] < 0].isnan().all()
+        assert not batch["features"][batch["document_ids"] >= 0].isnan().any()

@@ -363,3 +363,34 @@ def test_torchdata_goes_on_with_packed_rows_from_any_state(made, num_workers, me
         resumed = begun()
         resumed.load_state_dict(state)
         assert [batch["ids"] for batch in resumed] == whole[steps:]
+
+
+def test_persistent_workers_begin_the_next_epoch_together(made):
+    """Some have ended the pass that training leaves, and some have not."""
+    dataset = made.dataset(columns=["digit"])
+
+    def packed():
+        tokens = int(dataset.lengths.max())
+        return featcache.PackedLoader(dataset, tokens=tokens, rows=1, overflow="error")
+
+    alone = packed()
+    first, second, third = ([batch["ids"] for batch in alone] for _ in range(3))
+    for steps in range(len(first) - 5, len(first) + 1):
+        loader = DataLoader(packed(), batch_size=None, num_workers=2, persistent_workers=True)
+        batches = iter(loader)
+        assert [next(batches)["ids"] for _ in range(steps)] == first[:steps]
+        assert [batch["ids"] for batch in loader] == second
+        assert [batch["ids"] for batch in loader] == third
+
+
+def test_workers_that_end_with_a_pass_begin_where_the_loader_is(made):
+    dataset = made.dataset(columns=["digit"])
+    packed = featcache.PackedLoader(
+        dataset, tokens=int(dataset.lengths.max()), rows=2, overflow="error"
+    )
+    loader = DataLoader(packed, batch_size=None, num_workers=2)
+    first, again = ([batch["ids"] for batch in loader] for _ in range(2))
+    assert first == again
+    packed.set_epoch(1)
+    second = [batch["ids"] for batch in loader]
+    assert [batch["ids"] for batch in packed] == second != first
