@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import mmap
 
 import numpy as np
@@ -15,7 +16,8 @@ class LineIndex:
 
     def __init__(self, field: int, descriptor: int, size: int) -> None:
         lines: dict[str, list[bytes]] = {}
-        for line in mmap.mmap(descriptor, size, prot=mmap.PROT_READ)[:].splitlines(keepends=True):
+        data = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)[:].removeprefix(codecs.BOM_UTF8)
+        for line in data.splitlines(keepends=True):
             fields = line.split(None, field + 1)
             if len(fields) > field and not line.startswith(b";;"):
                 lines.setdefault(fields[field].decode(errors="replace"), []).append(line)

@@ -93,7 +93,7 @@ class Labels(Extractor[LabelsParams]):
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError as error:
-            raise _damaged(f"it is not {encoding[:6]}: {error.reason}") from None
+            raise _damaged(f"it is not {encoding.removesuffix('-sig')}: {error.reason}") from None
         read, end = _READERS[suffixes[-1]](text, self.params.tier, channel)
         chosen = sorted(label for label in read if label[2] or self.params.empty == "keep")
         for first, last, label in chosen:
@@ -178,11 +178,12 @@ def _read_lines(
     text: str, kind: str | None, places: tuple[int, ...], channel: int | None
 ) -> _Found:
     """Read lines whose fields at `places` are the recording, the channel, the start, the
-    duration and the label. If they name several channels, only the row's count."""
+    duration and the label. Only ASCII's white space parts fields: a word may have another
+    blank in it. If lines name several channels, only the row's count."""
     of_channels: dict[str, list[tuple[float, float, str]]] = {}
     recordings = set()
-    for number, line in enumerate(text.splitlines(), 1):
-        fields = line.split()
+    for number, line in enumerate(text.split("\n"), 1):
+        fields = [field.decode() for field in line.encode().split()]
         if not fields or line.startswith(";;") or (kind is not None and fields[0] != kind):
             continue
         try:
