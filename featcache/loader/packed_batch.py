@@ -203,8 +203,10 @@ class PackedBatch:
             rate = float(frame_versions(dataset)[0].cache.spec.axis.exact_rate)
             start = duration = None
             if not (documents.are_last & (documents.parts == 0)).all():
-                start = documents.firsts[0] / rate
-                duration = np.where(documents.are_last, _NO_LIMIT, documents.counts[0] / rate)
+                # by the tokens: the first version may end before another
+                seconds = self._budget.most / rate
+                start = documents.parts * seconds
+                duration = np.where(documents.are_last, _NO_LIMIT, seconds)
             reader = version.cache.event_reader()
             events = reader.batch(positions, start, duration, torch.from_numpy, version.classes)
             read.append((events, inside[events.rows.numpy()]))
