@@ -254,6 +254,15 @@ def test_recordings_in_one_file_are_found_by_their_names(tmp_path, cli):
     assert featcache.open(cache, "ctm")["c"] == [Event(0, 1, "new")]
 
 
+def test_the_first_line_of_a_ctm_with_a_byte_order_mark_is_read(tmp_path, cli):
+    lines = ctm_of("a", [(0.5, 1, "x"), (2, 2.5, "y")])
+    (tmp_path / "all.ctm").write_text(lines, encoding="utf-8-sig")
+    (tmp_path / "train.csv").write_text("id,path\na,wav/a.wav\n")
+    made = config(tmp_path, "all.ctm/{stem}")
+    cli("extract", tmp_path / "train.csv", "-c", made, "-o", tmp_path / "cache").with_code(0)
+    assert featcache.open(tmp_path / "cache")["a"] == [Event(0.5, 1, "x"), Event(2, 2.5, "y")]
+
+
 def test_label_files_in_a_tar_are_read_there(speech, tmp_path, cli):
     with tarfile.open(speech.folder / "align.tar", "w") as tar:
         tar.add(speech.folder / "align", "align")

@@ -90,8 +90,8 @@ def test_no_tier_and_several_tiers_are_one_line_each():
     ("data", "what"),
     [
         (b"", "no TextGrid"),
-        (b"RIFF\x00\x01\xff", "not utf-8"),
-        (b"\xff\xfe\x00", "not utf-16"),
+        (b"RIFF\x00\x01\xff", "not utf-8:"),
+        (b"\xff\xfe\x00", "not utf-16:"),
         (b"anything else\n", "no TextGrid"),
         (long_textgrid(2, {"a": [(-0.5, 1, "x")]}).encode(), "below 0"),
         (short_textgrid(2, {"a": [(-0.5, 1, "x")]}).encode(), "goes from -0.5 s"),
@@ -129,6 +129,15 @@ HELLO = [(0.5, 0.75, "hello"), (0.75, 1.25, "world")]
 
 def test_the_channel_of_a_ctm_of_one_channel_is_not_asked():
     assert as_labels(read(ctm_of("x", HELLO), ".ctm", channel=1)) == HELLO
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\u2028", "\u0085", "\x1c"])
+def test_a_word_may_have_a_blank_that_is_not_ascii(blank):
+    """As French has in numbers, and Japanese anywhere."""
+    words = [(0.5, 0.75, f"10{blank}000"), (0.75, 1.25, f"{blank}x")]
+    assert as_labels(read(ctm_of("x", words), ".ctm")) == words
+    rttm = f"SPEAKER rec 1 0.5 1.5 <NA> <NA> anna{blank}b <NA> <NA>\n"
+    assert as_labels(read(rttm, ".rttm")) == [(0.5, 2.0, f"anna{blank}b")]
 
 
 @pytest.mark.parametrize(

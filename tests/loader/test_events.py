@@ -380,3 +380,32 @@ def test_packed_rows_have_the_events_of_their_documents_and_parts_those_of_their
             assert labels == [event.label for event in expected]
             first, seen = last, seen + len(frames)
     assert seen == 4 * 200
+
+
+@pytest.mark.filterwarnings("ignore:4 utterances:featcache.FeatcacheWarning")
+def test_parts_have_the_events_of_their_time_where_the_first_version_ends_before_another(
+    both, tmp_path
+):
+    """As an fbank ends before codes, whose clips are padded to whole hops."""
+    short = make_version(tmp_path, frames_of(100.0, 1.2), name="short")
+    versions = {"short": featcache.open(short.path), **both}
+    dataset = featcache.FeatureDataset(versions)
+    seen = []
+    for batch in featcache.PackedLoader(dataset, tokens=50, rows=2, overflow="split"):
+        events = batch["features"]["words"]
+        for document, id_ in enumerate(batch["ids"]):
+            part = int(batch["parts"][document])
+            frames = batch["features"]["fbank"][batch["document_ids"]["fbank"] == document]
+            assert frames[0, 0] == part * 50
+            duration = 0.5 if part < 3 else None
+            is_own = (events.rows == document).tolist()
+            found = [
+                Event(*times, label)
+                for times, label, own in zip(
+                    events.times.tolist(), events.labels, is_own, strict=True
+                )
+                if own
+            ]
+            assert found == both["words"].item(id_, start=part / 2, duration=duration)
+            seen.append((id_, part))
+    assert sorted(seen) == [(id_, part) for id_ in WORDS for part in range(4)]
