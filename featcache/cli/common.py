@@ -18,6 +18,7 @@ from featcache.errors import FeatcacheError, counted, real_time, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
+    from featcache.loader.cache import Cache
     from featcache.storage.location import Location
     from featcache.version.index import Index
     from featcache.version.version import Version
@@ -125,6 +126,24 @@ def open_versions(path: Location) -> Iterator[Version]:
     from featcache.version.version import Version
 
     return map(Version.open, version_folders(path))
+
+
+def open_cache(path: Location) -> tuple[Cache, list[str]]:
+    """Open a version, or all parts of a corpus as one. Returns also messages about what it
+    lacks."""
+    from featcache.loader.cache import Cache
+    from featcache.loader.corpus import Corpus, open_parts
+    from featcache.version.selection import corpus_of, select_version
+    from featcache.version.wanted import find_lacking
+
+    in_corpus = corpus_of(path)
+    if in_corpus is None:
+        cache = Cache(select_version(path))
+        lacking = find_lacking(cache.version, cache.index)
+        return cache, [f"{cache.version.path}: {finding}" for finding in lacking]
+    corpus, name = in_corpus
+    parts, messages = open_parts(corpus, name or None, None, strict=False)
+    return Corpus(corpus, parts), messages
 
 
 def say_problems(problems: Iterable[Problem]) -> None:
