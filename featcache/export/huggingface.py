@@ -92,14 +92,22 @@ def _nested(arrays: Sequence[NDArray[Any]], arrow: Any) -> Any:
     return arrow.ListArray.from_arrays(ends, values)
 
 
+def as_arrow(column: TypedColumn, arrow: Any) -> Any:
+    """Return a column as an array of Arrow, the module `arrow`; vectors `[rows, *shape]` as
+    lists."""
+    if isinstance(column, Strings):
+        return arrow.array(column, arrow.string())
+    if not isinstance(column, np.ndarray):
+        return to_arrow(column, arrow)
+    if column.ndim == 1:
+        return arrow.array(column)
+    values = as_arrow(column.reshape(-1, *column.shape[2:]), arrow)
+    return arrow.FixedSizeListArray.from_arrays(values, column.shape[1])
+
+
 def _column(column: TypedColumn, arrow: Any) -> Any:
     """Return a column as an array of Arrow; as text if datasets has no such plain type."""
-    if isinstance(column, np.ndarray):
-        array = arrow.array(column)
-    elif isinstance(column, Strings):
-        array = arrow.array(column, arrow.string())
-    else:
-        array = to_arrow(column, arrow)
+    array = as_arrow(column, arrow)
     if str(array.type) in _TYPES:
         return array
     texts = [None if cell is None else carried(cell) for cell in column]
