@@ -6,9 +6,7 @@ import io
 import json
 import math
 import re
-import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,15 +107,6 @@ def cells(values: Mapping[str, object]) -> str:
 def count_are(count: int, thing: str) -> str:
     """Return `1 shard is`, `2,500 shards are`."""
     return counted(count, f"{thing} is", f"{thing}s are")
-
-
-@contextmanager
-def noting_warnings() -> Iterator[None]:
-    """Print the warnings of a `with` block as notes."""
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        yield
-    for warning in caught:
-        note(str(warning.message))
 
 
 def open_versions(path: Location) -> Iterator[Version]:
