@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from featcache.adapters.caches import cache_of, dataset_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import ArgumentError
+from featcache.export.huggingface import as_arrow
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.utterances import flat
-from featcache.manifest.columns import TypedColumn, Values, to_arrow
-from featcache.strings import Strings
 
 try:
     import datasets
@@ -107,14 +106,14 @@ def to_hf(
             what = f"the column {name!r} would hide the version of that name"
             raise ArgumentError(f"{what}: rename one of them")
     folders = {version.name: remember(version.cache) for version in dataset.versions}
-    columns = {name: _arrow(column) for name, column in dataset.columns.items()}
+    columns = {name: as_arrow(column, pa) for name, column in dataset.columns.items()}
     schema = pa.schema([(name, column.type) for name, column in columns.items()])
     types = {"id": datasets.Value("string")}
     for version in dataset.versions:
         name = version.name
         types[name] = _array_type(version.cache) if copy else CachedFeatures(folders[name])
     features = datasets.Features(types | datasets.Features.from_arrow_schema(schema))
-    fingerprint = _fingerprint(dataset, folders, copy)
+    fingerprint = _fingerprint(dataset, folders, columns, copy)
     if copy:
         return datasets.Dataset.from_generator(
             _rows,
@@ -123,22 +122,10 @@ def to_hf(
             cache_dir=cache_dir,
             fingerprint=fingerprint,
         )
-    ids = [_arrow(flat(dataset.ids))] * (1 + len(folders))
+    ids = [as_arrow(flat(dataset.ids), pa)] * (1 + len(folders))
     table = pa.Table.from_arrays([*ids, *columns.values()], schema=features.arrow_schema)
     info = datasets.DatasetInfo(features=features)
     return datasets.Dataset(table, info=info, fingerprint=fingerprint)
-
-
-def _arrow(column: TypedColumn) -> Any:
-    """Return a column as an Arrow array; vectors `[rows, *shape]` as lists."""
-    if isinstance(column, np.ndarray):
-        if column.ndim > 1:
-            values = column.reshape(-1, *column.shape[2:])
-            return pa.FixedSizeListArray.from_arrays(_arrow(values), column.shape[1])
-        return pa.array(column)
-    if isinstance(column, Strings):
-        return pa.array(column, pa.string())
-    return to_arrow(column, pa)
 
 
 def _no_id(kind: str) -> ArgumentError:
@@ -149,7 +136,7 @@ def _no_id(kind: str) -> ArgumentError:
 
 
 def _rows(dataset: FeatureDataset) -> Iterator[dict[str, Any]]:
-    columns = {name: _arrow(column) for name, column in dataset.columns.items()}
+    columns = {name: as_arrow(column, pa) for name, column in dataset.columns.items()}
     caches = {version.name: version.cache for version in dataset.versions}
     for number in range(len(dataset)):
         row = dataset[number]
@@ -175,7 +162,9 @@ def _array_type(cache: Cache) -> Any:
     return _ARRAYS[len(shape)]((None, *shape), dtype)
 
 
-def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
+def _fingerprint(
+    dataset: FeatureDataset, folders: dict[str, str], columns: dict[str, Any], copy: bool
+) -> str:
     digest = hashlib.sha256(repr((copy, folders)).encode())
     for version in dataset.versions:
         cache = version.cache
@@ -185,16 +174,8 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
             digest.update(repr(part.version.codebooks).encode())
             digest.update(part.firsts.tobytes())
             digest.update(part.counts.tobytes())
-    for name, column in {"id": flat(dataset.ids), **dataset.columns}.items():
-        digest.update(f"{name} {getattr(column, 'dtype', 'string')}".encode())
-        arrays = []
-        if isinstance(column, np.ndarray):
-            arrays = [column]
-        if isinstance(column, Values):
-            arrays = [column.kinds]
-            column = column.texts
-        if isinstance(column, Strings):
-            arrays += [column.blob, column.offsets]
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).data)
+    for name, column in {"id": as_arrow(flat(dataset.ids), pa), **columns}.items():
+        digest.update(f"{name} {column.type}".encode())
+        for buffer in column.buffers():
+            digest.update(buffer or b"")
     return digest.hexdigest()[:16]

@@ -13,17 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.adapters.caches import cache_of, folder_of, missing_toolkit, remember, whole_dataset
-from featcache.errors import StoreError
+from featcache.errors import ArgumentError, StoreError
+from featcache.export.lhotse import CutMaker, stored_in_cache
+from featcache.export.rows import without_missing
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.shards import Spans
 from featcache.loader.utterances import flat
 from featcache.manifest.columns import records_of
-from featcache.manifest.copies import copies_of
-from featcache.manifest.formats.lhotse import SAID
+from featcache.strings import Strings
 
 try:
-    from lhotse import CutSet, Features, MonoCut, SupervisionSegment
+    from lhotse import CutSet, MonoCut
     from lhotse.array import Array, TemporalArray
     from lhotse.features.io import FeaturesReader, register_reader
 except ImportError as error:
@@ -101,102 +102,42 @@ class _Cuts:
         self._dataset = dataset
         self._cache = first.cache
         self._others = {version.name: version for version in others}
-        path, spec = first.cache.version.path, first.cache.spec
-        if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
-            raise StoreError(
-                f"{path}: has features {spec.main.shape_text()}, but Lhotse's cuts need "
-                "[frames, dims]: pass a dataset that has such a version first, then this one"
-            )
-        hop = float(spec.sample_rate / spec.axis.exact_rate)
-        self._hop = round(hop)  # samples from one frame to the next
-        if abs(hop - self._hop) > 1e-6 * hop:
-            what = f"has {hop:g} samples from one frame to the next"
-            raise StoreError(f"{path}: {what}, but Lhotse needs a whole number")
+        try:
+            CutMaker(first.cache, Strings.of([]))
+        except ArgumentError as error:
+            remedy = "pass a dataset that has another version first, then this one"
+            raise StoreError(f"{error}: {remedy}") from error
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __iter__(self) -> Iterator[MonoCut]:
         dataset, num_rows = self._dataset, len(self._dataset)
-        copies = copies_of(self._cache.config)
-        speeds = copies.speeds[copies.numbers(flat(dataset.ids))].data
+        ids = flat(dataset.ids)
+        maker, folder = CutMaker(self._cache, ids), folder_of(self._cache)
         lengths = {
             name: version.values_of(version.cache.lengths) for name, version in self._others.items()
         }
-        return map(
-            self._cut,
-            dataset.ids,
+        rows = zip(
+            ids,
             np.ascontiguousarray(dataset.lengths).data,
-            speeds,
             records_of(dataset.columns, num_rows),
             records_of(lengths, num_rows),
+            strict=True,
         )
-
-    def _cut(
-        self,
-        id_: str,
-        num_frames: int,
-        speed: float,
-        columns: dict[str, Any],
-        array_lengths: dict[str, int],
-    ) -> MonoCut:
-        cache, spec = self._cache, self._cache.spec
-        duration = num_frames * self._hop / spec.sample_rate
-        for name, value in [*columns.items()]:
-            if isinstance(value, np.ndarray):
-                columns[name] = value.tolist()  # which JSON can hold
-            if value is None or (isinstance(value, float) and value != value):  # NaN
-                del columns[name]
-        start = columns.pop("start", 0.0) / speed
-        channel = max(0, columns.pop("channel", 0))
-        columns.pop("duration", None)
-        path = columns.pop("path", "")
-        recording = str(columns.pop("recording_id", path))
-        if recording and speed != 1:
-            recording += f"_sp{speed:g}"  # the suffix that Lhotse's perturb_speed adds
-        recording = recording or id_
-        labels = {name: str(columns.pop(name)) for name in SAID if name in columns}
-        supervision = SupervisionSegment(
-            id=id_,
-            recording_id=recording,
-            start=0.0,
-            duration=duration,
-            channel=channel,
-            custom=columns or None,
-            **labels,
-        )
-        features = Features(
-            type=cache.config.get("extractor", cache.version.info.name),
-            recording_id=recording,
-            channels=channel,
-            start=start,
-            duration=duration,
-            num_frames=num_frames,
-            num_features=spec.item_shape[0],
-            frame_shift=self._hop / spec.sample_rate,
-            sampling_rate=spec.sample_rate,
-            **_storage(cache, id_),
-        )
-        arrays = {
-            name: _array(version.cache, id_, array_lengths[name], start)
-            for name, version in self._others.items()
-        }
-        return MonoCut(
-            id=id_,
-            start=start,
-            duration=duration,
-            channel=channel,
-            supervisions=[supervision],
-            features=features,
-            custom=arrays or None,
-        )
+        for number, (id_, num_frames, columns, array_lengths) in enumerate(rows):
+            columns, storage = without_missing(columns), stored_in_cache(folder, id_)
+            cut = maker.make(number, id_, num_frames, columns, storage)
+            if self._others:
+                cut["custom"] = {
+                    name: _array(version.cache, id_, array_lengths[name], cut["start"])
+                    for name, version in self._others.items()
+                }
+            yield MonoCut.from_dict(cut)
 
 
 def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
-    array = Array(shape=[num_frames, *cache.spec.item_shape], **_storage(cache, id_))
+    shape = [num_frames, *cache.spec.item_shape]
+    array = Array(shape=shape, **stored_in_cache(folder_of(cache), id_))
     frame_shift = cache.spec.axis.seconds(1)
     return TemporalArray(array=array, temporal_dim=0, frame_shift=frame_shift, start=start)
-
-
-def _storage(cache: Cache, id_: str) -> dict[str, str]:
-    return {"storage_type": Reader.name, "storage_path": folder_of(cache), "storage_key": id_}

@@ -6,9 +6,7 @@ import io
 import json
 import math
 import re
-import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from featcache.errors import FeatcacheError, counted, real_time, without_secrets
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
+    from featcache.loader.cache import Cache
     from featcache.storage.location import Location
     from featcache.version.index import Index
     from featcache.version.version import Version
@@ -110,21 +109,30 @@ def count_are(count: int, thing: str) -> str:
     return counted(count, f"{thing} is", f"{thing}s are")
 
 
-@contextmanager
-def noting_warnings() -> Iterator[None]:
-    """Print the warnings of a `with` block as notes."""
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        yield
-    for warning in caught:
-        note(str(warning.message))
-
-
 def open_versions(path: Location) -> Iterator[Version]:
     """Open one version after the other, of a cache or alone."""
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
     return map(Version.open, version_folders(path))
+
+
+def open_cache(path: Location) -> tuple[Cache, list[str]]:
+    """Open a version, or all parts of a corpus as one. Returns also messages about what it
+    lacks."""
+    from featcache.loader.cache import Cache
+    from featcache.loader.corpus import Corpus, open_parts
+    from featcache.version.selection import corpus_of, select_version
+    from featcache.version.wanted import find_lacking
+
+    in_corpus = corpus_of(path)
+    if in_corpus is None:
+        cache = Cache(select_version(path))
+        lacking = find_lacking(cache.version, cache.index)
+        return cache, [f"{cache.version.path}: {finding}" for finding in lacking]
+    corpus, name = in_corpus
+    parts, messages = open_parts(corpus, name or None, None, strict=False)
+    return Corpus(corpus, parts), messages
 
 
 def say_problems(problems: Iterable[Problem]) -> None:

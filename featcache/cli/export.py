@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, as_document, first_few, note, say, say_json
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    as_document,
+    first_few,
+    note,
+    open_cache,
+    say,
+    say_json,
+)
 from featcache.cli.progress import Steps
 from featcache.cli.runs import by_reason
 from featcache.errors import counted, megabytes
@@ -47,7 +54,6 @@ def export(
       featcache export --to datasets features/mimi -o mimi-parquet
       featcache export --to qwen3-tts features/qwen3-tts-12hz -o train.jsonl --manifest raw.jsonl
     """
-    import featcache
     from featcache.export import FORMATS
     from featcache.export import export as write
 
@@ -55,10 +61,9 @@ def export(
         options.refuse_output(output, force)
     else:
         options.refuse_unwritable(output.absolute().parent)
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        cache = featcache.open(str(path))
-    for warning in caught:
-        note(str(warning.message))
+    cache, lacking = open_cache(path)
+    for message in lacking:
+        note(message)
     rows = None
     if manifest is not None:
         options.refuse_corpus(path, "--manifest")
@@ -77,6 +82,6 @@ def export(
     if exported.missing:
         missing = counted(len(exported.missing), "utterance")
         say(f"  {missing} missing in the version: {first_few(exported.missing, _SHOWN)}")
-    if exported.missing or (rows is None and caught):
+    if exported.missing or (rows is None and lacking):
         return 1
     return FAILURES_LEFT if exported.failed else 0

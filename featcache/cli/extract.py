@@ -47,7 +47,10 @@ _ENGINE = (
     "one; ray://HOST:PORT."
 )
 _SHARD_SIZE = "Approximate size of a shard. Does not change values.  [default: 128]"
-_SOURCE = "Make units from the features of this version instead of from audio."
+_SOURCE = (
+    "Make units, or the vectors of `store: {pool: …}`, from the features of this version "
+    "instead of from audio."
+)
 _BATCHING = (
     "How clips share a batch.  [default: what the extractor declares, unless `probe` found "
     "a difference]"

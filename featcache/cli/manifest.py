@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    FAILURES_LEFT,
-    first_few,
-    note,
-    noting_warnings,
-    printing,
-    say,
-    say_json,
-)
+from featcache.cli.common import FAILURES_LEFT, first_few, note, printing, say, say_json
 from featcache.cli.progress import Steps
 from featcache.cli.runs import by_reason
 from featcache.errors import ArgumentError, counted
@@ -139,8 +132,10 @@ def manifest(
 def _select(read: Manifest, where: str, columns: dict[str, str]) -> tuple[Manifest, int]:
     from featcache.loader.utterances import Choices, select_utterances
 
-    with noting_warnings():
+    with warnings.catch_warnings(record=True, action="always") as caught:
         selected, lacking = select_utterances(read, Choices(where=where, columns=columns))
+    for warning in caught:
+        note(str(warning.message))
     if lacking:
         rows = counted(len(lacking), "row is", "rows are")
         note(f"{rows} left out, of which a version has no value: {first_few(lacking, _SHOWN)}")

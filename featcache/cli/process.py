@@ -25,6 +25,9 @@ from featcache.cli.common import MessageFile, printing
 
 INTERRUPTED = 130
 
+_COLUMNS = 80
+"""The columns of a picture where no terminal says how many there are."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDING = "finishing and committing what is under way (once more to stop at once, and lose it)"
 
@@ -100,11 +103,11 @@ def terminal_columns() -> int:
 
 def terminal_of_results() -> tuple[int, int]:
     """Return the columns of the terminal on stdout, and its colours: 2**24, 256, or 0. In a
-    pipe, 80 and 0."""
+    pipe, 80 and 0; 80 columns too if the terminal does not know its size, as in a container."""
     try:
-        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns or _COLUMNS
     except OSError:  # stdout is no terminal; tests replace it by what has no descriptor
-        return 80, 0
+        return _COLUMNS, 0
     terminal = os.environ.get("TERM", "dumb")
     if os.environ.get("NO_COLOR") or terminal == "dumb":
         return columns, 0

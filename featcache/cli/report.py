@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import Document, as_document, complain, count_are, printing, say, say_json
+from featcache.cli.common import Document, as_document, complain, printing, say, say_json
 from featcache.cli.info import describe_versions
 from featcache.cli.progress import Shards
+from featcache.cli.show import describe_diff
 from featcache.errors import ArgumentError, StoreError, counted, hours, megabytes
 from featcache.storage.location import Location, as_location
 
@@ -65,6 +66,7 @@ def report(
       featcache report features --manifest train.csv -o train.html
       featcache report features/fbank80 --against features/fbank80-6f0612afda6c
     """
+    from featcache.care.diff import diff
     from featcache.report import collect, make_clips, make_page
     from featcache.storage.files import write_file
 
@@ -88,7 +90,8 @@ def report(
                 raise ArgumentError(f"--against: {where} holds {len(opened)} versions: name one")
         if str(caches[0].version.path) == str(other_caches[0].version.path):
             raise ArgumentError(f"--against: {against} is the version itself: name another")
-        compared = _compare(*caches, *other_caches)
+        places = caches[0].version.path, other_caches[0].version.path
+        compared = describe_diff(diff(caches[0], other_caches[0]), *places)
         documents, caches = documents + others, caches + other_caches
     for others, other_caches, has_damage in _described_beside([*caches]):
         documents += others
@@ -167,23 +170,6 @@ def _joined(of_parts: list[Document]) -> Document:
     for name in _JOINED:
         joined[name] = [*chain.from_iterable(document[name] for document in of_parts)]
     return joined
-
-
-def _compare(first: Cache, second: Cache) -> list[str]:
-    """List how two versions differ, for people: `featcache diff` has the numbers."""
-    from featcache.care.diff import diff
-
-    found = diff(first, second)
-    lines = [f"config: {line}" for line in found.config]
-    lines.append(f"{count_are(found.common, 'utterance')} in both")
-    for ids, where in (
-        (found.gone, f"only in {first.version.path}"),
-        (found.added, f"only in {second.version.path}"),
-        (found.changed, "in both, but from other rows"),
-    ):
-        if len(ids):
-            lines.append(f"{count_are(len(ids), 'utterance')} {where}")
-    return lines
 
 
 def _described_beside(

@@ -32,7 +32,7 @@ from featcache.storage.location import Location
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from featcache.care.diff import ValuesDiff
+    from featcache.care.diff import ValuesDiff, VersionDiff
     from featcache.care.why import Cause
     from featcache.extraction.plan import VersionPlan
     from featcache.media.look import Shown
@@ -418,18 +418,8 @@ def diff(first: Location, second: Location, values: int) -> None:
     if printing.as_json:
         lists = {name: list(getattr(result, name)) for name in ("gone", "added", "changed")}
         say_json({**vars(result), **lists, "values": result.values and asdict(result.values)})
-    differing = result.config
-    if result.same_fingerprint:
-        differing = ["the same"]
-    elif not differing:
-        differing = ["the same keys, but other weights, or another revision of the extractor"]
-    for line in differing:
-        say(f"config: {line}")
-    say(f"{count_are(result.common, 'utterance')} in both")
-    found = {f"only in {first}": result.gone, f"only in {second}": result.added}
-    for where, ids in (found | {"in both, but from other rows": result.changed}).items():
-        if len(ids):
-            say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
+    for line in describe_diff(result, first, second):
+        say(line)
     if result.values is not None:
         say(f"values: {_describe_values(result.values)}")
         for name, track in result.values.tracks.items():
@@ -437,6 +427,25 @@ def diff(first: Location, second: Location, values: int) -> None:
             if track is not None:
                 described = _describe_values(track)
             say(f"track {name}: {described}")
+
+
+def describe_diff(result: VersionDiff, first: Location, second: Location) -> list[str]:
+    """Return lines about how the configs and utterances of two versions differ."""
+    differing = result.config
+    if result.same_fingerprint:
+        differing = ["the same"]
+    elif not differing:
+        differing = ["the same keys, but other weights, or another revision of the extractor"]
+    lines = [f"config: {line}" for line in differing]
+    in_both = f"{count_are(result.common, 'utterance')} in both"
+    if len(result.changed):
+        in_both += f", {len(result.changed):,} of them from other rows: "
+        in_both += first_few(result.changed, _SHOWN)
+    lines.append(in_both)
+    for where, ids in ((first, result.gone), (second, result.added)):
+        if len(ids):
+            lines.append(f"{len(ids):,} only in {where}: {first_few(ids, _SHOWN)}")
+    return lines
 
 
 def _describe_values(values: ValuesDiff) -> str:

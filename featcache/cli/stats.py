@@ -13,8 +13,9 @@ from featcache.cli.common import (
     Document,
     advise,
     first_few,
+    note,
     note_unfinished,
-    noting_warnings,
+    open_cache,
     say,
     say_json,
 )
@@ -23,7 +24,6 @@ from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.loader.cache import Cache
     from featcache.spec import FeatureSpec
     from featcache.stats import Stats, Usage
 
@@ -67,28 +67,17 @@ def stats(
       featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
       featcache stats features/speaker --manifest train.csv --by speaker --json
     """
-    import featcache
     from featcache.loader.cache import Cache
     from featcache.loader.corpus import Corpus
     from featcache.stats import Usage, moments, usage
     from featcache.version.corpus import read_parts
-    from featcache.version.selection import corpus_of, select_version
 
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
         options.refuse_output(output, force)
-    corpus: Cache | None = None
-    is_partial = False
-    corpus_and_version = corpus_of(path)
-    if corpus_and_version is None:
-        version = select_version(path)
-    else:
-        with noting_warnings():
-            corpus = featcache.open(str(path))
-        if isinstance(corpus, Corpus):
-            is_partial = len(corpus.parts) < len(read_parts(corpus_and_version[0]))
-        version = corpus.version
+    opened, lacking = open_cache(path)
+    version = opened.version
     holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
         raise ArgumentError(
@@ -97,23 +86,30 @@ def stats(
     wanted = None
     if manifest:
         wanted = options.read_manifest(manifest, reading, audio=False, carry=by is not None)
-    elif corpus is None:
-        note_unfinished(version)
+    is_partial = False
+    if isinstance(opened, Corpus):
+        is_partial = len(opened.parts) < len(read_parts(version.path.parent))
+    elif wanted is not None:
+        lacking = []
+    for message in lacking:
+        note(message)
 
     is_ragged = version.info.spec.axis.is_ragged
     unit = "frames" if is_ragged else "utterances"
 
-    def compute() -> Usage | Stats:
-        cache = corpus or Cache(version)
+    def compute(cache: Cache) -> Usage | Stats:
         total = None
-        if wanted is None and corpus is None:
+        if wanted is None:
             total = int(cache.lengths.sum())
         with Steps(total, unit) as bar:
             if holds_codes:
                 return usage(cache, wanted, threads=threads, report=bar.update)
             return moments(cache, wanted, by=by, threads=threads, report=bar.update)
 
-    computed = version.reading(compute) if corpus is None else compute()
+    if isinstance(opened, Corpus):
+        computed = compute(opened)
+    else:
+        computed = version.reading(lambda: compute(Cache(version)))
     if output is not None and not isinstance(computed, Usage):
         computed.save(output, overwrite=force)
     counts = [counted(computed.utterances, "utterance")]

@@ -96,7 +96,7 @@ def tag(path: Location, name: str) -> None:
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.reading_threads
-@options.flag("--dry-run", "Only say what would be copied.")
+@options.flag("--dry-run", "Only print what would be copied.")
 @options.as_json
 def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     """Copy a cache to another folder or object store. Both may be folders or URLs:

@@ -104,7 +104,10 @@ def export(
     if not chosen.is_file and output.exists() and (output.is_file() or any(output.iterdir())):
         raise ArgumentError(f"-o: {output}: --to {format} makes a folder, and this is not empty")
     if cache.spec.axis.has_times:
-        raise ArgumentError(f"{cache.version.path}: holds events, which no format here has")
+        raise ArgumentError(
+            f"{cache.version.path}: holds events, which no format here has: read them with "
+            "featcache.open"
+        )
     rows, absent = _select(cache, manifest, report)
     with _appearing(output) as staged:
         if not chosen.is_file:

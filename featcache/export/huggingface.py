@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +36,23 @@ def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
     columns = {name: _column(column, arrow) for name, column in rows.columns.items()}
     types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
     types |= {name: _value(_TYPES[str(column.type)]) for name, column in columns.items()}
-    writer, first = None, 0
-    for ids, features in _groups(rows):
-        part = slice(first, first + len(ids))
-        arrays = {"id": arrow.array(ids, arrow.string()), "features": _nested(features, arrow)}
+    writer = None
+    for _, group in rows.groups(_GROUP_BYTES):
+        written = [*group]
+        part = slice(written[0].number, written[-1].number + 1)
+        arrays = {
+            "id": arrow.array([row.id for row in written], arrow.string()),
+            "features": _nested([row.features for row in written], arrow),
+        }
         arrays |= {name: column[part] for name, column in columns.items()}
         table = arrow.table(arrays)
         if writer is None:
             schema = _with_types(table.schema, types)
             writer = arrow.parquet.ParquetWriter(folder / "data.parquet", schema)
         writer.write_table(table)
-        first = part.stop
     if writer is not None:
         writer.close()
     return []
-
-
-def _groups(rows: Rows) -> Iterator[tuple[list[str], list[NDArray[Any]]]]:
-    """Give ids and features of about `_GROUP_BYTES` at a time."""
-    ids: list[str] = []
-    features: list[NDArray[Any]] = []
-    num_bytes = 0
-    for row in rows:
-        ids.append(row.id)
-        features.append(row.features)
-        num_bytes += row.features.nbytes
-        if num_bytes >= _GROUP_BYTES:
-            yield ids, features
-            ids, features, num_bytes = [], [], 0
-    if ids:
-        yield ids, features
 
 
 def _value(dtype: str) -> dict[str, str]:
@@ -105,14 +92,22 @@ def _nested(arrays: Sequence[NDArray[Any]], arrow: Any) -> Any:
     return arrow.ListArray.from_arrays(ends, values)
 
 
+def as_arrow(column: TypedColumn, arrow: Any) -> Any:
+    """Return a column as an array of Arrow, the module `arrow`; vectors `[rows, *shape]` as
+    lists."""
+    if isinstance(column, Strings):
+        return arrow.array(column, arrow.string())
+    if not isinstance(column, np.ndarray):
+        return to_arrow(column, arrow)
+    if column.ndim == 1:
+        return arrow.array(column)
+    values = as_arrow(column.reshape(-1, *column.shape[2:]), arrow)
+    return arrow.FixedSizeListArray.from_arrays(values, column.shape[1])
+
+
 def _column(column: TypedColumn, arrow: Any) -> Any:
     """Return a column as an array of Arrow; as text if datasets has no such plain type."""
-    if isinstance(column, np.ndarray):
-        array = arrow.array(column)
-    elif isinstance(column, Strings):
-        array = arrow.array(column, arrow.string())
-    else:
-        array = to_arrow(column, arrow)
+    array = as_arrow(column, arrow)
     if str(array.type) in _TYPES:
         return array
     texts = [None if cell is None else carried(cell) for cell in column]

@@ -1,61 +1,59 @@
 """Lhotse's cuts: over the shards of a cache, or with features in a Shar. Both are written
-without Lhotse. Cuts are those of `featcache.adapters.lhotse.cuts`."""
+without Lhotse. `featcache.adapters.lhotse` makes its cuts of the same JSON."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
-from contextlib import closing
+import tarfile
 from pathlib import Path
 from typing import Any, TextIO
 
 from featcache.errors import ArgumentError
-from featcache.export.rows import NumberedTars, Row, Rows, encode_npy
+from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
+from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
-
-_STORAGE = "featcache"
-"""The storage type that `featcache.adapters.lhotse` reads."""
+from featcache.strings import Strings
 
 
 def write_lhotse(rows: Rows, file: Path, target: Path) -> list[str]:
     """Write cuts whose features lie in the cache."""
-    if not isinstance(rows.cache.version.path, Path) or isinstance(rows.cache, Corpus):
+    cache = rows.cache
+    if not isinstance(cache.version.path, Path) or isinstance(cache, Corpus):
         raise ArgumentError(f"{rows.where}: cuts name one version in a folder: --to shar copies")
-    folder = str(rows.cache.version.path.absolute())
-    if rows.cache.version.tag:
-        folder = f"{folder}@{rows.cache.version.tag}"
+    folder = str(cache.version.path.absolute())
+    if cache.version.tag:
+        folder = f"{folder}@{cache.version.tag}"
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
         raise ArgumentError(f"-o: {target}: Lhotse reads cuts in .jsonl or .jsonl.gz")
+    cuts = CutMaker(cache, rows.ids)
     with _opened(file, target.suffix == ".gz") as out:
-        for row, cut in _cuts(rows):
-            place = {"storage_type": _STORAGE, "storage_path": folder, "storage_key": row.id}
-            cut["features"] |= place
-            _write_line(out, cut)
+        for row in rows:
+            storage = stored_in_cache(folder, row.id)
+            _write_line(out, cuts.make(row.number, row.id, len(row.features), row.columns, storage))
     return ["features stay in the cache: import featcache.adapters.lhotse before reading cuts"]
 
 
 def write_shar(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write a Shar: `cuts.N.jsonl.gz` and `features.N.tar`, with features as `.npy`."""
     rows.refuse_names()
-    with closing(NumberedTars(folder, "features.%06d.tar")) as tars:
-        out: TextIO | None = None
-        for row, cut in _cuts(rows):
-            if out is None or tars.is_full:
-                if out is not None:
-                    out.close()
-                out = _opened(folder / f"cuts.{tars.count:06d}.jsonl.gz", True)
-                tars.begin()
-            place = {"storage_type": "shar", "storage_path": "", "storage_key": ""}
-            cut |= {"start": 0.0}
-            cut["features"] |= {**place, "start": 0}
-            features = json.dumps(cut["features"]).encode() + b"\n"
-            tars.add({f"{row.id}.npy": encode_npy(row.features), f"{row.id}.json": features})
-            _write_line(out, cut)
-        if out is not None:
-            out.close()
+    cuts = CutMaker(rows.cache, rows.ids)
+    storage = {"storage_type": "shar", "storage_path": "", "storage_key": ""}
+    for number, group in rows.groups(FILE_BYTES):
+        with (
+            tarfile.open(folder / f"features.{number:06d}.tar", "w") as tar,
+            _opened(folder / f"cuts.{number:06d}.jsonl.gz", True) as out,
+        ):
+            for row in group:
+                cut = cuts.make(row.number, row.id, len(row.features), row.columns, storage)
+                cut["start"] = 0.0
+                cut["features"]["start"] = 0
+                features = json.dumps(cut["features"]).encode() + b"\n"
+                npy = encode_npy(row.features)
+                add_members(tar, {f"{row.id}.npy": npy, f"{row.id}.json": features})
+                _write_line(out, cut)
     return []
 
 
@@ -69,25 +67,58 @@ def _write_line(out: TextIO, cut: dict[str, Any]) -> None:
     out.write(json.dumps(cut, ensure_ascii=False) + "\n")
 
 
-def _cuts(rows: Rows) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Give each utterance with its cut, whose features have no storage yet."""
-    hop, spec = _hop_of(rows), rows.spec
-    copies = copies_of(rows.cache.config)
-    speeds = copies.speeds[copies.numbers(rows.ids)].tolist()
-    kind = rows.cache.config.get("extractor", rows.cache.version.info.name)
-    for row, speed in zip(rows, speeds, strict=True):
-        columns = dict(row.columns)
-        num_frames = len(row.features)
-        duration = num_frames * hop / spec.sample_rate
+def stored_in_cache(folder: str, id_: str) -> dict[str, str]:
+    """Return the fields of Lhotse's by which `featcache.adapters.lhotse` finds features."""
+    return {"storage_type": "featcache", "storage_path": folder, "storage_key": id_}
+
+
+class CutMaker:
+    """Makes the cuts of a version's utterances, as JSON. Raises ArgumentError if a frame is
+    not one row of numbers, or the number of samples from one frame to the next is not
+    whole."""
+
+    def __init__(self, cache: Cache, ids: Strings) -> None:
+        spec = cache.spec
+        path = cache.version.path
+        if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
+            shape = spec.main.shape_text()
+            raise ArgumentError(
+                f"{path}: has features {shape}, but Lhotse's cuts need [frames, dims]"
+            )
+        hop = float(spec.sample_rate / spec.axis.exact_rate)
+        self._hop = round(hop)  # samples from one frame to the next
+        if abs(hop - self._hop) > 1e-6 * hop:
+            what = f"has {hop:g} samples from one frame to the next"
+            raise ArgumentError(f"{path}: {what}, but Lhotse needs a whole number")
+        self._spec = spec
+        self._kind = cache.config.get("extractor", cache.version.info.name)
+        copies = copies_of(cache.config)
+        self._speeds = copies.speeds[copies.numbers(ids)]
+
+    def make(
+        self,
+        number: int,
+        id_: str,
+        num_frames: int,
+        columns: dict[str, Any],
+        storage: dict[str, str],
+    ) -> dict[str, Any]:
+        """Make the cut of the utterance with that number among the ids. `columns` are cells
+        that have a value; `storage` is where Lhotse finds the features."""
+        speed = float(self._speeds[number])
+        columns = dict(columns)
+        sample_rate = self._spec.sample_rate
+        duration = num_frames * self._hop / sample_rate
         start = columns.pop("start", 0.0) / speed
         channel = max(0, columns.pop("channel", 0))
         columns.pop("duration", None)
-        recording = str(columns.pop("recording_id", columns.pop("path", "")))
+        path = columns.pop("path", "")
+        recording = str(columns.pop("recording_id", path))
         if recording and speed != 1:
             recording += f"_sp{speed:g}"  # the suffix that Lhotse's perturb_speed adds
-        recording = recording or row.id
+        recording = recording or id_
         supervision: dict[str, Any] = {
-            "id": row.id,
+            "id": id_,
             "recording_id": recording,
             "start": 0.0,
             "duration": duration,
@@ -97,30 +128,16 @@ def _cuts(rows: Rows) -> Iterator[tuple[Row, dict[str, Any]]]:
         if columns:
             supervision["custom"] = columns
         features = {
-            "type": kind,
+            "type": self._kind,
             "num_frames": num_frames,
-            "num_features": spec.item_shape[0],
-            "frame_shift": hop / spec.sample_rate,
-            "sampling_rate": spec.sample_rate,
+            "num_features": self._spec.item_shape[0],
+            "frame_shift": self._hop / sample_rate,
+            "sampling_rate": sample_rate,
             "start": start,
             "duration": duration,
+            **storage,
             "recording_id": recording,
             "channels": channel,
         }
-        segment = {"start": start, "duration": duration, "channel": channel}
-        lines = {"supervisions": [supervision], "features": features, "type": "MonoCut"}
-        yield row, {"id": row.id, **segment, **lines}
-
-
-def _hop_of(rows: Rows) -> int:
-    """Return the samples from one frame to the next. Raises ArgumentError if a
-    frame is not one row of numbers, or the number of samples is not whole."""
-    spec = rows.spec
-    if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
-        shape = spec.main.shape_text()
-        raise ArgumentError(f"{rows.where}: has features {shape}; Lhotse needs [frames, dims]")
-    hop = float(spec.sample_rate / spec.axis.exact_rate)
-    if abs(hop - round(hop)) > 1e-6 * hop:
-        what = f"{hop:g} samples lie between two frames, and Lhotse needs a whole number"
-        raise ArgumentError(f"{rows.where}: {what}")
-    return round(hop)
+        segment = {"id": id_, "start": start, "duration": duration, "channel": channel}
+        return {**segment, "supervisions": [supervision], "features": features, "type": "MonoCut"}

@@ -1,4 +1,4 @@
-"""The utterances of an export, and the numbered files that it writes."""
+"""The utterances of an export, one after the other or in groups, and members of tars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from itertools import groupby
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
 FILE_BYTES = 256 << 20
-"""About so many bytes of features stand in a numbered file."""
+"""About so many bytes of features stand in a tar."""
 
 _LONGEST_NAME = 250
 """The most bytes of a name that file systems take, with `.npy`."""
@@ -30,6 +31,8 @@ _LONGEST_NAME = 250
 class Row(NamedTuple):
     """An utterance to export."""
 
+    number: int
+    """Its place among the utterances, from 0 on."""
     id: str
     features: NDArray[Any]
     """As `cache[id]`: `[frames, *item_shape]`, or `[*item_shape]` of a whole clip. Quantised
@@ -55,10 +58,23 @@ class Rows:
 
     def __iter__(self) -> Iterator[Row]:
         records = records_of(self.columns, len(self))
-        for id_, position, columns in zip(self.ids, self.positions.tolist(), records, strict=True):
-            kept = {name: cell for name, cell in columns.items() if not _is_missing(cell)}
-            yield Row(id_, self.cache.item(position, check=True), kept)
+        numbered = enumerate(zip(self.ids, self.positions.tolist(), records, strict=True))
+        for number, (id_, position, columns) in numbered:
+            features = self.cache.item(position, check=True)
+            yield Row(number, id_, features, without_missing(columns))
             self.report(1)
+
+    def groups(self, num_bytes: int) -> Iterator[tuple[int, Iterator[Row]]]:
+        """Number groups of utterances with about so many bytes of features each. A group is
+        read while it is iterated."""
+        total = 0
+
+        def group_of(row: Row) -> int:
+            nonlocal total
+            total += row.features.nbytes
+            return (total - row.features.nbytes) // num_bytes
+
+        return enumerate(group for _, group in groupby(self, group_of))
 
     @property
     def spec(self) -> FeatureSpec:
@@ -107,42 +123,23 @@ def encode_npy(array: NDArray[Any]) -> bytes:
     return out.getvalue()
 
 
-class NumberedTars:
-    """Writes members into tars of about `FILE_BYTES`, called by a pattern such as
-    `features.%06d.tar`."""
+def add_members(tar: tarfile.TarFile, members: Mapping[str, bytes]) -> None:
+    """Add members to a tar, by their names."""
+    for name, data in members.items():
+        header = tarfile.TarInfo(name)
+        header.size = len(data)
+        tar.addfile(header, io.BytesIO(data))
 
-    def __init__(self, folder: Path, pattern: str) -> None:
-        self._folder, self._pattern = folder, pattern
-        self._tar: tarfile.TarFile | None = None
-        self.count = 0
-        """The number of tars so far."""
 
-    @property
-    def is_full(self) -> bool:
-        """True if the next member begins a tar."""
-        return self._tar is None or self._tar.offset >= FILE_BYTES
-
-    def begin(self) -> None:
-        """Begin the next tar."""
-        self.close()
-        self._tar = tarfile.open(self._folder / (self._pattern % self.count), "w")  # noqa: SIM115
-        self.count += 1
-
-    def add(self, members: Mapping[str, bytes]) -> None:
-        """Add members, by their names."""
-        if self._tar is None:
-            self.begin()
-        assert self._tar is not None
-        for name, data in members.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            self._tar.addfile(header, io.BytesIO(data))
-
-    def close(self) -> None:
-        """Complete the last tar."""
-        if self._tar is not None:
-            self._tar.close()
-        self._tar = None
+def without_missing(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cells of a row that have a value, in types that JSON has."""
+    kept = {}
+    for name, cell in columns.items():
+        if isinstance(cell, np.ndarray):
+            kept[name] = cell.tolist()
+        elif cell is not None and not (isinstance(cell, float) and math.isnan(cell)):
+            kept[name] = cell
+    return kept
 
 
 def _is_name(id_: str) -> bool:
@@ -150,7 +147,3 @@ def _is_name(id_: str) -> bool:
     path = PurePosixPath(id_)
     is_short = all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
     return str(path) == id_ and is_short and "\0" not in id_ and not {"..", "/"} & {*path.parts}
-
-
-def _is_missing(cell: Any) -> bool:
-    return cell is None or (isinstance(cell, float) and math.isnan(cell))

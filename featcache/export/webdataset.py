@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import closing
+import tarfile
 from pathlib import Path
 
 from featcache.errors import ArgumentError, counted
-from featcache.export.rows import NumberedTars, Rows, encode_npy
+from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
 from featcache.strings import Strings, are_distinct
 
 _NOT_IN_KEYS = re.compile(r"[^\w/+=@%,-]")
@@ -23,12 +23,12 @@ def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
         raise ArgumentError(
             f"{rows.where}: two ids differ only in dots or marks, and WebDataset's keys have none"
         )
-    with closing(NumberedTars(folder, "features-%06d.tar")) as tars:
-        for key, row in zip(keys, rows, strict=True):
-            if tars.is_full:
-                tars.begin()
-            columns = json.dumps({**row.columns, "id": row.id}, ensure_ascii=False)
-            tars.add({f"{key}.npy": encode_npy(row.features), f"{key}.json": columns.encode()})
+    for number, group in rows.groups(FILE_BYTES):
+        with tarfile.open(folder / f"features-{number:06d}.tar", "w") as tar:
+            for row in group:
+                key = keys[row.number]
+                columns = json.dumps({**row.columns, "id": row.id}, ensure_ascii=False).encode()
+                add_members(tar, {f"{key}.npy": encode_npy(row.features), f"{key}.json": columns})
     num_changed = sum(key != id_ for key, id_ in zip(keys, rows.ids, strict=True))
     if num_changed:
         keys_are = counted(num_changed, "key")

@@ -204,7 +204,9 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
         "std": [],
         "fault": None,
     }
-    is_float = spec.values_dtype.kind == "f" and not (spec.named_units or spec.is_pitch)
+    # the means of times, named values and pitch say nothing
+    has_own_meaning = spec.axis.has_times or spec.named_units or spec.is_pitch
+    is_float = spec.values_dtype.kind == "f" and not has_own_meaning
     try:
         if len(cache) and spec.codebook_sizes:
             codes = usage(cache, _sample(cache), threads=threads)

@@ -15,7 +15,6 @@ from featcache.strings import Strings
 _BINS = 32
 _DECADES = 6
 _POINTS = 2000
-_TEXTS_AT_ONCE = 1 << 16
 
 Values = NDArray[Any]
 
@@ -104,11 +103,9 @@ def scatter(x: Values, y: Values, marked: NDArray[np.int64], ids: Strings, seed:
 
 def characters_of(texts: Strings) -> NDArray[np.int64]:
     """Count the characters of each text, int64 `[n]`."""
-    counts = np.empty(len(texts), np.int64)
-    for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        offsets = texts.offsets[first : first + _TEXTS_AT_ONCE + 1].astype(np.int64)
-        data = texts.blob[offsets[0] : offsets[-1]]
-        begins = np.zeros(len(data) + 1, np.int64)
-        np.cumsum(data & 0xC0 != 0x80, out=begins[1:])
-        counts[first : first + _TEXTS_AT_ONCE] = np.diff(begins[offsets - offsets[0]])
+    offsets = texts.offsets.astype(np.int64)
+    begins_character = texts.blob[: offsets[-1]] & 0xC0 != 0x80
+    is_filled = np.diff(offsets) > 0
+    counts = np.zeros(len(texts), np.int64)
+    counts[is_filled] = np.add.reduceat(begins_character, offsets[:-1][is_filled], dtype=np.int64)
     return counts

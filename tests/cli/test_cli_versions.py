@@ -271,3 +271,13 @@ def test_no_cache_is_made_in_a_version_or_under_its_name(version, to):
     told = run("extract", "no.csv", "-o", place, code=2)
     assert f"{place}: is the version {version.path}, or in it: give a cache, as {cache}" in told
     assert sorted(cache.rglob("*")) == before
+
+
+def test_a_difference_of_rows_is_part_of_what_both_versions_have(cli, tmp_path):
+    rows = {"utt-0": {"path": "elsewhere.wav"}}
+    first = make_version(tmp_path / "a", make_features(2))
+    second = make_version(tmp_path / "b", make_features(2), rows=rows)
+    done = cli("diff", first.path, second.path).with_code(0)
+    assert done.out.splitlines()[1:] == [
+        "2 utterances are in both, 1 of them from other rows: utt-0"
+    ]

@@ -18,7 +18,6 @@ from processes import commands, run_script
 import featcache
 from featcache.errors import ArgumentError, ManifestError, StoreError
 from featcache.export import FORMATS, export
-from featcache.export import rows as rows_of_exports
 from featcache.manifest.read import manifest_of
 from featcache.spec import Clip, Events, Track
 
@@ -106,7 +105,7 @@ def test_lhotse_s_cuts_are_those_of_the_adapter_and_read_the_shards(tmp_path, fl
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open
 def test_shar_as_lhotse_reads_it(tmp_path, floats, monkeypatch):
     lhotse = pytest.importorskip("lhotse")
-    monkeypatch.setattr(rows_of_exports, "FILE_BYTES", 5000)  # several tars
+    monkeypatch.setattr("featcache.export.lhotse.FILE_BYTES", 5000)  # several tars
     features, cache = floats
     done = export(cache, "shar", tmp_path / "shar", table(features, text=TEXTS | {"u2": "é"}))
     read = [*lhotse.CutSet.from_shar(in_dir=tmp_path / "shar")]

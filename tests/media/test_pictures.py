@@ -336,3 +336,10 @@ def test_a_terminal_says_its_colours(monkeypatch, variables, colours):
     monkeypatch.setattr(process.os, "get_terminal_size", lambda _: os.terminal_size((99, 20)))
     monkeypatch.setattr(sys, "stdout", Mock())
     assert process.terminal_of_results() == (99, colours)
+
+
+def test_a_terminal_that_does_not_know_its_size_gets_80_columns(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(process.os, "get_terminal_size", lambda _: os.terminal_size((0, 0)))
+    monkeypatch.setattr(sys, "stdout", Mock())
+    assert process.terminal_of_results() == (80, 0)

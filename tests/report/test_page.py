@@ -23,6 +23,7 @@ from featcache.media.pictures import encode_png
 from featcache.media.sound import encode_wav
 from featcache.report import collect, make_page
 from featcache.report.clips import RATE, Clip
+from featcache.spec import Events
 from featcache.version.version import Version
 
 VOID = {"meta", "img", "input", "br"}
@@ -261,7 +262,7 @@ def test_two_versions_stand_side_by_side(cli, plain, parts):
     text = check(page).text
     assert "config: params.low_freq: 20.0 -> 60.0" in text
     assert "9 utterances are in both" in text
-    assert any(line.startswith("3 utterances are only in ") for line in text)
+    assert any(line.startswith("3 only in ") for line in text)
     pictures = [image["alt"] for image in check(page).all("img")]
     assert len(pictures) == 12 + 9
     assert page.read_text().count('class="line other"') == 1
@@ -397,3 +398,13 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(cli, described, tmp_path
     (line,) = reported.err.splitlines()
     assert re.search(rf"/{name}-.*: damaged: the file is missing", line)
     assert "Look and listen" in check(tmp_path / "r.html").text
+
+
+def test_a_version_of_events_is_shown_and_is_no_damage(cli, tmp_path):
+    """The mean of times would say nothing, and events are no fault of the cache."""
+    times = {"utt-0": np.array([[0.0, 0.5], [0.5, 1.0]])}
+    make_version(tmp_path / "c", times, name="words", axis=Events())
+    reported = cli("report", tmp_path / "c", "-o", tmp_path / "r.html").with_code(0)
+    assert reported.err == ""
+    (version,) = cli("report", tmp_path / "c", "--json").with_code(0).json()["versions"]
+    assert (version["utterances"], version["fault"], version["mean"]) == (1, None, [])
