@@ -84,15 +84,9 @@ class Manifest(SegmentColumns):
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """Return the manifest of some of the rows, in that order."""
-        return replace(
-            self,
-            ids=self.ids.take(rows),
-            paths=self.paths.take(rows),
-            start=self.start[rows],
-            duration=self.duration[rows],
-            channel=self.channel[rows],
-            values={name: values.take(rows) for name, values in self.values.items()},
-        )
+        values = {name: column.take(rows) for name, column in self.values.items()}
+        segments = vars(self.segments(rows))
+        return replace(self, **segments, ids=self.ids.take(rows), values=values)
 
     def clips(self) -> Manifest:
         """Return the manifest of the first row of each clip."""
@@ -127,8 +121,11 @@ class Manifest(SegmentColumns):
         return available | self.columns
 
     def column(self, name: str, types: Types) -> TypedColumn:
-        """Return one of the available columns, of its type in `types`; by default of the
-        types that its cells have. Raises ManifestError if not all values are of its type."""
+        """Return the ids, or one of the available columns, of its type in `types`; by
+        default of the types that its cells have. Raises ManifestError if not all values are
+        of its type."""
+        if name == "id":
+            return self.ids
         column: TypedColumn = self.available()[name]
         wanted, what = types.get(name), f"{self.source}: the column {name!r}"
         if wanted is None:
