@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +22,6 @@ from featcache.manifest.formats.source import (
     texts_of,
 )
 from featcache.manifest.utterances import SPELLINGS, refused_command
-from featcache.strings import GrowingStrings
 
 _COLUMNS = {
     "text": "text",
@@ -105,18 +103,18 @@ def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
     return fields
 
 
-def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
-    paths: dict[str, str] = {}
-    ids, all_places = GrowingStrings(), array("q")
+def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, tuple[str, int]]:
+    """Return the path of each recording, and its place."""
+    by_id: dict[str, tuple[str, int]] = {}
     for places, cells in recordings:
-        paths.update(zip(cells["id"], cells["path"], strict=True))
-        ids.extend(cells["id"])
-        all_places.extend(places)
-    faults.add_repeated(ids.strings(), all_places)
-    return paths
+        for place, id_, path in zip(places, cells["id"], cells["path"], strict=True):
+            _, first = by_id.setdefault(id_, (path, place))
+            if first != place:
+                faults.add(place, f"id {id_!r} is already on {faults.where(first)}")
+    return by_id
 
 
-def _segment(recordings: dict[str, str], fields: list[str]) -> Sequence[object]:
+def _segment(recordings: dict[str, tuple[str, int]], fields: list[str]) -> Sequence[object]:
     if not 4 <= len(fields) <= 5:
         what = "fields, but utterance, recording, start and end are expected"
         raise ValueError(f"{len(fields)} {what}")
@@ -129,7 +127,8 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> Sequence[object]:
         raise ValueError(f"ends at {end}, and starts at {start}: {what}")
     if end != -1:
         duration = round(end - start, 9)  # without the rounding of binary fractions
-    return id_, recordings[name], start, duration, "".join(channel) or None
+    path, _ = recordings[name]
+    return id_, path, start, duration, "".join(channel) or None
 
 
 def _lookup(file: Text) -> Callable[[Sequence[str]], list[str]]:
