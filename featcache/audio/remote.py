@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -30,7 +29,7 @@ from featcache.storage.clients import (
     has_no_credentials,
     in_words,
     library,
-    retried,
+    panics_raised,
     status_of,
 )
 
@@ -264,18 +263,22 @@ def _try(
     url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Wait = time.sleep
 ) -> _Result:
     store, key = _address(url)
-    seconds = [min(_FIRST_WAIT * 2**number, _LONGEST_WAIT) for number in range(tries - 1)]
-    pauses = (pause * random.uniform(0.75, 1.25) for pause in seconds)
-    return retried(partial(request, store, key), partial(_fault, url, tries), pauses, wait)
+    base_error = library().exceptions.BaseError
+    for number in range(1, tries + 1):
+        try:
+            return panics_raised(request, store, key)
+        except (base_error, OSError, ValueError, _BrokenOffError, PanickedError) as error:
+            fault, may_pass = _fault(url, error)
+            if not may_pass:
+                raise fault from None
+            if number == tries:
+                raise TriedInVainError(fault.reason, f"{fault} ({tries} tries)") from None
+        wait(min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.25))
+    raise AssertionError
 
 
-def _fault(url: Url, tries: int, error: Exception) -> tuple[AudioError, bool]:
-    """Say what is wrong, and whether it may pass. Raises errors that tell nothing of the file."""
-    faults = library().exceptions
-    if not isinstance(
-        error, (faults.BaseError, OSError, ValueError, _BrokenOffError, PanickedError)
-    ):
-        raise error
+def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
+    """Say what is wrong, and whether it may pass."""
     if isinstance(error, FileNotFoundError) and status_of(error) != 405:  # which obstore confuses
         return AudioError(Reason.FILE_MISSING, "there is no such file"), False
     if isinstance(error, ValueError):
@@ -283,6 +286,7 @@ def _fault(url: Url, tries: int, error: Exception) -> tuple[AudioError, bool]:
     words = "the connection breaks off"
     if not isinstance(error, _BrokenOffError):
         words = in_words(url, error)
+    faults = library().exceptions
     refusals = faults.PermissionDeniedError, faults.UnauthenticatedError, faults.NotSupportedError
     code = status_of(error)
     is_final = (
@@ -290,10 +294,7 @@ def _fault(url: Url, tries: int, error: Exception) -> tuple[AudioError, bool]:
         or (400 <= code < 500 and code not in (408, 425, 429))
         or has_no_credentials(error)
     )
-    what = f"cannot be fetched: {words}"
-    if is_final:
-        return AudioError(Reason.FILE_UNREADABLE, what), False
-    return TriedInVainError(Reason.FILE_UNREADABLE, f"{what} ({tries} tries)"), True
+    return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), not is_final
 
 
 def _stamp(meta: ObjectMeta) -> FileStamp:
@@ -327,6 +328,6 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
     except StoreError as error:
         cause = error.__cause__
         if isinstance(cause, ValueError) or has_no_credentials(cause):
-            raise _fault(url, 1, cause if isinstance(cause, Exception) else error)[0] from None
+            raise _fault(url, cause if isinstance(cause, Exception) else error)[0] from None
         what = str(error).removeprefix(f"{scheme}://{host}: cannot be opened: ")
         raise AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {what}") from None

@@ -21,12 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -276,40 +275,24 @@ def _in_child() -> None:
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
 
 
-def retried(
-    request: Callable[[], _T],
-    fault_of: Callable[[Exception], tuple[Exception, bool]],
-    pauses: Iterable[float],
-    wait: Callable[[float], object] = time.sleep,
-) -> _T:
-    """Make a request, and again after each pause, in seconds. `fault_of` returns the error
-    to raise for one of obstore's, and whether it may pass, or raises it. An error of
-    featcache is raised at once."""
-    left = iter(pauses)
-    while True:
-        try:
-            return panics_raised(request)
-        except FeatcacheError:
-            raise
-        except Exception as error:
-            fault, may_pass = fault_of(error)
-            pause = next(left, None) if may_pass else None
-            if pause is None:
-                raise fault from None
-        wait(pause)
-
-
 def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
     """Make a request about a file, with the connection and the file's key, and return its
     result. A request that `is_long` sends or fetches much. Raises what `Store` does."""
-
-    def ask() -> _T:
-        send = partial(request, client(place.root), place.key)
-        return send() if is_long else awaited(place.root, send)
-
     given_up_at = time.monotonic() + seconds_to_wait()
-    pauses = takewhile(lambda _: time.monotonic() <= given_up_at, _PAUSES)
-    return retried(ask, partial(_fault, place), pauses)
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            connection = client(place.root)
+            ask = partial(panics_raised, request, connection, place.key)
+            return ask() if is_long else awaited(place.root, ask)
+        except FeatcacheError:
+            raise
+        except Exception as error:
+            fault, may_pass = _fault(place, error)
+            pause = next(pauses, None)
+            if pause is None or not may_pass or time.monotonic() > given_up_at:
+                raise fault from error
+        time.sleep(pause)
 
 
 # Errors of obstore in plain words. It quotes addresses, to which a server may have
