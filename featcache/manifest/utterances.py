@@ -103,10 +103,6 @@ class Manifest(SegmentColumns):
         """Every other column `[rows]` as text."""
         return {name: values.texts for name, values in self.values.items()}
 
-    def typed(self, name: str) -> TypedColumn:
-        """Return another column, with values of the types that its cells have."""
-        return self.values[name].typed()
-
     def available(self) -> dict[str, Strings | NDArray[Any]]:
         """Return all columns but the ids, as they are written; those that an `Utterance` has
         unless they are empty."""
@@ -129,7 +125,7 @@ class Manifest(SegmentColumns):
         column: TypedColumn = self.available()[name]
         wanted, what = types.get(name), f"{self.source}: the column {name!r}"
         if wanted is None:
-            return self.typed(name) if name in self.values else column
+            return self.values[name].typed() if name in self.values else column
         if wanted is str and isinstance(column, Strings):
             return column
         if wanted not in (bool, int, float):

@@ -75,7 +75,7 @@ class RowKeys:
     @classmethod
     def of_ids(cls, ids: Strings) -> RowKeys:
         """Return the keys of rows without paths."""
-        return cls.of(Manifest.of_ids(ids, ""))
+        return cls(ids, ids.hashes(), np.zeros(len(ids), np.uint64), np.zeros(len(ids), bool))
 
     @classmethod
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
