@@ -287,8 +287,7 @@ def _zstd(file: io.FileIO) -> Any:
 
 
 _UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
-    ".gz": (rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
-    ".tgz": (rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    **dict.fromkeys((".gz", ".tgz"), (rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file))),
     ".bz2": (rb"BZh", bz2.BZ2File),
     ".xz": (rb"\xfd7zXZ\0", lzma.LZMAFile),
     ".zst": (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _zstd),

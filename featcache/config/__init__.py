@@ -11,7 +11,6 @@ from featcache.config.config import (
     load_config,
     load_configs,
     packaged_configs,
-    parse_config,
     recorded_config,
 )
 
@@ -25,6 +24,5 @@ __all__ = [
     "load_config",
     "load_configs",
     "packaged_configs",
-    "parse_config",
     "recorded_config",
 ]

@@ -274,16 +274,6 @@ def as_configs(config: str | Path | Config, set: Values | None = None) -> list[C
     return load_configs(config, set)
 
 
-def parse_config(
-    text: str,
-    source: str = _NAMELESS,
-    folder: Path | None = None,
-    set: Values | None = None,  # noqa: A002
-) -> Config:
-    """Validate a config's YAML text, after `set` as in `load_config`; see `config_from`."""
-    return config_from(_with_values(_document(text, source), set or {}), source, folder)
-
-
 def _document(text: str, source: str) -> dict[str, Any]:
     try:
         loaded = load_yaml(text)

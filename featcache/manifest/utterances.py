@@ -84,15 +84,9 @@ class Manifest(SegmentColumns):
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """Return the manifest of some of the rows, in that order."""
-        return replace(
-            self,
-            ids=self.ids.take(rows),
-            paths=self.paths.take(rows),
-            start=self.start[rows],
-            duration=self.duration[rows],
-            channel=self.channel[rows],
-            values={name: values.take(rows) for name, values in self.values.items()},
-        )
+        values = {name: column.take(rows) for name, column in self.values.items()}
+        segments = vars(self.segments(rows))
+        return replace(self, **segments, ids=self.ids.take(rows), values=values)
 
     def clips(self) -> Manifest:
         """Return the manifest of the first row of each clip."""
@@ -109,10 +103,6 @@ class Manifest(SegmentColumns):
         """Every other column `[rows]` as text."""
         return {name: values.texts for name, values in self.values.items()}
 
-    def typed(self, name: str) -> TypedColumn:
-        """Return another column, with values of the types that its cells have."""
-        return self.values[name].typed()
-
     def available(self) -> dict[str, Strings | NDArray[Any]]:
         """Return all columns but the ids, as they are written; those that an `Utterance` has
         unless they are empty."""
@@ -127,12 +117,15 @@ class Manifest(SegmentColumns):
         return available | self.columns
 
     def column(self, name: str, types: Types) -> TypedColumn:
-        """Return one of the available columns, of its type in `types`; by default of the
-        types that its cells have. Raises ManifestError if not all values are of its type."""
+        """Return the ids, or one of the available columns, of its type in `types`; by
+        default of the types that its cells have. Raises ManifestError if not all values are
+        of its type."""
+        if name == "id":
+            return self.ids
         column: TypedColumn = self.available()[name]
         wanted, what = types.get(name), f"{self.source}: the column {name!r}"
         if wanted is None:
-            return self.typed(name) if name in self.values else column
+            return self.values[name].typed() if name in self.values else column
         if wanted is str and isinstance(column, Strings):
             return column
         if wanted not in (bool, int, float):

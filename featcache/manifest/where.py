@@ -155,15 +155,13 @@ def _by_function(
     joined: Mapping[str, JoinedColumn],
 ) -> Rows:
     """Select the rows for which a function is true, and the rows that a version lacks."""
-    columns: dict[str, Any] = {"id": manifest.ids}
-    for name in manifest.available():
-        columns[name] = manifest.column(name, types)
+    names = ["id", *manifest.available()]
+    columns: dict[str, Any] = {name: manifest.column(name, types) for name in names}
+    columns |= {name: column.values for name, column in joined.items()}
     is_known = np.ones(len(manifest), bool)
-    for name, column in joined.items():
-        columns[name] = column.values
+    for column in joined.values():
         is_known &= column.is_known
-    records = records_of(columns, len(manifest))
-    pairs = zip(records, is_known.tolist(), strict=True)
+    pairs = zip(records_of(columns, len(manifest)), is_known.tolist(), strict=True)
     fits = (not known or bool(where(record)) for record, known in pairs)
     return np.flatnonzero(np.fromiter(fits, bool, len(manifest)))
 
@@ -266,15 +264,15 @@ class _Expression:
         return [name for name, column in self.joined.items() if column.values.ndim > 1]
 
     def _column(self, name: str) -> _Value:
-        available = {"id": self.manifest.ids, **self.manifest.available()}
         if name in self.joined:
             column = self.joined[name]
             if name in self._vectors:
                 raise self._no_value(ast.Name(name), name, "is a vector")
             return _numbers(column.values, column.is_known)
-        if name not in available:
-            raise _unknown_column(self.manifest, name, [*available, *self.joined])
-        cells = self.manifest.ids if name == "id" else self.manifest.column(name, self.types)
+        names = ["id", *self.manifest.available()]
+        if name not in names:
+            raise _unknown_column(self.manifest, name, [*names, *self.joined])
+        cells = self.manifest.column(name, self.types)
         if isinstance(cells, np.ndarray):
             return _numbers(cells)
         # values of several types, or with null among them, are compared as they are written

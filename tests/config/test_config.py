@@ -14,10 +14,11 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from parsed_configs import parse_config
 from pydantic import BaseModel, model_validator
 
 from featcache import extractors
-from featcache.config import as_config, config_from, load_config, parse_config
+from featcache.config import as_config, config_from, load_config
 from featcache.config.config import find_differences, keys_of
 from featcache.errors import ConfigError
 from featcache.extractors import Extractor, Params, find

@@ -6,8 +6,9 @@ import threading
 import tracemalloc
 
 import pytest
+from parsed_configs import parse_config
 
-from featcache.config import load_config, parse_config
+from featcache.config import load_config
 from featcache.errors import ConfigError
 
 FBANK = "name: x\nextractor: fbank\n"

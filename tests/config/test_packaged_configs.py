@@ -7,10 +7,11 @@ import pytest
 import torch
 import yaml
 from msgspec import structs
+from parsed_configs import parse_config
 from processes import run_here
 from small_shards import INFO
 
-from featcache.config import config_from, load_config, packaged_configs, parse_config
+from featcache.config import config_from, load_config, packaged_configs
 from featcache.extractors.base import _BUILT_IN
 from featcache.version.version import Version
 

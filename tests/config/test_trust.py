@@ -14,12 +14,12 @@ from cache_contents import only_version
 from click.testing import CliRunner, Result
 from damage import flip
 from hub_server import BEHIND_TRANSFORMERS, CONFIG, environment
+from parsed_configs import parse_config
 from processes import commands
 
 import featcache
 from featcache import trust
 from featcache.cli import main
-from featcache.config import parse_config
 from featcache.errors import ConfigError
 from featcache.format.documents import encode_line
 from featcache.format.writing import seal_group

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from parsed_configs import parse_config
 
 import featcache
-from featcache.config import Config, parse_config
+from featcache.config import Config
 from featcache.errors import ConfigError
 from featcache.extraction.extraction import Summary
 

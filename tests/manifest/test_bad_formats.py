@@ -222,7 +222,7 @@ def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
     [
         ('{"a": {"wav": "x.wav"},\n "b": 3}', "line 2: not an object of an utterance: 'b'"),
         ('{"a": {"wav": "x.wav"}\n "b": {}}', "line 2: not JSON: Expecting ',' at character 2"),
-        ('{"a": {"wav": "x.wav"},\n', "line 2: not JSON: Expecting value at character 1"),
+        ('{"a": {"wav": "x.wav"},\n', "line 2: not JSON: Expecting a key and ':' at character 1"),
         (
             '{"a": {"wav": "x.wav"}}\n{"b": {"wav": "y.wav"}}\n',
             "line 2: not JSON: Extra data at character 1",

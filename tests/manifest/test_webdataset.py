@@ -134,8 +134,8 @@ def test_two_audio_members_of_one_key_and_bad_columns_are_named(tmp_path):
     members |= {"c.wav": wav(1), "c.json": b'{"x": ', "d.wav": wav(1), "d.txt": b"\xff"}
     one, array, broken, text = faults_of(write_tar(tmp_path / "a.tar", members))
     assert one.startswith("member 2: 'a.x.wav', 'a.y.flac' have one key, 'a', and are one sample")
-    assert array == "member 4: 'b.json': is no JSON object, whose keys would be columns"
-    assert broken.startswith("member 6: 'c.json': Expecting value")
+    assert array == "member 4: 'b.json': not a JSON object: [1]"
+    assert broken.startswith("member 6: 'c.json': not JSON: Expecting value")
     assert text.startswith("member 8: 'd.txt': 'utf-8' codec can't decode byte 0xff")
 
 

@@ -40,14 +40,14 @@ FORMATS = {
     ),
     "webdataset": Format(webdataset.read_tar, webdataset.is_tar),
     "datasets": Format(folders.read_dataset, folders.is_dataset),
-    "nemo": Format(toolkits.read_nemo, lambda source: "audio_filepath" in source.first_object),
+    "nemo": Format(
+        lambda source: tables.json_batches(toolkits.nemo_rows(source), source),
+        lambda source: "audio_filepath" in source.first_object,
+    ),
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),
     "speechbrain": Format(toolkits.read_speechbrain, toolkits.is_speechbrain),
     "fairseq": Format(toolkits.read_fairseq, toolkits.fairseq_fits),
-    **{
-        name: Format(partial(toolkits.read_bars, name), partial(toolkits.bars_fit, name))
-        for name in toolkits.BARS
-    },
+    **{name: Format(partial(toolkits.read_bars, name)) for name in toolkits.BARS},
     "features": Format(features.read_features),  # never recognised: `import` means it
     "paths": Format(toolkits.read_paths, toolkits.paths_fit),
 }
@@ -72,6 +72,7 @@ def format_of(source: Source, name: str | None = None) -> str:
     if source.no_manifest is not None:
         raise ManifestError(source.no_manifest)
     fitting = [name for name, format_ in FORMATS.items() if format_.fits(source)]
+    fitting += toolkits.fitting_bars(source)
     if len(fitting) > 1:
         readings = " or ".join(toolkits.reading_of(name, source) for name in fitting)
         raise ManifestError(f"may be {readings}: say which with --format {fitting[0]}, for example")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.formats.folders import files_below, with_ids
+from featcache.manifest.formats.folders import batches_of_paths, files_below
 from featcache.manifest.formats.kaldi import recordings
-from featcache.manifest.formats.source import Batch, Rows, Source, batched
+from featcache.manifest.formats.source import Batch, Source, batched
 from featcache.manifest.formats.tables import json_rows
 
 SUFFIXES = (".npy", ".pt")
@@ -44,13 +44,8 @@ def read_features(source: Source) -> Iterator[Batch]:
         with source.opened("feats.scp") as file:
             yield from recordings(file, False)
     else:
-        rows: Rows = enumerate(_files(source), source.faults.file("", "file") + 1)
-        yield from batched(rows, _COLUMNS[:2], tuple, source.faults)
-
-
-def _files(source: Source) -> Iterator[tuple[str, str]]:
-    paths = [path for path in files_below(source.path) if path.lower().endswith(SUFFIXES)]
-    return with_ids(source, sorted(paths))
+        paths = [path for path in files_below(source.path) if path.lower().endswith(SUFFIXES)]
+        yield from batches_of_paths(source, paths)
 
 
 def _of_lhotse(row: dict[str, Any]) -> list[Any]:

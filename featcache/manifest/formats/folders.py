@@ -54,8 +54,7 @@ def read_folder(source: Source) -> Iterator[Batch]:
     for path in files_below(source.path):
         (audio if path.lower().endswith(AUDIO_SUFFIXES) else others).append(path)
     _note_others(source, sorted(others))
-    rows = enumerate(with_ids(source, sorted(audio)), source.faults.file("", "file") + 1)
-    return batched(rows, ("id", "path"), tuple, source.faults)
+    return batches_of_paths(source, audio)
 
 
 def _note_others(source: Source, paths: Sequence[str]) -> None:
@@ -69,8 +68,14 @@ def _note_others(source: Source, paths: Sequence[str]) -> None:
         source.note(f"tables and tars among them are read when they are given: {names}")
 
 
-def with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Give each path with its id, the path without its suffix. Two of one id are a fault."""
+def batches_of_paths(source: Source, paths: Sequence[str]) -> Iterator[Batch]:
+    """Give paths, sorted, with their ids, the paths without suffixes. Two of one id are a
+    fault."""
+    rows = enumerate(_with_ids(source, sorted(paths)), source.faults.file("", "file") + 1)
+    return batched(rows, ("id", "path"), tuple, source.faults)
+
+
+def _with_ids(source: Source, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     path_of: dict[str, str] = {}
     for path in paths:
         try:

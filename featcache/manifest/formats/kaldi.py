@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, compress, count
-
-import numpy as np
+from itertools import chain
 
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.formats.source import (
-    ROWS_PER_BATCH,
     Batch,
     Cells,
     Faults,
+    Rows,
     Source,
     Text,
     batched,
@@ -25,7 +22,6 @@ from featcache.manifest.formats.source import (
     texts_of,
 )
 from featcache.manifest.utterances import SPELLINGS, refused_command
-from featcache.strings import GrowingStrings
 
 _COLUMNS = {
     "text": "text",
@@ -62,7 +58,8 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
         batches = recordings(file or source.text, source.allow_commands)
         if "segments" in source.names:
             segments = stack.enter_context(source.opened("segments"))
-            batches = _segments(segments, _by_id(batches, source.faults))
+            cells_of = partial(_segment, _by_id(batches, source.faults))
+            batches = batched(_fields(segments), SPELLINGS, cells_of, source.faults)
         for places, cells in batches:
             values = {column: values_of(cells["id"]) for column, values_of in lookups.items()}
             yield _by_file(source, places, {**cells, **values})
@@ -94,14 +91,8 @@ def _files_of(path: str) -> list[str]:
 
 def recordings(file: Text, allow_commands: bool) -> Iterator[Batch]:
     """Read lines of an id and a path, such as `wav.scp`."""
-    for places, lines in _fields(file, 1):
-        if set(map(len, lines)) == {2}:
-            ids, paths = zip(*lines, strict=True)
-            if "|" not in "".join(paths):
-                yield places, {"id": ids, "path": paths}
-                continue
-        cells_of = partial(_recording, allow_commands)
-        yield from batched(zip(places, lines, strict=True), ("id", "path"), cells_of, file.faults)
+    cells_of = partial(_recording, allow_commands)
+    return batched(_fields(file, 1), ("id", "path"), cells_of, file.faults)
 
 
 def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
@@ -112,45 +103,18 @@ def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
     return fields
 
 
-def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
-    paths: dict[str, str] = {}
-    ids, all_places = GrowingStrings(), array("q")
+def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, tuple[str, int]]:
+    """Return the path of each recording, and its place."""
+    by_id: dict[str, tuple[str, int]] = {}
     for places, cells in recordings:
-        paths.update(zip(cells["id"], cells["path"], strict=True))
-        ids.extend(cells["id"])
-        all_places.extend(places)
-    faults.add_repeated(ids.strings(), all_places)
-    return paths
+        for place, id_, path in zip(places, cells["id"], cells["path"], strict=True):
+            _, first = by_id.setdefault(id_, (path, place))
+            if first != place:
+                faults.add(place, f"id {id_!r} is already on {faults.where(first)}")
+    return by_id
 
 
-def _segments(file: Text, recordings: dict[str, str]) -> Iterator[Batch]:
-    for places, lines in _fields(file):
-        plain = _plain_segments(lines, recordings)
-        if plain is not None:
-            yield places, plain
-            continue
-        rows = zip(places, lines, strict=True)
-        yield from batched(rows, SPELLINGS, partial(_segment, recordings), file.faults)
-
-
-def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> Cells | None:
-    """Read lines of `segments` at once; None if one of them needs `_segment`."""
-    if set(map(len, lines)) != {4}:
-        return None
-    ids, names, *texts = zip(*lines, strict=True)
-    try:
-        paths = [recordings[name] for name in names]
-        start, end = (list(map(float, cells)) for cells in texts)
-    except (KeyError, ValueError):
-        return None
-    seconds = np.subtract(end, start)
-    if not (seconds.min() > 0 and seconds.max() < math.inf):
-        return None
-    durations = [round(value, 9) for value in seconds.tolist()]
-    return {"id": ids, "path": paths, "start": start, "duration": durations}
-
-
-def _segment(recordings: dict[str, str], fields: list[str]) -> Sequence[object]:
+def _segment(recordings: dict[str, tuple[str, int]], fields: list[str]) -> Sequence[object]:
     if not 4 <= len(fields) <= 5:
         what = "fields, but utterance, recording, start and end are expected"
         raise ValueError(f"{len(fields)} {what}")
@@ -163,18 +127,19 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> Sequence[object]:
         raise ValueError(f"ends at {end}, and starts at {start}: {what}")
     if end != -1:
         duration = round(end - start, 9)  # without the rounding of binary fractions
-    return id_, recordings[name], start, duration, "".join(channel) or None
+    path, _ = recordings[name]
+    return id_, path, start, duration, "".join(channel) or None
 
 
 def _lookup(file: Text) -> Callable[[Sequence[str]], list[str]]:
     """Return a function that finds utterances' values in a file of ids and values. It reads
     on only until they are found, since files have the same order."""
     ahead: dict[str, str] = {}
-    unread = chain.from_iterable(lines for _, lines in _fields(file, 1))
+    unread = _fields(file, 1)
 
     def value_of(id_: str) -> str:
         if id_ not in ahead:
-            for name, *rest in unread:
+            for _, (name, *rest) in unread:
                 ahead.setdefault(name, "".join(rest))
                 if name == id_:
                     break
@@ -183,23 +148,18 @@ def _lookup(file: Text) -> Callable[[Sequence[str]], list[str]]:
     return lambda ids: [*map(value_of, ids)]
 
 
-def _fields(file: Text, most: int = -1) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Split lines that are not blank at white space of ASCII, with their places."""
+def _fields(file: Text, most: int = -1) -> Rows:
+    """Split lines that are not blank at white space of ASCII."""
     first = file.base + 1
     for text in texts_of(file):
-        # then all white space is line ends, and spaces between fields
-        is_plain = (
-            text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"
-        )
+        # then no other character is white space to Python
+        is_plain = text.isascii() and text.replace("\n", "").isprintable()
         lines = text.split("\n")
-        for begin in range(0, len(lines), ROWS_PER_BATCH):
-            batch = lines[begin : begin + ROWS_PER_BATCH]
+        for place, line in enumerate(lines, first):
             if is_plain:
-                rows = [line.split(None, most) for line in batch]
+                fields = line.strip().split(None, most)
             else:
-                rows = [
-                    [field.decode() for field in line.encode().strip().split(None, most)]
-                    for line in batch
-                ]
-            yield [*compress(count(first + begin), rows)], [*filter(None, rows)]
+                fields = [field.decode() for field in line.encode().strip().split(None, most)]
+            if fields:
+                yield place, fields
         first += len(lines) - 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -20,6 +19,7 @@ import msgspec
 from featcache.errors import ManifestError, listing
 from featcache.manifest.formats.source import Batch, Source, Text, batched
 from featcache.manifest.formats.tables import json_rows
+from featcache.manifest.formats.tar import DamagedTarError, members_of
 from featcache.manifest.numbered import Files, absent
 from featcache.manifest.utterances import SPELLINGS, meaning_of
 
@@ -172,10 +172,11 @@ def _paths_in_tar(source: Source, cuts: str) -> Callable[[str], str]:
     def suffix() -> str:
         """The suffix of the first audio; to look at all would be slow."""
         try:
-            with source.opened(name) as file, tarfile.open(fileobj=file.stream, mode="r:") as tar:
-                suffixes = (os.path.splitext(member.name)[1] for member in tar)
+            with source.opened(name) as file:
+                names = (member.name for member in members_of(file.stream))
+                suffixes = (os.path.splitext(member)[1] for member in names)
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
-        except (OSError, tarfile.TarError, StopIteration):
+        except (OSError, DamagedTarError, StopIteration):
             # it may be below --root; reading it tells what else is wrong
             what = "it is taken to hold FLAC, as Lhotse writes it"
             source.note(f"not each tar can be read beside its cuts: {what}")

@@ -139,14 +139,11 @@ class Faults:
                 values.append(default)
         return values
 
-    def add_repeated(
-        self, ids: Strings, places: Sequence[int], segments: SegmentColumns | None = None
-    ) -> int:
-        """Add each id that repeats an earlier one; with segments, of another segment.
-        Returns the number of rows that repeat both."""
+    def add_repeated(self, ids: Strings, places: Sequence[int], segments: SegmentColumns) -> int:
+        """Add each id that repeats an earlier one of another segment. Returns the number of
+        rows that repeat both."""
         rows, repeats = repeated_rows(ids.hashes()), 0
-        hashes = rows if segments is None else segments.segments(rows).hashes()
-        remedy = "" if segments is None else ", for another path, start, duration or channel"
+        hashes = segments.segments(rows).hashes()
         first_rows: dict[str, tuple[int, int]] = {}
         for row, segment in zip(rows.tolist(), hashes.tolist(), strict=True):
             name = ids[row]
@@ -154,8 +151,9 @@ class Faults:
             if name and first != row and segment == first_segment:
                 repeats += 1
             elif name and first != row:
+                what = "for another path, start, duration or channel"
                 first_place = self.where(places[first])
-                self.add(places[row], f"id {name!r} is already on {first_place}{remedy}")
+                self.add(places[row], f"id {name!r} is already on {first_place}, {what}")
         return repeats
 
     def where(self, place: int) -> str:

@@ -246,7 +246,7 @@ def json_rows(file: Text, of: Any = dict[str, Any]) -> Rows:
                 return
             is_first = False
             try:
-                row = _slowly_decoded(line, of)
+                row = decode_object(line, of)
             except ValueError as error:
                 faults.add(place, str(error))
                 continue
@@ -254,8 +254,9 @@ def json_rows(file: Text, of: Any = dict[str, Any]) -> Rows:
         yield place, row
 
 
-def _slowly_decoded(line: str, of: Any) -> Any:
-    """Decode an object with Python's parser, which reads NaN, and has better messages."""
+def decode_object(line: str, of: Any = dict[str, Any]) -> Any:
+    """Decode an object with Python's parser, which reads NaN, and has better messages than
+    msgspec. Raises ValueError."""
     try:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair

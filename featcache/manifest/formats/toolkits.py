@@ -37,12 +37,8 @@ from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?\Z")
 
 
-def read_nemo(source: Source) -> Iterator[Batch]:
-    """Read JSON lines of NeMo, without rows to be skipped."""
-    return json_batches(_nemo_rows(source), source)
-
-
-def _nemo_rows(source: Source) -> Rows:
+def nemo_rows(source: Source) -> Rows:
+    """Read the objects of NeMo's JSON lines, without those to be skipped."""
     num_skipped, is_tarred = 0, None
     for place, row in json_rows(source.text):
         if row.pop("_skipme", False):
@@ -89,10 +85,9 @@ _MOST_BYTES = 2 << 30
 
 _BLOCK_BYTES = 1 << 20
 
-_MARKS = {
-    mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in ("{", ":", ",", "")
-}
-_NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
+_KEY = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_AFTER_VALUE = re.compile(r"\s*([,}])\s*")
+_NESTED = re.compile(rf"\s*\{{{_KEY.pattern}\{{")
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
 
@@ -123,7 +118,7 @@ def read_speechbrain(source: Source) -> Iterator[Batch]:
         rows = csv_rows(source.text, skipinitialspace=True)
         pattern, batches = _BY_DOLLAR, table_batches(rows, source)
     for places, cells in batches:
-        cells = _in_seconds(source, places, _unpacked(cells))
+        cells = _in_seconds(source, places, cells)
         yield places, {name: _filled(source, pattern, name, places, cells[name]) for name in cells}
 
 
@@ -140,16 +135,6 @@ def _renamed(names: Sequence[str]) -> list[str]:
     if "start" not in map(meaning_of, names):
         new_names["duration"] = "original_duration"
     return [new_names.get(name, name) for name in names]
-
-
-def _unpacked(cells: Cells) -> Cells:
-    """Unpack paths that are objects for `read_audio`: `{"file": …, "start": …}`."""
-    paths = cells.get("path", ())
-    if dict not in set(map(type, paths)):
-        return cells
-    parts = [path if type(path) is dict else {"file": path} for path in paths]
-    columns = {"path": "file", "start": "start", "original_stop": "stop"}
-    return cells | {name: [part.get(key) for part in parts] for name, key in columns.items()}
 
 
 def _in_seconds(source: Source, places: Sequence[int], cells: Cells) -> Cells:
@@ -221,26 +206,28 @@ def _entries(source: Source) -> Rows:
         return
     del data
     decode = json.JSONDecoder().raw_decode
-    position = counted_to = 0
+    counted_to, position, mark = 0, text.index("{") + 1, ","
     may_have_halves = "\\ud" in text or "\\uD" in text  # of surrogate pairs
     try:
-        position = _after(text, position, "{")
-        while not text.startswith("}", position):
-            line += text.count("\n", counted_to, position)
-            counted_to = position
-            key, position = decode(text, position)
-            row, position = decode(text, _after(text, position, ":"))
+        while mark == ",":
+            key = _matched(_KEY, text, position, "a key and ':'")
+            line += text.count("\n", counted_to, key.start(1))
+            counted_to = key.start(1)
+            id_, _ = decode(text, counted_to)
+            row, position = decode(text, key.end())
             if may_have_halves:
                 json.dumps(row, ensure_ascii=False).encode()
-            position = _after(text, position, "")
-            if not text.startswith("}", position):
-                position = _after(text, position, ",")
-            if isinstance(row, dict) and isinstance(key, str):
-                row["id"] = key
+            after = _matched(_AFTER_VALUE, text, position, "','")
+            mark, position = after[1], after.end()
+            if isinstance(row, dict):
+                part = row.get("wav")
+                if isinstance(part, dict):  # for `read_audio`
+                    row |= {"wav": part.get("file"), "start": part.get("start")}
+                    row["stop"] = part.get("stop")
+                row["id"] = id_
                 yield line, row
             else:
-                faults.add(line, f"not an object of an utterance: {shown(key)}")
-        position = _after(text, position + 1, "")
+                faults.add(line, f"not an object of an utterance: {shown(id_)}")
         if position < len(text):
             raise json.JSONDecodeError("Extra data", text, position)
     except json.JSONDecodeError as error:
@@ -249,11 +236,12 @@ def _entries(source: Source) -> Rows:
         faults.add(line, f"JSON that cannot be read: {error}")
 
 
-def _after(text: str, position: int, mark: str) -> int:
-    match = _MARKS[mark].match(text, position)
+def _matched(pattern: re.Pattern[str], text: str, position: int, what: str) -> re.Match[str]:
+    match = pattern.match(text, position)
     if match is None:
-        raise json.JSONDecodeError(f"Expecting {mark!r}", text, _after(text, position, ""))
-    return match.end()
+        place = len(text) - len(text[position:].lstrip())
+        raise json.JSONDecodeError(f"Expecting {what}", text, place)
+    return match
 
 
 BARS = {
@@ -265,11 +253,6 @@ BARS = {
     "vits": (("path", "speaker", "text"),),
 }
 """The columns that lines with bars may have, by format."""
-
-
-def bars_fit(name: str, source: Source) -> bool:
-    """Tell whether a file's first lines are a list of this format."""
-    return name in _fitting(source)
 
 
 def reading_of(name: str, source: Source) -> str:
@@ -287,7 +270,8 @@ def _columns(name: str, cells: Sequence[str]) -> tuple[str, ...]:
     return next((columns for columns in layouts if len(columns) == len(cells)), layouts[0])
 
 
-def _fitting(source: Source) -> list[str]:
+def fitting_bars(source: Source) -> list[str]:
+    """List the formats in `BARS` that a file's first lines may have."""
     cells = source.first_fields.split("|")
     if len(cells) == 1:
         return []

@@ -3,7 +3,6 @@ ends at the first dot of a name's last component. JSON and text beside audio are
 
 from __future__ import annotations
 
-import json
 import re
 import tarfile
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from featcache.errors import ManifestError, counted, listing
 from featcache.manifest.audio_locations import names_container
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, PLACE, Batch, Rows, Source
-from featcache.manifest.formats.tables import json_batches
+from featcache.manifest.formats.tables import decode_object, json_batches
 from featcache.manifest.formats.tar import DamagedTarError, members_of
 from featcache.manifest.utterances import names_of_whole_files
 
@@ -139,21 +138,14 @@ def _columns_of(members: list[_Member], source: Source, left_out: Counter[str]) 
                 raise ValueError(f"has more than {_COLUMNS_BYTES:,} bytes")
             text = member.content.decode()
             if member.extension == "json":
-                columns = _object(text)
+                columns = decode_object(text)
             else:
                 beside = text.strip()
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             source.faults.add(member.place, f"{member.name!r}: {error}")
     if beside is not None:
         columns["txt" if "text" in columns else "text"] = beside
     return columns
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("is no JSON object, whose keys would be columns")
-    return value
 
 
 def _counts(left_out: Counter[str]) -> str:
