@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -27,9 +26,6 @@ from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.base import main_track
-from featcache.extractors.codec import CodecExtractor
-from featcache.extractors.model import computing
-from featcache.extractors.rows import Rows
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.segments import Utterance
 
@@ -59,7 +55,8 @@ class ClipResult:
     features: torch.Tensor
     """`[F, *item_shape]`."""
     latents: torch.Tensor | None = None
-    """The input of the quantiser of a `CodecExtractor`, float `[F, D]`; of others, None."""
+    """The input of the quantiser, float `[F, D]`; None for features that are no codes of
+    latents."""
 
     @property
     def continuous(self) -> torch.Tensor:
@@ -93,13 +90,9 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
     """Extract clips in one call, into the device's memory. The caller holds a slot of it."""
     waveforms = device.upload([clip.waveform for clip in clips])
     inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
-    if isinstance(extractor, CodecExtractor) and extractor.spec.codebook_sizes:
-        num_codes = extractor.codes_per_frame
-        of_clips = extractor.extract_rows(inputs, partial(_run_with_latents, extractor))
-        return [
-            ClipResult(rows.features[:, :num_codes].long(), rows.features[:, num_codes:])
-            for rows in of_clips
-        ]
+    if extractor.codes_per_frame:
+        pairs = extractor.codes_and_latents(inputs)
+        return [ClipResult(codes.long(), latents) for codes, latents in pairs]
     results = []
     for tracks in extractor.extract(inputs):
         features = extractor.spec.axis.as_entries(main_track(tracks))
@@ -107,16 +100,6 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
             features = features.long()  # torch cannot compare all unsigned integers
         results.append(ClipResult(features))
     return results
-
-
-def _run_with_latents(
-    extractor: CodecExtractor[Any], waveforms: torch.Tensor, num_samples: torch.Tensor
-) -> Rows:
-    """Compute rows whose features are float64 `[R, F, Q + D]`: codes and their latents."""
-    with computing(extractor.params.precision, waveforms.device):
-        latents = extractor.latents(waveforms, num_samples)
-        codes = extractor.codes_of(latents)
-    return Rows(torch.cat([codes.double(), latents.double()], dim=2))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ from featcache.extraction.audio_files import rows_of_first_copy
 from featcache.extraction.features import until_it_fits
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, precision_of
 from featcache.extractors import Extractor, Params
-from featcache.extractors.rows import RowExtractor
 from featcache.manifest.copies import expand
 from featcache.manifest.label_files import template_of
 from featcache.manifest.segments import Utterance
@@ -176,7 +175,7 @@ def probe(
     measured: list[Measured] = []
     rounding: dict[str, float] = {}
     chunks = None
-    if not isinstance(extractor, RowExtractor):
+    if not extractor.takes_rows:
         measured = _measure_whole_clips(extractor, clips, device)
     else:
         reference: Alone | None = None
@@ -184,7 +183,7 @@ def probe(
             precision = precision_of(params)
             report(precision)
             # The weights of two precisions at most are loaded at a time.
-            extractor = _build_rows(config, device, params)
+            extractor = replace(config, params=params).build(device.torch_device)
             trials, alone = try_batchings(extractor, clips, device, precision, reference)
             measured += trials
             rounding[precision] = alone.rounding
@@ -214,15 +213,6 @@ def probe(
         measured=measured,
         chunks=chunks,
     )
-
-
-def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[Params]:
-    extractor = replace(config, params=params).build(device.torch_device)
-    if not isinstance(extractor, RowExtractor):
-        raise ConfigError(
-            f"config {config.name}: {config.extractor} takes rows only with some parameters"
-        )
-    return extractor
 
 
 def _precisions(config: Config, device: Device) -> list[Params]:
@@ -256,8 +246,7 @@ def _sample(
             if not extractor.num_frames(len(waveform)):
                 what = f"{len(waveform)} samples are too few for one frame"
                 raise AudioError(Reason.TOO_SHORT, what)
-            if isinstance(extractor, RowExtractor):
-                extractor.pieces(len(waveform))  # raises if it is too long
+            extractor.pieces(len(waveform))  # raises if it is too long
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:
@@ -307,7 +296,7 @@ class Alone:
 
 
 def try_batchings(
-    extractor: RowExtractor[Params],
+    extractor: Extractor[Params],
     clips: Clips,
     device: Device,
     precision: str,
@@ -400,7 +389,7 @@ def _measure_whole_clips(
 
 
 def _measure_chunks(
-    config: Config, in_chunks: RowExtractor[Params], clips: Clips, device: Device, reference: Alone
+    config: Config, in_chunks: Extractor[Params], clips: Clips, device: Device, reference: Alone
 ) -> Chunks:
     exact = in_chunks.chunks_are_exact
     numbers = [
@@ -409,7 +398,7 @@ def _measure_chunks(
     if not numbers:
         return Chunks(exact)
     params = config.params.model_copy(update={"precision": "fp32", "chunk": None})
-    whole = _build_rows(config, device, params)
+    whole = replace(config, params=params).build(device.torch_device)
     whole.chosen_batching = "single"
     values, _ = _compute_rows(whole, [clips[number] for number in numbers], device, None)
     expected = [reference.results[number] for number in numbers]
@@ -419,7 +408,7 @@ def _measure_chunks(
 
 
 def _compute_rows(
-    extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
+    extractor: Extractor[Params], clips: Clips, device: Device, seed: int | None
 ) -> _Timed:
     pieces = (piece for clip in clips for piece in extractor.pieces(len(clip.waveform)))
     lengths = {extractor.padded_length(piece.num_samples) for piece in pieces}
@@ -459,7 +448,7 @@ def _compute_batches(
 
 
 def _row_batches(
-    extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
+    extractor: Extractor[Params], clips: Clips, device: Device, seed: int | None
 ) -> tuple[list[Clips], int]:
     """Make a batch for each clip, of the shape that follows from its length. Returns also
     the number of samples that count for the speed.
@@ -487,7 +476,7 @@ def _row_batches(
 
 
 def _neighbour(
-    extractor: RowExtractor[Params], clips: Clips, number: int, rng: np.random.Generator
+    extractor: Extractor[Params], clips: Clips, number: int, rng: np.random.Generator
 ) -> SampledClip:
     """Cut another clip than `number`, or repeat it, to a length of the same padded length,
     or if a few draws do not give one, to the same length."""

@@ -31,7 +31,6 @@ from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.jobs import batch_extractor
 from featcache.extraction.padded_rows import BATCHINGS, compute_now
-from featcache.extractors.codec import CodecExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION, numpy_dtype
@@ -175,7 +174,7 @@ def _count_ties(
 ) -> int:
     """Count the codes that differ in frames where rounding decides; 0 without latents."""
     extractor, device = built.extractor, built.device
-    if not isinstance(extractor, CodecExtractor):
+    if not extractor.codes_per_frame:
         return 0
     clip = SampledClip(item.id, decode_waveform(item, root, built.waveform_maker))
     unequal = again != stored

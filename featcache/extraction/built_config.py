@@ -20,7 +20,6 @@ from featcache.errors import ConfigError, FeatcacheError, Reason
 from featcache.extraction.audio_files import are_unchanged
 from featcache.extractors import Extractor, Params, fingerprint
 from featcache.extractors.faults import blamed_on
-from featcache.extractors.rows import RowExtractor
 from featcache.manifest.audio_locations import AudioSource, Command
 from featcache.manifest.label_files import template_of
 from featcache.quantize import is_quantized, stored_spec
@@ -51,7 +50,7 @@ class BuiltConfig:
     @property
     def takes_rows(self) -> bool:
         """True if the extractor takes rows of padded clips."""
-        return isinstance(self.extractor, RowExtractor)
+        return self.extractor.takes_rows
 
     def model_pass(self) -> object:
         """Return a key that is equal for configs that differ only in what they take from a

@@ -23,7 +23,6 @@ from featcache.extraction.built_config import BuiltConfig
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.base import Tracks, tracks_by_name
 from featcache.extractors.faults import describe_raised, fault, require_tensor
-from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
@@ -324,16 +323,13 @@ def until_it_fits(
     Args:
         compute: Gets the number of rows in a batch of the shortest rows, and whether to
             have the device for itself.
-        extractor: If it takes rows, its batches become smaller in all threads. Others get
-            one clip at a time.
+        extractor: Its batches become smaller in all threads.
         lengths: The padded lengths of the rows, in samples.
     """
     shortest, on = min(lengths), device.torch_device
     alone = False
     while True:
-        count = 1
-        if isinstance(extractor, RowExtractor):
-            count = extractor.rows(shortest, on)
+        count = extractor.rows(shortest, on)
         try:
             return compute(count, alone)
         except (RuntimeError, MemoryError) as error:
@@ -341,7 +337,7 @@ def until_it_fits(
                 raise
         # The exception is gone by now, and with it the batch's memory.
         torch.cuda.empty_cache()
-        if isinstance(extractor, RowExtractor) and extractor.shrink(count, shortest, on):
+        if extractor.shrink(count, shortest, on):
             continue
         if alone:
             raise DoesNotFitError(max(lengths) / extractor.spec.sample_rate, device)

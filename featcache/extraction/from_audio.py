@@ -38,7 +38,6 @@ from featcache.extraction.features import (
 )
 from featcache.extraction.padded_rows import Part, PendingRows, compute_now
 from featcache.extractors.faults import fault
-from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
 from featcache.manifest.segments import Utterance
@@ -187,7 +186,7 @@ class AudioExtractor:
             if copies.copy_of(item.id) == copies[0]:
                 utterance_id = item.id.removesuffix(copies[0].suffix)
                 extracted.remarks[utterance_id] = item.sample_rate, silent
-        if isinstance(config.extractor, RowExtractor):
+        if config.takes_rows:
             pending = PendingRows(config, extracted, clips, leader)
             # Without rows, no thread would compute a last one, and finish it.
             return pending.extracted() if pending.is_complete else pending

@@ -28,9 +28,8 @@ from featcache.extraction.features import (
     until_it_fits,
 )
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import Batching
+from featcache.extractors.base import Batching, Piece, Rows
 from featcache.extractors.faults import fault, require_tensor
-from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.format.shard import Item
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
@@ -85,7 +84,6 @@ class PendingRows:
         clips: list[tuple[Item, Waveform]],
         leader: PendingRows | None = None,
     ) -> None:
-        assert isinstance(built.extractor, RowExtractor)
         self.built, self.extractor = built, built.extractor
         self.items = [item for item, _ in clips]
         self.spec = part.spec
@@ -173,7 +171,7 @@ Part = list[Extracted | PendingRows]
 """The results of each version for a part of a batch."""
 
 
-_Shape = tuple[tuple[RowExtractor[Params], ...], int]
+_Shape = tuple[tuple[Extractor[Params], ...], int]
 """The extractors that share rows, and their padded length."""
 
 
@@ -282,11 +280,7 @@ def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[Sequenc
 
 
 def _download_rows(
-    built: BuiltConfig,
-    extractor: RowExtractor[Params],
-    rows: Sequence[Row],
-    count: int,
-    encoded: Rows,
+    built: BuiltConfig, extractor: Extractor[Params], rows: Sequence[Row], count: int, encoded: Rows
 ) -> list[Result]:
     """Return the results of a batch of `count` rows for one version."""
     device = built.device
@@ -311,7 +305,7 @@ def _download_rows(
 
 
 def _require_rows(
-    extractor: RowExtractor[Params], encoded: object, rows: Sequence[Row], count: int
+    extractor: Extractor[Params], encoded: object, rows: Sequence[Row], count: int
 ) -> None:
     if not isinstance(encoded, Rows):
         raise fault(extractor, f"encode returned {type(encoded).__name__}, and not Rows")
@@ -373,7 +367,7 @@ def choose_batching(
     rounding."""
     kind, where = type(extractor).__name__, f"--batching {request}"
     only = extractor.batching
-    if not isinstance(extractor, RowExtractor):
+    if not extractor.takes_rows:
         if request not in (None, only):
             raise ConfigError(
                 f"{where}: {kind} has one batching policy, {only}: leave --batching out"

@@ -10,7 +10,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import (
@@ -139,6 +139,38 @@ def main_track(extracted: Tracks) -> Tensor:
     return tracks_by_name(extracted)[MAIN]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of a clip that is one row for the model."""
+
+    start: int
+    num_samples: int
+    skip: int
+    """The number of frames at its beginning that are left out: another piece has them."""
+    num_frames: int
+    """The number of frames that are kept after them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The output of a batch of rows. Values after a row's last frame are meaningless."""
+
+    features: Tensor
+    """The features, `[R, F, *item_shape]` of `spec.dtype`."""
+    side: Mapping[str, Tensor] = field(default_factory=dict)
+    """The side arrays in `spec.side` by name, `[R, n, *item_shape]`: n entries per piece,
+    or those of its frames."""
+    per_frame: Mapping[str, int] = field(default_factory=dict)
+    """The number of entries per frame of side arrays that are along frames."""
+
+    def entries(self, name: str, frames: slice) -> slice:
+        """Return which entries of a side array belong to these frames of a piece."""
+        if name not in self.per_frame:
+            return slice(None)
+        count = self.per_frame[name]
+        return slice(frames.start * count, frames.stop * count)
+
+
 class Extractor(ABC, Generic[P]):
     """Turns waveforms into features.
 
@@ -162,6 +194,8 @@ class Extractor(ABC, Generic[P]):
     may be set between construction and first use."""
     spec: FeatureSpec
     """The description of the features; set by `__init__`."""
+    takes_rows: ClassVar[bool] = False
+    """True if `run` computes padded rows, which clips of different calls may share."""
     max_seconds: float | None = None
     """The longest clip that the extractor takes; None for no limit."""
     tf32: bool = False
@@ -213,6 +247,65 @@ class Extractor(ABC, Generic[P]):
         whose values differ from the whole clip's. Raises ConfigError if they cannot be cut
         like this."""
         return None
+
+    @property
+    def chunks_are_exact(self) -> bool:
+        """True if a frame in a piece sees all that it would see in the whole clip."""
+        return False
+
+    def prepare(self, waveform: Tensor) -> Tensor:
+        """Return a whole clip `[num_samples]` as it is cut into pieces, for example at
+        another level."""
+        return waveform
+
+    def pieces(self, num_samples: int) -> list[Piece]:
+        """Cut a clip into rows. Their frames, one after another, are the clip's. Raises
+        AudioError if it cannot be extracted, for example with the reason TOO_LONG."""
+        return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
+
+    def padded_length(self, num_samples: int) -> int:
+        """Return the samples in the padded row of a piece of `num_samples`."""
+        return num_samples
+
+    def rows(self, padded_length: int, device: torch.device) -> int:
+        """Return the number of rows in a batch of rows of `padded_length` samples."""
+        return 1
+
+    def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
+        """Halve all later batches, after one of `rows` rows did not fit on the device.
+        Returns False if it had only one row."""
+        return False
+
+    def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        """Compute rows, float32 `[R, P]` on the device, zero after each row's end, of
+        lengths `num_samples`, int64 `[R]`."""
+        from torch.nn.utils.rnn import pad_sequence
+
+        lengths = num_samples.tolist()
+        clips = [Clip("", row[:count]) for row, count in zip(waveforms, lengths, strict=True)]
+        features = [*map(main_track, self.extract(clips))]
+        return Rows(pad_sequence(features, batch_first=True))
+
+    def run_for(
+        self, takers: Sequence[Extractor[P]], waveforms: Tensor, num_samples: Tensor
+    ) -> list[Rows]:
+        """Compute rows for several extractors of this class, `self` among them, whose
+        parameters differ only in `Params.taken`. Each gets the bits of its own `run`."""
+        return [taker.run(waveforms, num_samples) for taker in takers]
+
+    @property
+    def codes_per_frame(self) -> int:
+        """The number of codes that `quantize` makes of a frame; 0 for features that are no
+        codes of latents."""
+        return 0
+
+    def codes_and_latents(self, clips: Sequence[Clip]) -> list[tuple[Tensor, Tensor]]:
+        """Compute each clip's codes `[F, Q]`, and their latents, float `[F, D]`."""
+        raise ExtractorError(f"{self.spec.units}: not the codes of latents")
+
+    def quantize(self, latents: Tensor) -> Tensor:
+        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`."""
+        raise ExtractorError(f"{self.spec.units}: not the codes of latents")
 
     def silence(self) -> Tensor | None:
         """Compute the frame `[*item_shape]` that long silence settles on, which versions

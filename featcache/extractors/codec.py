@@ -130,11 +130,21 @@ class CodecExtractor(LatentExtractor[C]):
 
     @property
     def codes_per_frame(self) -> int:
-        """The number of codes that `codes_of` gives for a frame."""
         return len(self.spec.codebook_sizes)
 
+    def codes_and_latents(self, clips: Sequence[Clip]) -> list[tuple[Tensor, Tensor]]:
+        count = self.codes_per_frame
+        of_clips = self.extract_rows(clips, self._run_with_latents)
+        return [(rows.features[:, :count], rows.features[:, count:]) for rows in of_clips]
+
+    def _run_with_latents(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+        """Compute rows whose features are float64 `[R, F, Q + D]`: codes and their latents."""
+        with computing(self.params.precision, waveforms.device):
+            latents = self.latents(waveforms, num_samples)
+            codes = self.codes_of(latents)
+        return Rows(torch.cat([codes.double(), latents.double()], dim=2))
+
     def quantize(self, latents: Tensor) -> Tensor:
-        """Look up codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`."""
         residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:

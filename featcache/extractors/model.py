@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
-from featcache.extractors.base import LocalPath, Params, require_rate
-from featcache.extractors.rows import Piece, RowExtractor, Rows
+from featcache.extractors.base import Extractor, LocalPath, Params, Piece, Rows, require_rate
+from featcache.extractors.rows import RowExtractor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,7 +169,7 @@ class ModelExtractor(RowExtractor[M]):
         return self.run_for([self], waveforms, num_samples)[0]
 
     def run_for(
-        self, takers: Sequence[RowExtractor[M]], waveforms: Tensor, num_samples: Tensor
+        self, takers: Sequence[Extractor[M]], waveforms: Tensor, num_samples: Tensor
     ) -> list[Rows]:
         with computing(self.params.precision, waveforms.device):
             return self.encode_for(takers, waveforms, num_samples)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from featcache.extractors.base import Batching, Clip, Extractor, P, Tracks
+from featcache.extractors.base import Batching, Clip, Extractor, P, Piece, Rows, Tracks
 from featcache.spec import MAIN
 
 if TYPE_CHECKING:
@@ -37,37 +37,7 @@ _STEPS = 8
 
 _shrinking = threading.Lock()
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a clip that is one row for the model."""
-
-    start: int
-    num_samples: int
-    skip: int
-    """The number of frames at its beginning that are left out: another piece has them."""
-    num_frames: int
-    """The number of frames that are kept after them."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The output of a batch of rows. Values after a row's last frame are meaningless."""
-
-    features: Tensor
-    """The features, `[R, F, *item_shape]` of `spec.dtype`."""
-    side: Mapping[str, Tensor] = field(default_factory=dict)
-    """The side arrays in `spec.side` by name, `[R, n, *item_shape]`: n entries per piece,
-    or those of its frames."""
-    per_frame: Mapping[str, int] = field(default_factory=dict)
-    """The number of entries per frame of side arrays that are along frames."""
-
-    def entries(self, name: str, frames: slice) -> slice:
-        """Return which entries of a side array belong to these frames of a piece."""
-        if name not in self.per_frame:
-            return slice(None)
-        count = self.per_frame[name]
-        return slice(frames.start * count, frames.stop * count)
+__all__ = ["MAX_ROWS", "ROW_SECONDS", "Piece", "RowExtractor", "Rows", "pad_rows"]
 
 
 @dataclass
@@ -87,6 +57,7 @@ class RowExtractor(Extractor[P]):
     frames of a padded row, `C` channels of a layer, `T` its time steps, `D` dimensions, `Q`
     codebooks."""
 
+    takes_rows = True
     batchings = ("padded", "equal_length", "single")
     batching: Batching = "padded"
     granularity: int
@@ -100,23 +71,7 @@ class RowExtractor(Extractor[P]):
         """Compute rows, float32 `[R, P]` on the device, zero after each row's end, of
         lengths `num_samples`, int64 `[R]`. Do not write to them."""
 
-    @property
-    def chunks_are_exact(self) -> bool:
-        """True if a frame in a piece sees all that it would see in the whole clip."""
-        return False
-
-    def pieces(self, num_samples: int) -> list[Piece]:
-        """Cut a clip into rows. Their frames, one after another, are the clip's. Raises
-        AudioError if it cannot be extracted, for example with the reason TOO_LONG."""
-        return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
-
-    def prepare(self, waveform: Tensor) -> Tensor:
-        """Return a whole clip `[num_samples]` as it is cut into pieces, for example at
-        another level."""
-        return waveform
-
     def padded_length(self, num_samples: int) -> int:
-        """Return the samples in the padded row of a piece of `num_samples`."""
         if (self.chosen_batching or self.batching) != "padded":
             return num_samples
         units = -(-num_samples // self.granularity)
@@ -124,7 +79,6 @@ class RowExtractor(Extractor[P]):
         return -(-units // step) * step * self.granularity
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """Return the number of rows in a batch of rows of `padded_length` samples."""
         batching = self.chosen_batching or self.batching
         if batching == "single":
             return 1
@@ -136,8 +90,6 @@ class RowExtractor(Extractor[P]):
         return max(1, min(fitting, at_most // self._shrunk))
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
-        """Halve all later batches, after one of `rows` rows did not fit on the device.
-        Returns False if it had only one row."""
         with _shrinking:
             # another thread may have shrunk them since
             if rows > 1 and self.rows(padded_length, device) >= rows:
@@ -183,13 +135,6 @@ class RowExtractor(Extractor[P]):
 
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         return self.encode(waveforms, num_samples)
-
-    def run_for(
-        self, takers: Sequence[RowExtractor[P]], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
-        """Compute rows for several extractors of this class, `self` among them, whose
-        parameters differ only in `Params.taken`. Each gets the bits of its own `run`."""
-        return [taker.run(waveforms, num_samples) for taker in takers]
 
 
 def pad_rows(waveforms: Sequence[Tensor], rows: int, padded_length: int) -> tuple[Tensor, Tensor]:

@@ -21,21 +21,21 @@ from featcache.errors import AudioError, ConfigError, MissingDependencyError, Re
 from featcache.extractors.base import (
     SELECTING_KEYS,
     Batching,
-    Clip,
     Extractor,
     LocalPath,
     Params,
+    Piece,
+    Rows,
     build,
     find,
     fingerprint,
-    main_track,
     require_registered,
 )
 from featcache.extractors.codec import code_dtype
 from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.ragged import is_inside
-from featcache.extractors.rows import Piece, RowExtractor, Rows
+from featcache.extractors.rows import RowExtractor
 from featcache.quantize import dequantize, is_quantized, quantize
 from featcache.weights import weights_error
 
@@ -67,6 +67,7 @@ class Units(RowExtractor[UnitsParams]):
 
     Params = UnitsParams
     revision = 1
+    granularity = 1  # the features' extractor pads
 
     def __init__(self, params: UnitsParams, sample_rate: int, device: torch.device) -> None:
         codebook = read_codebook(params.weights)
@@ -78,12 +79,11 @@ class Units(RowExtractor[UnitsParams]):
         kind = find(config["extractor"])
         source_params = kind.Params.model_validate(config["params"])
         source = build(kind, source_params, sample_rate, device)
-        self._source = source if isinstance(source, RowExtractor) else _RowsOfClips(source)
+        self._source: Extractor[Params] = source if source.takes_rows else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
         self.batching = self._source.batching
-        self.granularity = self._source.granularity
         self.max_seconds, self.tf32 = source.max_seconds, source.tf32
         k = len(codebook.centroids)
         units = f"number of the nearest of {k} centroids of {self._source_name}"
@@ -172,7 +172,7 @@ def _requantized(x_RFD: Tensor, num_frames: Sequence[int]) -> Tensor:
 
 
 class _RowsOfClips(RowExtractor[Params]):
-    """Passes each row's own samples to an extractor that takes clips."""
+    """Pads and batches clips as rows for an extractor that takes none."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
         self._extractor = extractor
@@ -183,10 +183,7 @@ class _RowsOfClips(RowExtractor[Params]):
         return self._extractor.num_frames(num_samples)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        lengths = num_samples.tolist()
-        clips = [Clip("", row[:count]) for row, count in zip(waveforms, lengths, strict=True)]
-        features = [*map(main_track, self._extractor.extract(clips))]
-        return Rows(torch.nn.utils.rnn.pad_sequence(features, batch_first=True))
+        return self._extractor.run(waveforms, num_samples)
 
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
