@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -407,13 +406,6 @@ class FeatureSpec:
         names = [track.name for track in self.side]
         if len({*names}) < len(names):
             raise ValueError(f"side arrays {listing(names)}: two of them have the same name")
-        shapes = {f"entry of {track.name}": track.item_shape for track in self.side}
-        for name, shape in {"frame": self.item_shape, **shapes}.items():
-            num_values = math.prod(shape)
-            if num_values > _MOST_VALUES:
-                raise ValueError(
-                    f"one {name} has {num_values:,} values, and may have {_MOST_VALUES:,}"
-                )
         if self.is_quantized and self.dtype != "float32":
             raise ValueError(f"quantised features of dtype {self.dtype}")
         scales = [
@@ -424,6 +416,12 @@ class FeatureSpec:
         if any(track.dtype == BFLOAT16 for track in self.side):
             raise ValueError(f"only features may be {BFLOAT16}, and no side array")
         for track in (self.main, *self.side):
+            num_values = math.prod(track.item_shape)
+            if num_values > _MOST_VALUES:
+                raise ValueError(
+                    f"one entry of {track.name} has {num_values:,} values, and may have "
+                    f"{_MOST_VALUES:,}"
+                )
             num_codes = sum(track.codebook_sizes)
             is_float = numpy_dtype(track.dtype).kind == "f"
             if num_codes > _MOST_CODES or (num_codes and is_float):
@@ -495,12 +493,11 @@ class FeatureSpec:
     def track(self, name: str) -> Track:
         """Return the track of this name. Raises ArgumentError, which lists the tracks, if
         there is none."""
-        for track in self.tracks:
-            if track.name == name:
-                return track
-        names = [track.name for track in self.tracks]
-        meant = did_you_mean(name, names)
-        raise ArgumentError(f"there is no track {name!r}{meant}; there are {listing(names)}")
+        tracks = {track.name: track for track in self.tracks}
+        if name in tracks:
+            return tracks[name]
+        meant = did_you_mean(name, tracks)
+        raise ArgumentError(f"there is no track {name!r}{meant}; there are {listing(tracks)}")
 
     @property
     def outputs(self) -> tuple[Track, ...]:
@@ -536,7 +533,7 @@ class FeatureSpec:
         numbers gives an array."""
         scales = [track for track in self.side if track.name == QUANTIZATION]
         per_item = sum(track.entry_bytes for track in scales)
-        per_entry = replace(self.main, dtype=self.stored_dtype).entry_bytes
+        per_entry = math.prod(self.item_shape) * np.dtype(self.stored_dtype).itemsize
         return num_entries * per_entry + num_items * per_item
 
     def expected_bytes(self, seconds: float, num_items: int = 0) -> float:
@@ -583,28 +580,15 @@ def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
 def all_finite(array: NDArray[Any]) -> bool:
     """Tell whether no value of a C-contiguous array is NaN or infinite, at memory speed.
 
-    NaN and infinity have all exponent bits set. So as signed integers, the positive ones
-    are at least the bits of +inf; as unsigned integers, the negative ones are at least
-    the bits of -inf. Two maxima over blocks take a tenth of the time of
+    NaN and infinity have all exponent bits set, so without the sign, which doubling drops,
+    no other bits are as large. A maximum over blocks takes a fraction of the time of
     `np.isfinite(array).all()`, which converts each value of float16."""
     if array.dtype.kind != "f":
         return True
-    positive, negative = _bits_of_infinity(array.dtype)
-    flat = array.reshape(-1)
-    for start in range(0, len(flat), _BLOCK):
-        block = flat[start : start + _BLOCK]
-        if (
-            block.view(positive.dtype).max() >= positive
-            or block.view(negative.dtype).max() >= negative
-        ):
+    bits = array.reshape(-1).view(f"u{array.itemsize}")
+    infinity = 2 * int(np.array(np.inf, array.dtype).view(bits.dtype))
+    for start in range(0, len(bits), _BLOCK):
+        block = bits[start : start + _BLOCK]
+        if (block + block).max() >= infinity:
             return False
     return True
-
-
-@cache
-def _bits_of_infinity(
-    dtype: np.dtype[Any],
-) -> tuple[np.signedinteger[Any], np.unsignedinteger[Any]]:
-    """The bits of +inf as a signed integer, and those of -inf as an unsigned one."""
-    positive, negative = np.array([np.inf, -np.inf], dtype)[:, None]
-    return positive.view(f"i{dtype.itemsize}")[0], negative.view(f"u{dtype.itemsize}")[0]

@@ -73,9 +73,7 @@ class Windows:
     Versions that are not along time are read whole, and limit no window: see
     `_along_time`. `longest` is the number of frames of the longest utterance in each."""
 
-    def __init__(
-        self, crop: Crop, axes: Sequence[Axis], longest: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, crop: Crop, axes: Sequence[Axis], longest: Sequence[int]) -> None:
         self.crop = crop
         rates = [axis.exact_rate for axis in axes]
         if not any(rates):
@@ -156,20 +154,17 @@ class Windows:
 
 
 def _along_time(
-    longest: Sequence[int] | None, rates: Sequence[Fraction], counts: Sequence[int]
+    longest: Sequence[int], rates: Sequence[Fraction], counts: Sequence[int]
 ) -> list[int]:
     """List the versions that are along time, by number. In these, some utterance has more
     frames than a window, or one of several frames lasts half as long as in any other."""
-    versions = [version for version, rate in enumerate(rates) if rate]
-    if longest is None:
-        return versions
     seconds = [
         most / rate if most > 1 and rate else 0 for most, rate in zip(longest, rates, strict=True)
     ]
     return [
         version
-        for version in versions
-        if longest[version] > counts[version] or 2 * seconds[version] >= max(seconds)
+        for version, rate in enumerate(rates)
+        if rate and (longest[version] > counts[version] or 2 * seconds[version] >= max(seconds))
     ]
 
 

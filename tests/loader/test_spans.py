@@ -229,7 +229,8 @@ def test_what_does_not_hold_together_is_refused(arguments, what):
 
 def firsts_of(crop, lengths, epoch):
     """The first frames of windows of a single version."""
-    (firsts,), _ = Windows(crop, [Frames(100.0)]).ranges([lengths], np.arange(len(lengths)), epoch)
+    windows = Windows(crop, [Frames(100.0)], [int(lengths.max())])
+    (firsts,), _ = windows.ranges([lengths], np.arange(len(lengths)), epoch)
     return firsts
 
 
