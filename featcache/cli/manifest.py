@@ -137,7 +137,8 @@ def manifest(
 
 
 def _select(read: Manifest, where: str, columns: dict[str, str]) -> tuple[Manifest, int]:
-    from featcache.loader.utterances import Choices, select_utterances
+    from featcache.loader.choices import Choices
+    from featcache.loader.utterances import select_utterances
 
     with noting_warnings():
         selected, lacking = select_utterances(read, Choices(where=where, columns=columns))

@@ -24,7 +24,7 @@ from torch.utils.data import Subset
 
 from featcache.device import PinnedMemory, on_this_device, parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
-from featcache.loader.cache import Buffers, Memory
+from featcache.loader.buffers import Buffers, Memory
 from featcache.loader.dataset import FeatureDataset, FrameRanges, Move
 from featcache.loader.local_copies import ObjectShards
 from featcache.loader.sampler import Batching, BucketBatchSampler, other_rows
