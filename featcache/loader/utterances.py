@@ -257,9 +257,20 @@ class _Reading:
         return [version for version in self.versions if version.is_column]
 
     @property
-    def caches(self) -> list[Cache]:
-        """The caches of the versions that are read."""
-        return [version.cache for version in self.versions if not version.is_column]
+    def copies(self) -> Copies:
+        """The copies of each utterance: those that all versions have, in the first one's
+        order; or the utterance itself."""
+        if not self.choices.copies:
+            return copies_of({})
+        caches = [version.cache for version in self.versions if not version.is_column]
+        first, *others = (copies_of(cache.config) for cache in caches)
+        shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
+        if not shared:
+            raise ArgumentError(
+                "the versions have no copies in common: their configs' augment sections make "
+                f"{first}"
+            )
+        return Copies(shared)
 
     def utterances(self, manifest: Any) -> Utterances:
         """Read a manifest, and find its rows in the versions."""
@@ -272,9 +283,7 @@ class _Reading:
             else:
                 manifest = manifest_of(manifest, carry=carry)
         manifest = self.selected(manifest)
-        copies = copies_of({})
-        if self.choices.copies:
-            copies = _common_copies(self.caches)
+        copies = self.copies
         ids, columns = _with_copies(manifest, self.choices, copies)
         of_rows, of_copies = self.keys(manifest, manifest.ids), self.keys(manifest, ids)
         rows = np.repeat(np.arange(len(manifest)), len(copies))
@@ -399,7 +408,7 @@ def _of_first(reading: _Reading) -> Utterances:
         raise ArgumentError(
             "the first version is a corpus, and not all others are: give one first that is a cache"
         )
-    ids, columns = _ids_of_copies(reading.caches, reading.choices.copies)
+    ids, columns = _ids_of_copies(caches[0], reading)
     source = str(caches[0].version.path)
     copies = copies_of(caches[0].config)
     ids_of_rows = ids if copies.are_plain else copies.plain_ids(flat(ids))
@@ -493,36 +502,25 @@ def _with_copies(manifest: Manifest, choices: Choices, copies: Copies) -> tuple[
     return copies.ids(manifest.ids), columns
 
 
-def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Columns]:
-    """Return the ids and columns of the first version's copies that all versions have."""
-    first = caches[0]
-    if all(copies_of(cache.config).are_plain for cache in caches):
-        return first.ids, {}
-    available = copies_of(first.config)
-    suffixes = _common_copies(caches).suffixes if copies else [""]
-    ids = flat(first.ids)
+def _ids_of_copies(cache: Cache, reading: _Reading) -> tuple[Strings, Columns]:
+    """Return the ids and columns of a cache's utterances that are copies to read."""
+    available, suffixes = copies_of(cache.config), reading.copies.suffixes
+    if available.are_plain:
+        return cache.ids, {}
+    ids = flat(cache.ids)
     numbers = available.numbers(ids)
     wanted = [number for number, suffix in enumerate(available.suffixes) if suffix in suffixes]
     rows = np.flatnonzero(np.isin(numbers, wanted))
     if not len(rows):
         raise ArgumentError(
-            f"{first.version.path}: has no plain copies: it has {listing(available.suffixes)}"
+            f"{cache.version.path}: has no plain copies: it has {listing(available.suffixes)}"
         )
-    columns = _columns_of_copies(available, numbers[rows]) if copies else {}
+    columns: Columns = {}
+    if reading.choices.copies:
+        columns = _columns_of_copies(available, numbers[rows])
     if len(rows) == len(ids):
-        return first.ids, columns
+        return cache.ids, columns
     return ids.take(rows), columns
-
-
-def _common_copies(caches: Sequence[Cache]) -> Copies:
-    """Return the copies that all versions have, in the first one's order."""
-    first, *others = (copies_of(cache.config) for cache in caches)
-    shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
-    if not shared:
-        raise ArgumentError(
-            f"the versions have no copies in common: their configs' augment sections make {first}"
-        )
-    return Copies(shared)
 
 
 def _columns_of_copies(copies: Copies, numbers: Ints) -> Columns:
