@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -580,15 +581,28 @@ def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
 def all_finite(array: NDArray[Any]) -> bool:
     """Tell whether no value of a C-contiguous array is NaN or infinite, at memory speed.
 
-    NaN and infinity have all exponent bits set, so without the sign, which doubling drops,
-    no other bits are as large. A maximum over blocks takes a fraction of the time of
+    NaN and infinity have all exponent bits set. So as signed integers, the positive ones
+    are at least the bits of +inf; as unsigned integers, the negative ones are at least
+    the bits of -inf. Two maxima over blocks take a tenth of the time of
     `np.isfinite(array).all()`, which converts each value of float16."""
     if array.dtype.kind != "f":
         return True
-    bits = array.reshape(-1).view(f"u{array.itemsize}")
-    infinity = 2 * int(np.array(np.inf, array.dtype).view(bits.dtype))
-    for start in range(0, len(bits), _BLOCK):
-        block = bits[start : start + _BLOCK]
-        if (block + block).max() >= infinity:
+    positive, negative = _bits_of_infinity(array.dtype)
+    flat = array.reshape(-1)
+    for start in range(0, len(flat), _BLOCK):
+        block = flat[start : start + _BLOCK]
+        if (
+            block.view(positive.dtype).max() >= positive
+            or block.view(negative.dtype).max() >= negative
+        ):
             return False
     return True
+
+
+@cache
+def _bits_of_infinity(
+    dtype: np.dtype[Any],
+) -> tuple[np.signedinteger[Any], np.unsignedinteger[Any]]:
+    """The bits of +inf as a signed integer, and those of -inf as an unsigned one."""
+    positive, negative = np.array([np.inf, -np.inf], dtype)[:, None]
+    return positive.view(f"i{dtype.itemsize}")[0], negative.view(f"u{dtype.itemsize}")[0]

@@ -130,7 +130,8 @@ def manifest(
 
 
 def _select(read: Manifest, where: str, columns: dict[str, str]) -> tuple[Manifest, int]:
-    from featcache.loader.utterances import Choices, select_utterances
+    from featcache.loader.choices import Choices
+    from featcache.loader.utterances import select_utterances
 
     with warnings.catch_warnings(record=True, action="always") as caught:
         selected, lacking = select_utterances(read, Choices(where=where, columns=columns))

@@ -23,7 +23,8 @@ from featcache.export.qwen3_tts import write_qwen3_tts
 from featcache.export.rows import Rows
 from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
-from featcache.loader.utterances import Choices, find_utterances, flat, versions_of
+from featcache.loader.choices import Choices
+from featcache.loader.utterances import find_utterances, flat, versions_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush, make_folder
 from featcache.strings import are_distinct

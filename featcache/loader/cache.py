@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import (
     ArgumentError,
-    MissingDependencyError,
     MissingItemError,
     StoreError,
     hours,
@@ -28,6 +25,15 @@ from featcache.errors import (
     megabytes,
 )
 from featcache.format.shard import dequantize_array
+from featcache.loader.buffers import (
+    Buffers,
+    Memory,
+    as_bfloat16,
+    bits_of,
+    pad_into,
+    tensor_in,
+    tensor_of,
+)
 from featcache.loader.shards import Shards, Spans
 from featcache.spec import BFLOAT16, MAIN, FeatureSpec, Ints, as_values, bfloat16_bits
 from featcache.strings import Strings
@@ -42,19 +48,10 @@ if TYPE_CHECKING:
     from featcache.media.look import Shown
     from featcache.version.ledger import Failure
 
-_LARGEST_KEPT = 256 << 20
-"""The most bytes of a batch whose memory is kept."""
-
-_SLACK = 1.25
-"""The memory taken for a batch, relative to its size: later batches may be longer."""
-
 _Default = TypeVar("_Default")
 
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
-
-Memory: TypeAlias = "Callable[[int], memoryview | torch.Tensor]"
-"""A function that returns a number of bytes in CPU memory, of any content, uint8."""
 
 
 class Cache:
@@ -69,6 +66,13 @@ class Cache:
     `featcache.open` makes caches, and lists errors. `index` is by default that of all
     shards; `places` are those of local copies, the nearest one first."""
 
+    spec: FeatureSpec
+    """The description of the features: shape of a frame, dtype, frame rate, units."""
+    stored_dtype: np.dtype[Any]
+    """The dtype on disk: that of `spec`, unless the features are quantised."""
+    _track_of: tuple[Cache, str] | None = None
+    """The cache of a track, and the track's name."""
+
     def __init__(
         self,
         version: Version,
@@ -76,10 +80,12 @@ class Cache:
         check: bool = False,
         index: Index | None = None,
         places: Sequence[PlaceOf] = (),
+        shards: Shards | None = None,
     ) -> None:
         self.version, self.check, self._places = version, check, places
+        self.spec, self.stored_dtype = version.info.spec, version.dtype
         self.index = _index_of(version) if index is None else index
-        self._shards = self._open_shards()
+        self._shards = self._open_shards() if shards is None else shards
         self._buffers = Buffers()
 
     def _open_shards(self) -> Shards:
@@ -90,6 +96,8 @@ class Cache:
         return open_copied(self.version, self.index, self.check, self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._track_of is not None:
+            return Cache.track, self._track_of
         version = replace(self.version, shards=self.index.shards)
         return partial(Cache, check=self.check, places=self._places), (version,)
 
@@ -142,16 +150,6 @@ class Cache:
             return default
 
     @property
-    def spec(self) -> FeatureSpec:
-        """The description of the features: shape of a frame, dtype, frame rate, units."""
-        return self.version.info.spec
-
-    @property
-    def stored_dtype(self) -> np.dtype[Any]:
-        """The dtype on disk: that of `spec`, unless the features are quantised."""
-        return self.version.dtype
-
-    @property
     def silence(self) -> NDArray[np.float32]:
         """The frame that long silence settles on, `[*item_shape]`. Raises ArgumentError if
         the version keeps none."""
@@ -167,7 +165,16 @@ class Cache:
     def track(self, name: str) -> Cache:
         """Open one of the version's tracks as a cache: `codes.track("codes_24hz")`.
         `spec.tracks` has their names. Raises ArgumentError if there is no such track."""
-        return self if name == MAIN else _TrackCache(self, name)
+        if name == MAIN:
+            return self
+        from featcache.loader.track import TrackShards
+
+        spec = FeatureSpec.of(self.spec.sample_rate, self.spec.track(name))
+        shards = TrackShards(self.version, self.index, name, self.check)
+        track = Cache(self.version, check=self.check, index=shards.index, shards=shards)
+        track.spec, track.stored_dtype = spec, np.dtype(spec.stored_dtype)
+        track._track_of = self, name
+        return track
 
     @property
     def config(self) -> dict[str, Any]:
@@ -221,26 +228,28 @@ class Cache:
         Returns `[frames, *item_shape]`, read-only and memory-mapped; a new array with
         `check`, or if the features are quantised, or bfloat16, which is float32 here, or with
         `raw` its bits, uint16. Events are a list of `Event`."""
-        position = self.position(key)
-        if self.spec.axis.has_times:
+        position, axis = self.position(key), self.spec.axis
+        if axis.has_times:
             events = self.event_reader(check).item(position, start, duration)
             return cast("NDArray[Any]", events)
         frames = self._shards.utterance(position)
-        if self.check if check is None else check:
-            frames = self._shards.load_checked(position, frames, np.empty_like(frames))
-            frames.flags.writeable = False
+        first, count = 0, len(frames)
         if start is not None or duration is not None:
-            length = np.array([len(frames)])
-            (first,), (count,) = self.spec.axis.span(length, start or 0, duration)
-            frames = frames[first : first + count]
-        if codebooks is not None:
-            frames = frames[:, : check_codebooks(self.spec, codebooks)]
-        elif self.spec.is_quantized and not raw:
-            frames = dequantize_array(frames, *self._shards.quantization(position))
-        elif not raw:
+            (first,), (count,) = axis.span(np.array([count]), start or 0, duration)
+        codebooks = check_codebooks(self.spec, codebooks)
+        is_checked = self.check if check is None else check
+        is_dequantized = self.spec.is_quantized and not raw
+        if is_checked or is_dequantized:
+            stored = frames if is_checked else frames[first : first + count]
+            item_shape, dtype = self._entry(codebooks, is_dequantized)
+            frames = np.empty((count, *item_shape), dtype)
+            self._load(frames, position, first, stored, is_checked, is_dequantized)
+            frames.flags.writeable = is_dequantized
+        elif count < len(frames) or codebooks is not None:
+            frames = _cut(frames[first : first + count], codebooks)
+        if not raw:
             frames = as_values(frames, self.spec.dtype)
-        item: NDArray[Any] = self.spec.axis.shape_item(frames)
-        return item
+        return cast("NDArray[Any]", axis.shape_item(frames))
 
     def batch(
         self,
@@ -309,7 +318,7 @@ class Cache:
         """Return the reader of a version whose utterances are events."""
         from featcache.loader.events import EventReader
 
-        return EventReader(self._shards, self.spec, self.check if check is None else check)
+        return EventReader(self._shards, self.spec, partial(self.frames, check=check))
 
     def gather(
         self,
@@ -326,87 +335,90 @@ class Cache:
         is_dequantized = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
         # This finds the frames in files of their size, before memory is taken for them.
-        arrays = self._shards.frames(self._whole(spans) if is_checked else spans)
-        item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
-        shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
-        dtype = self.spec.values_dtype if is_dequantized else self.stored_dtype
+        mapped = self._map(spans, is_checked)
+        item_shape, dtype = self._entry(codebooks, is_dequantized)
+        shape = (len(mapped), int(spans.counts.max(initial=0)), *item_shape)
         is_bfloat16 = self.spec.dtype == BFLOAT16
         if is_bfloat16:
-            padding_value, out = bfloat16_bits(padding_value), _bits_of(out)
+            padding_value, out = bfloat16_bits(padding_value), bits_of(out)
         padded = tensor_in(self._buffers.take if out is None else out, shape, dtype)
         rows = padded.numpy()
-        with self._shards.read_ahead(arrays):
-            parts: Iterable[NDArray[Any]] = arrays
-            if is_checked:
-                parts = self._checked(rows, spans, arrays)
-            if codebooks is not None:
-                parts = (frames[:, :codebooks] for frames in parts)
+        with self.read_ahead(mapped):
             if is_checked or is_dequantized:
-                self._fill(rows, spans.positions, parts, padding_value, is_dequantized)
+                columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
+                utterances = zip(rows, mapped, *columns, strict=True)
+                for row, stored, position, first, count in utterances:
+                    self._load(row[:count], position, first, stored, is_checked, is_dequantized)
+                    row[count:] = padding_value
             else:
-                pad_into(rows, [*parts], padding_value)
+                pad_into(rows, [_cut(frames, codebooks) for frames in mapped], padding_value)
         if is_bfloat16:
             padded = as_bfloat16(padded)
         if self.spec.axis.is_ragged:
             return padded
         return padded.view(len(padded), *padded.shape[2:])
 
-    def frames(self, spans: Spans, codebooks: int | None = None) -> list[NDArray[Any]]:
+    def frames(
+        self, spans: Spans, codebooks: int | None = None, check: bool | None = None
+    ) -> list[NDArray[Any]]:
         """Return existing frames of some utterances, each `[frames, *item_shape]`, those of
         bfloat16 as their bits: mapped; or new arrays, if they are checked or quantised."""
-        arrays = self._shards.frames(self._whole(spans) if self.check else spans)
-        if not (self.check or self.spec.is_quantized):
-            return arrays if codebooks is None else [frames[:, :codebooks] for frames in arrays]
-        columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
-        with self._shards.read_ahead(arrays):
-            for place, (position, first, count) in enumerate(zip(*columns, strict=True)):
-                frames = arrays[place]
-                if self.check:
-                    loaded = self._shards.load_checked(position, frames, np.empty_like(frames))
-                    frames = loaded[first : first + count]
-                if self.spec.is_quantized:
-                    frames = dequantize_array(frames, *self._shards.quantization(position))
-                arrays[place] = frames if codebooks is None else frames[:, :codebooks]
-        return arrays
+        is_checked = self.check if check is None else check
+        is_dequantized = self.spec.is_quantized
+        mapped = self._map(spans, is_checked)
+        if not (is_checked or is_dequantized):
+            return [_cut(frames, codebooks) for frames in mapped]
+        item_shape, dtype = self._entry(codebooks, is_dequantized)
+        loaded = [np.empty((count, *item_shape), dtype) for count in spans.counts.tolist()]
+        with self.read_ahead(mapped):
+            columns = mapped, spans.positions.tolist(), spans.firsts.tolist()
+            for out, stored, position, first in zip(loaded, *columns, strict=True):
+                self._load(out, position, first, stored, is_checked, is_dequantized)
+        return loaded
 
-    def _whole(self, spans: Spans) -> Spans:
-        """Return the whole utterances of some spans, which a checksum covers."""
-        whole = self.index.num_frames[spans.positions]
-        return Spans(spans.positions, np.zeros_like(spans.firsts), whole)
+    def _map(self, spans: Spans, is_checked: bool) -> list[NDArray[Any]]:
+        """Map the frames of some spans; or whole utterances, which checksums cover."""
+        if is_checked:
+            whole = self.index.num_frames[spans.positions]
+            spans = Spans(spans.positions, np.zeros_like(spans.firsts), whole)
+        return self._shards.frames(spans)
+
+    def _entry(
+        self, codebooks: int | None, is_dequantized: bool
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return the shape and the dtype of a frame, as it is read."""
+        item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
+        return item_shape, self.spec.values_dtype if is_dequantized else self.stored_dtype
+
+    def _load(
+        self,
+        out: NDArray[Any],
+        position: int,
+        first: int,
+        stored: NDArray[Any],
+        is_checked: bool,
+        is_dequantized: bool,
+    ) -> None:
+        """Fill `out` with the frames of an utterance from `first` on, or with their first
+        codebooks. `stored` are these frames, mapped; or to check them, all frames."""
+        if is_checked:
+            # Straight into its place, if that takes all of it as stored.
+            takes_all = not is_dequantized and out.shape == stored.shape
+            room = out if takes_all else np.empty_like(stored)
+            stored = self._shards.load_checked(position, stored, room)
+            if takes_all:
+                return
+            stored = stored[first:]
+        if is_dequantized:
+            scale, offset = self._shards.quantization(position)
+            dequantize_array(stored[: len(out)], scale, offset, out)
+        else:
+            out[...] = stored[tuple(map(slice, out.shape))]
 
     def read_ahead(self, arrays: Sequence[NDArray[Any]]) -> AbstractContextManager[None]:
         """Return the context to read arrays in: from a disk, all are requested before the
         first is read."""
         return self._shards.read_ahead(arrays)
-
-    def _checked(
-        self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]
-    ) -> Iterator[NDArray[Any]]:
-        """Read and check the frames of a batch, one utterance after the other: into its row,
-        if that takes all of it as stored. Each array is valid until the next."""
-        room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.stored_dtype)
-        are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
-        columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
-        for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
-            out = row if are_alike and count == len(frames) else room
-            yield self._shards.load_checked(position, frames, out)[first : first + count]
-
-    def _fill(
-        self,
-        rows: NDArray[Any],
-        positions: Ints,
-        parts: Iterable[NDArray[Any]],
-        padding_value: ArrayLike,
-        is_dequantized: bool,
-    ) -> None:
-        """Copy utterances into their rows, each while it is in the processor's cache."""
-        for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
-            if is_dequantized:
-                scale, offset = self._shards.quantization(position)
-                dequantize_array(frames, scale, offset, out=row[: len(frames)])
-            elif not np.may_share_memory(frames, row):
-                row[: len(frames)] = frames
-            row[len(frames) :] = padding_value
 
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Return scale and offset of each utterance and dimension, float32 `[keys, 2,
@@ -499,129 +511,8 @@ def _index_of(version: Version) -> Index:
     return make_index(version)
 
 
-class _TrackCache(Cache):
-    """The utterances of a cache, with the entries of one of its other tracks as features."""
-
-    def __init__(self, cache: Cache, name: str) -> None:
-        from featcache.loader.track import index_of_track
-
-        self._cache, self._name = cache, name
-        self._spec = FeatureSpec.of(cache.spec.sample_rate, cache.spec.track(name))
-        index = index_of_track(cache.version, cache.index, name)
-        super().__init__(cache.version, check=cache.check, index=index)
-
-    def _open_shards(self) -> Shards:
-        from featcache.loader.track import TrackShards
-
-        return TrackShards(self.version, self.index, self._name, check=self.check)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _TrackCache, (self._cache, self._name)
-
-    @property
-    def spec(self) -> FeatureSpec:
-        """The description of the track's entries."""
-        return self._spec
-
-    @property
-    def stored_dtype(self) -> np.dtype[Any]:
-        """The dtype of the entries, on disk and when they are read."""
-        return np.dtype(self._spec.stored_dtype)
-
-
-class Buffers:
-    """Memory for batches, used again once they are gone, up to `kept` at a time. Safe to use
-    from several threads.
-
-    The kernel clears every page of new memory, which costs more than copying a batch into
-    it, and `malloc` does not keep blocks as large as a batch."""
-
-    def __init__(self, kept: int = 2) -> None:
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
-
-    def take(self, num_bytes: int) -> memoryview:
-        """Return bytes of any content. They are free again once no array refers to them."""
-        if num_bytes > _LARGEST_KEPT:
-            return np.empty(num_bytes, np.uint8).data
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(0, np.uint8)
-        if len(memory) < num_bytes:
-            # Unlike torch's, numpy's memory is in huge pages.
-            memory = np.empty(int(num_bytes * _SLACK), np.uint8)
-        held = memory[:num_bytes]
-        weakref.finalize(held, self._free.append, memory).atexit = False
-        # An array of a memoryview refers to it; one of an array would refer to `memory`.
-        return held.data
-
-
-def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor in an array's memory. Raises MissingDependencyError without torch."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError("torch", "a batch of tensors", "torch") from error
-    return torch.from_numpy(array)
-
-
-def as_bfloat16(bits: torch.Tensor) -> torch.Tensor:
-    """View bits, uint16, as bfloat16."""
-    from torch import bfloat16
-
-    return bits.view(bfloat16)
-
-
-def _bits_of(out: torch.Tensor | Memory | None) -> Any:
-    """View a tensor of bfloat16 as its bits. Raises ArgumentError if it has another dtype."""
-    if out is None or callable(out):
-        return out
-    from torch import bfloat16, uint16
-
-    if getattr(out, "dtype", bfloat16) != bfloat16:
-        raise ArgumentError(f"out is {out.dtype}: it must be {bfloat16}")
-    return out.view(uint16)
-
-
-def tensor_in(
-    out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> torch.Tensor:
-    """Return a tensor of any content: the beginning of `out`, or in memory that it gives.
-    Raises ArgumentError if `out` is another kind of tensor, or too small."""
-    needed = math.prod(shape)
-    memory = out(needed * dtype.itemsize) if callable(out) else None
-    # numpy keeps the interpreter's lock, which each operation of torch gives away.
-    if isinstance(memory, memoryview):
-        return tensor_of(np.frombuffer(memory, dtype).reshape(shape))
-    wanted = tensor_of(np.empty(0, dtype))
-    if memory is not None:
-        return memory.view(wanted.dtype).view(shape)
-    if not isinstance(out, type(wanted)):
-        raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
-    if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):
-        raise ArgumentError(
-            f"out is {out.dtype} on {out.device}: it must be {wanted.dtype}, contiguous, in "
-            "CPU memory"
-        )
-    if out.numel() < needed:
-        raise ArgumentError(
-            f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}"
-        )
-    return out.view(-1)[:needed].view(shape)
-
-
-def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: ArrayLike) -> None:
-    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`."""
-    if not arrays:
-        return
-    padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
-    pieces = []
-    for array in arrays:
-        pieces.append(array)
-        if len(array) < len(padding):  # an empty piece would take time
-            pieces.append(padding[len(array) :])
-    # One call is faster than a loop over rows.
-    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))
+def _cut(frames: NDArray[Any], codebooks: int | None) -> NDArray[Any]:
+    return frames if codebooks is None else frames[:, :codebooks]
 
 
 def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
@@ -660,13 +551,7 @@ def padding_of(cache: Cache, value: float | Literal["silence"]) -> Any:
     `[*item_shape]`. Raises ArgumentError if the features' dtype cannot hold it."""
     if isinstance(value, str) and value == "silence":
         return cache.silence
-    check_padding(cache.spec, value)
-    return value
-
-
-def check_padding(spec: FeatureSpec, value: float) -> None:
-    """Raise ArgumentError for a padding value that the features' dtype cannot hold."""
-    dtype = spec.values_dtype
+    dtype = cache.spec.values_dtype
     if not is_number(value):
         raise ArgumentError(f'padding_value is {value!r}: give a number, or "silence"')
     if dtype.kind == "f":
@@ -675,10 +560,11 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
             raise ArgumentError(
                 f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}"
             )
-        return
+        return value
     limits = np.iinfo(dtype)
     if not limits.min <= value <= limits.max or int(value) != value:
         raise ArgumentError(
             f"padding_value is {value}: these features are {dtype}, so it must be a whole "
             f"number from {limits.min} to {limits.max}; lengths tell where padding begins"
         )
+    return value

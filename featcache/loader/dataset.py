@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import operator
-import os
 import warnings
 from collections import UserList
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -27,28 +23,20 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
-from featcache.loader.cache import Cache, Memory, positions_in
+from featcache.loader.buffers import Memory
+from featcache.loader.cache import Cache, positions_in
+from featcache.loader.choices import Choices, Classes, Names, OnChanged
+from featcache.loader.epoch import Epoch
 from featcache.loader.events import EventBatch
-from featcache.loader.sampler import Rows
+from featcache.loader.sampler import RowLengths, Rows
 from featcache.loader.shards import Spans
-from featcache.loader.shared import SharedArrays, is_spawning
-from featcache.loader.utterances import (
-    ByName,
-    Choices,
-    Classes,
-    DatasetVersion,
-    Names,
-    OnChanged,
-    digest_of_source,
-    find_utterances,
-    take,
-    versions_of,
-)
+from featcache.loader.shared import SharedArrays, file_of_rows, is_spawning
+from featcache.loader.utterances import ByName, DatasetVersion, find_utterances, take, versions_of
 from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
 from featcache.manifest.utterances import Manifest
-from featcache.manifest.where import Where, texts_of
+from featcache.manifest.where import Where
 from featcache.spec import Ints
 from featcache.strings import Strings
 
@@ -65,15 +53,6 @@ _SLOW = (
     "a worker process takes longer to pass a batch on than to read it: "
     "featcache.DataLoader is about 10× as fast"
 )
-
-
-def _as_list(value: object) -> object:
-    """Return what JSON can hold instead of an argument, alike in all processes."""
-    if isinstance(value, Set):
-        return sorted(map(str, value))
-    if isinstance(value, Iterable) and not isinstance(value, Cache):
-        return [*value]
-    return repr(value)
 
 
 def _stay(tensor: torch.Tensor) -> torch.Tensor:
@@ -262,13 +241,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         crop: Crop | None,
     ) -> None:
         """Map the rows of the manifest from a file; if it is missing, read them, and write it."""
-        content = digest_of_source(versions, manifest, choices)
-        if isinstance(choices.where, Mapping):
-            texts = {name: texts_of(value) for name, value in choices.where.items()}
-            choices = replace(choices, where=texts)
-        given = [self.names, str(manifest), vars(choices), crop]
-        arguments = hashlib.sha256(json.dumps(given, default=_as_list).encode())
-        path = folder / "featcache" / "rows" / f"{arguments.hexdigest()[:16]}.{content[:16]}"
+        caches = [version.cache for version in versions]
+        path = file_of_rows(folder, caches, manifest, choices, [self.names, crop])
 
         @cache
         def read() -> dict[str, Any]:
@@ -397,8 +371,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def digest(self) -> str:
         """A hash of the utterances' ids, in their order, and of what each was extracted from."""
         ids, row_hashes = self.versions[0].cache.identity()
-        parts = ids if self._ids is None else [self._ids]
-        return digest_of(parts, self.versions[0].values_of(row_hashes))
+        texts, lengths = hashlib.sha256(), hashlib.sha256()
+        for part in ids if self._ids is None else [self._ids]:
+            texts.update(part.utf8().data)
+            lengths.update(part.byte_lengths().astype("<u4").data)
+        digest = hashlib.sha256(texts.digest() + lengths.digest())
+        hashes = self.versions[0].values_of(row_hashes)
+        digest.update(np.ascontiguousarray(hashes, "<u8").data)
+        return digest.hexdigest()
 
     @property
     def is_cropped(self) -> bool:
@@ -458,38 +438,23 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])
+        others = [dict(item) for item in items]
+        ids = [item.pop("id") for item in others]
+        of_items = [item.pop("features") for item in others]
         lists = {
-            name: [item[name] for item in items]
+            name: [item.pop(name) for item in others]
             for name, column in self.columns.items()
             if isinstance(column, Values) and name in items[0]
         }
-        handled = {"id", "features", *lists}
-        others = [
-            {name: value for name, value in item.items() if name not in handled} for item in items
-        ]
-        features: list[Any] = []
-        lengths: list[torch.Tensor | None] = []
+        collated = []
         for version in self.versions:
-            frames = [item["features"] for item in items]
+            frames = of_items
             if not isinstance(self.cache, Cache):
-                frames = [by_name[version.name] for by_name in frames]
-            if version.cache.spec.axis.has_times:
-                features.append(EventBatch.joined(frames))
-                lengths.append(features[-1].lengths)
-                continue
-            if not version.cache.spec.axis.is_ragged:
-                features.append(torch.stack(frames))
-                lengths.append(None)
-                continue
-            features.append(_padded(frames, version.padding_value))
-            lengths.append(torch.tensor([*map(len, frames)], device="cpu"))
-        return {
-            "ids": [item["id"] for item in items],
-            "features": self.named(features),
-            "lengths": self.named(lengths),
-            **lists,
-            **default_collate(others),
-        }
+                frames = [by_name[version.name] for by_name in of_items]
+            collated.append(_collated(frames, version))
+        features, lengths = (self.named(values) for values in zip(*collated, strict=True))
+        batch = {"ids": ids, "features": features, "lengths": lengths}
+        return {**batch, **lists, **default_collate(others)}
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """Return the batch of rows, gathered straight into padded tensors."""
@@ -505,9 +470,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         """Return the batch of rows in an epoch: `gather` makes the padded frames, and `move`
         takes all other tensors to their device."""
         positions = self.rows_at(rows)
-        columns = {
-            name: _in_batch(column, positions, move) for name, column in self.columns.items()
-        }
+        columns: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            columns[name] = cells_of(column, positions)
+            if isinstance(columns[name], np.ndarray):
+                columns[name] = move(torch.from_numpy(columns[name]))
         all_ranges = self.frame_ranges(positions, epoch)
         times = self._crop_times(all_ranges)
         columns |= {name: move(torch.from_numpy(of_rows)) for name, of_rows in times.items()}
@@ -561,20 +528,20 @@ def cells_of(column: TypedColumn, rows: Ints) -> NDArray[Any] | list[Any]:
     return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
 
 
-def _padded(frames: Sequence[torch.Tensor], padding_value: Any) -> torch.Tensor:
-    """Stack tensors `[frames, ...]`, padded at their ends by a number, or by an array
-    `[...]`."""
+def _collated(frames: Sequence[Any], version: DatasetVersion) -> tuple[Any, torch.Tensor | None]:
+    """Return the frames or events of a version in several items as those of a batch, and
+    their numbers."""
+    axis = version.cache.spec.axis
+    if axis.has_times:
+        events = EventBatch.joined(frames)
+        return events, events.lengths
+    if not axis.is_ragged:
+        return torch.stack([*frames]), None
     padded = pad_sequence([*frames], batch_first=True)
-    value = torch.as_tensor(padding_value, dtype=padded.dtype, device=padded.device)
+    value = torch.as_tensor(version.padding_value, dtype=padded.dtype, device=padded.device)
     for row, of_row in zip(padded, frames, strict=True):
         row[len(of_row) :] = value
-    return padded
-
-
-def _in_batch(column: TypedColumn, rows: Ints, move: Move) -> Any:
-    """Return the values of some rows of a column, as a batch has them."""
-    cells = cells_of(column, rows)
-    return move(torch.from_numpy(cells)) if isinstance(cells, np.ndarray) else cells
+    return padded, torch.tensor([*map(len, frames)], device="cpu")
 
 
 class Item(dict[str, Any]):
@@ -621,79 +588,3 @@ class Items(UserList[dict[str, Any]]):
         return list, (self.data,)
 
     __copy__ = UserList.copy
-
-
-class Epoch:
-    """The epoch of a dataset, for batches without an epoch. Each process has its own, also
-    after a fork or unpickling. Only the workers of torch's DataLoader have the epoch of the
-    process that they work for, their `leader`: in shared memory, if it `is_followed`."""
-
-    def __init__(self, number: int, is_followed: bool, leader: torch.Tensor | None = None) -> None:
-        self._is_followed, self._leader = is_followed, leader
-        with torch.inference_mode(False):  # which would let nothing set it later
-            self._own = torch.tensor(number, dtype=torch.int64, device="cpu")
-        if is_followed:
-            # Without shared memory, persistent workers stay in their first epoch.
-            with suppress(RuntimeError):
-                self._own.share_memory_()  # type: ignore[no-untyped-call]
-            _FOLLOWED.add(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Epoch, (self.number, self._is_followed, self._memory)
-
-    @property
-    def number(self) -> int:
-        """The epoch, from 0."""
-        return int(self._memory)
-
-    def set(self, number: int) -> None:
-        """Set the epoch for this process and its workers."""
-        self._leader = None
-        self._own.fill_(number)
-
-    @property
-    def _memory(self) -> torch.Tensor:
-        is_worker = get_worker_info() is not None
-        return self._leader if is_worker and self._leader is not None else self._own
-
-
-_FOLLOWED: WeakSet[Epoch] = WeakSet()
-
-
-def _begin_own() -> None:
-    for epoch in [*_FOLLOWED]:
-        Epoch.__init__(epoch, epoch.number, True, epoch._memory)
-
-
-os.register_at_fork(after_in_child=_begin_own)
-
-
-class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
-    """The lengths of a dataset's rows, in frames, int64 `[rows]`, with the digest of the
-    rows. A selection or a sum has no digest."""
-
-    digest = ""
-
-    @classmethod
-    def of(cls, lengths: NDArray[np.int64], digest: str) -> RowLengths:
-        """Return lengths with the digest of their rows."""
-        known = lengths.view(cls)
-        known.digest = digest
-        return known
-
-    def __getitem__(self, at: Any) -> Any:
-        return np.asarray(self)[at]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowLengths.of, (np.asarray(self), self.digest)
-
-
-def digest_of(ids: Sequence[Strings], row_hashes: NDArray[np.uint64]) -> str:
-    """Return a digest of ids, in parts of any sizes, and hashes of sources, uint64 `[rows]`."""
-    texts, lengths = hashlib.sha256(), hashlib.sha256()
-    for part in ids:
-        texts.update(part.utf8().data)
-        lengths.update(part.byte_lengths().astype("<u4").data)
-    digest = hashlib.sha256(texts.digest() + lengths.digest())
-    digest.update(np.ascontiguousarray(row_hashes, "<u8").data)
-    return digest.hexdigest()

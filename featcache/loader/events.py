@@ -61,7 +61,8 @@ class EventReader:
 
     shards: Shards
     spec: FeatureSpec
-    check: bool
+    frames: Callable[[Spans], list[NDArray[np.float64]]]
+    """Returns the times of all events of some utterances."""
 
     def item(
         self, position: int, start: float | None = None, duration: float | None = None
@@ -105,7 +106,8 @@ class EventReader:
     ) -> tuple[NDArray[np.float64], Ints, list[str] | None]:
         """Return the times of some utterances' events, how many each has, and their labels."""
         lengths = np.asarray(self.shards.index.num_frames[positions])
-        times = self._times(positions[lengths > 0], lengths[lengths > 0])
+        with_events = positions[lengths > 0], 0 * lengths[lengths > 0], lengths[lengths > 0]
+        times = np.concatenate([np.empty((0, 2)), *self.frames(Spans(*with_events))])
         labels = None
         if self.spec.has_labels:
             labels = self.labels(positions.tolist())
@@ -126,12 +128,3 @@ class EventReader:
         if labels is not None:
             labels = [labels[number] for number in taken.tolist()]
         return times, np.bincount(rows[taken], minlength=len(positions)), labels
-
-    def _times(self, positions: Ints, lengths: Ints) -> NDArray[np.float64]:
-        """Return the times of all events of utterances that have some."""
-        arrays = self.shards.frames(Spans(positions, np.zeros_like(lengths), lengths))
-        with self.shards.read_ahead(arrays):
-            if self.check:
-                loaded = map(np.empty_like, arrays)
-                arrays = [*map(self.shards.load_checked, positions.tolist(), arrays, loaded)]
-            return np.concatenate([np.empty((0, 2)), *arrays])

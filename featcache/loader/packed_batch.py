@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.loader.cache import Buffers, Memory, as_bfloat16, tensor_in
+from featcache.loader.buffers import Buffers, Memory, as_bfloat16, tensor_in
 from featcache.loader.dataset import FeatureDataset, Move, cells_of
 from featcache.loader.documents import Budget, Documents, frame_versions
 from featcache.loader.events import EventBatch

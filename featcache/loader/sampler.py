@@ -233,6 +233,26 @@ class Rows(list[int]):
         self.epoch = epoch
 
 
+class RowLengths(np.ndarray[Any, np.dtype[np.int64]]):
+    """The lengths of a dataset's rows, in frames, int64 `[rows]`, with the digest of the
+    rows. A selection or a sum has no digest."""
+
+    digest = ""
+
+    @classmethod
+    def of(cls, lengths: Ints, digest: str) -> RowLengths:
+        """Return lengths with the digest of their rows."""
+        known = lengths.view(cls)
+        known.digest = digest
+        return known
+
+    def __getitem__(self, at: Any) -> Any:
+        return np.asarray(self)[at]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowLengths.of, (np.asarray(self), self.digest)
+
+
 class _Pass(Iterator[list[int]]):
     """A pass through an epoch, or through the rest of it."""
 

@@ -137,7 +137,7 @@ class Shards:
 
     def _not_as_written(self, number: int, id_: str) -> DamagedError:
         copy, shard = self._copied.get(number), self._shard(number)
-        where = shard.folder if copy is None else copy.path or "memory"
+        where = shard.folder if copy is None else copy.path
         what = f"{id_}: damaged: its features in {where} are not what was written"
         if copy is not None:
             return DamagedError(f"{what}; remove this copy")

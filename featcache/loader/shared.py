@@ -1,16 +1,21 @@
 """Arrays that processes share: they map one file, and copy nothing. The file is anonymous, for
-the processes that this one spawns; or it has a name, for all processes of the machine."""
+the processes that this one spawns; or it has a name, for all processes of the machine. The
+rows of a dataset are in a file with a name, see `file_of_rows`."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import mmap
 import operator
 import os
 import pickle
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -18,7 +23,14 @@ from typing import Any, Self
 
 from crc32c import crc32c
 
+from featcache import __version__
+from featcache.errors import ArgumentError
+from featcache.loader.cache import Cache
+from featcache.loader.choices import Choices
+from featcache.manifest.where import texts_of
 from featcache.storage.files import Lock
+from featcache.version.corpus import manifests_of_parts
+from featcache.version.index import index_name
 
 _ALIGNED = 64
 
@@ -29,6 +41,51 @@ _ENDING = struct.Struct("<QQ")
 def is_spawning() -> bool:
     """Return True while a value is pickled for a process that is being spawned."""
     return get_spawning_popen() is not None
+
+
+def file_of_rows(
+    folder: Path, caches: Sequence[Cache], manifest: object, choices: Choices, others: object
+) -> Path:
+    """Return the file in a folder for the rows of a dataset. Its name is a digest of the
+    arguments, and after a dot a digest of the versions' content and of the manifest files,
+    by their sizes and times. Raises ArgumentError if other processes could not tell that
+    theirs is the same."""
+    where = choices.where
+    if not isinstance(manifest, str | os.PathLike | None) or callable(where):
+        raise ArgumentError(
+            "shared_in= needs the path of a manifest, and where= as text or columns: other "
+            "processes cannot compare tables or functions"
+        )
+    if isinstance(where, Mapping):
+        texts = {name: texts_of(value) for name, value in where.items()}
+        choices = replace(choices, where=texts)
+    given = json.dumps([str(manifest), vars(choices), others], default=_as_list)
+    joined = choices.open_columns(caches[0].check)
+    content: list[Any] = [
+        index_name(cache.version, cache.index.shards) for cache in (*caches, *joined.values())
+    ]
+    files: list[Path] = []
+    if manifest is not None:
+        of_parts = manifests_of_parts([os.fspath(manifest)])
+        files = [Path(manifest)] if of_parts is None else [*of_parts.values()]
+    for file in files:
+        inside = sorted(file.iterdir()) if file.is_dir() else [file]
+        for path in inside:
+            with suppress(FileNotFoundError):  # which reading reports
+                status = path.stat()
+                content.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
+    texts_to_hash = given, repr((__version__, content))
+    digests = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts_to_hash]
+    return folder / "featcache" / "rows" / ".".join(digests)
+
+
+def _as_list(value: object) -> object:
+    """Return what JSON can hold instead of an argument, alike in all processes."""
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, Iterable) and not isinstance(value, Cache):
+        return [*value]
+    return repr(value)
 
 
 class SharedArrays:

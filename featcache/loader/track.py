@@ -11,29 +11,15 @@ from numpy.typing import NDArray
 
 from featcache.loader.shards import Shards
 from featcache.version.index import Index
+from featcache.version.join import by_shard
 from featcache.version.version import Version
-
-
-def index_of_track(version: Version, index: Index, name: str) -> Index:
-    """Return the index with the places of a track's entries."""
-    shard_of, item_of = np.asarray(index.shard), np.asarray(index.item)
-    of_track = copy(index)
-    of_track.first_frame = np.zeros(len(index), np.int64)
-    of_track.num_frames = np.zeros(len(index), np.int64)
-    for number in np.unique(shard_of).tolist():
-        positions = np.flatnonzero(shard_of == number)
-        offsets = version.shard(index.shards[number]).table.offsets(f"side_{name}")
-        items = item_of[positions]
-        of_track.first_frame[positions] = offsets[items]
-        of_track.num_frames[positions] = offsets[items + 1] - offsets[items]
-    return of_track
 
 
 class TrackShards(Shards):
     """The arrays of one track in a version's shards."""
 
     def __init__(self, version: Version, index: Index, name: str, check: bool) -> None:
-        super().__init__(version, index, check=check)
+        super().__init__(version, _index_of_track(version, index, name), check=check)
         self._name = name
         self._compared: set[int] = set()
         """The numbers of the shards whose arrays were compared with their checksums."""
@@ -50,3 +36,14 @@ class TrackShards(Shards):
         loaded = out[: len(frames)]
         loaded[...] = frames
         return loaded
+
+
+def _index_of_track(version: Version, index: Index, name: str) -> Index:
+    """Return the index with the places of a track's entries."""
+    of_track = copy(index)
+    of_track.first_frame, of_track.num_frames = np.zeros((2, len(index)), np.int64)
+    for positions, shard, items in by_shard(version, index, np.arange(len(index))):
+        offsets = shard.table.offsets(f"side_{name}")
+        of_track.first_frame[positions] = offsets[items]
+        of_track.num_frames[positions] = offsets[items + 1] - offsets[items]
+    return of_track

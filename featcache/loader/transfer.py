@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from featcache.device import PinnedMemory, on_this_device
-from featcache.loader.cache import Buffers, Memory
+from featcache.loader.buffers import Buffers, Memory
 from featcache.loader.dataset import FrameRanges, Move
 from featcache.loader.utterances import DatasetVersion
 from featcache.quantize import dequantize

@@ -3,22 +3,17 @@ positions in each version."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache import __version__
 from featcache.errors import (
     ArgumentError,
     FeatcacheWarning,
@@ -28,36 +23,23 @@ from featcache.errors import (
     listing,
 )
 from featcache.loader.cache import Cache, check_codebooks, padding_of
+from featcache.loader.choices import RESERVED, Choices, read_column
 from featcache.loader.corpus import Corpus
-from featcache.loader.joined import Source, open_columns, read_column
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
 from featcache.manifest.copies import Copies, copies_of
 from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.manifest.where import JoinedColumn, NoRowError, Where, select_rows
+from featcache.manifest.where import JoinedColumn, NoRowError, select_rows
+from featcache.spec import Ints
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
-from featcache.version.index import index_name
 from featcache.version.join import RowKeys, RowStatus, describe_changed, join, with_other_files
 from featcache.version.ledger import failures_by_row
 
 Columns = dict[str, TypedColumn]
 """Columns of utterances, by name."""
-
-Names = Collection[str] | Mapping[str, type | Source] | None
-"""The columns of a manifest to take, or a mapping to their types; None for all. A mapping
-also names further columns, with the versions that give them."""
-
-Classes = str | Collection[str] | Mapping[str, Sequence[str]]
-"""Columns of labels, or a mapping to the labels of each."""
-
-OnChanged = Literal["error", "warn", "use"]
-"""The treatment of rows with features of another row or file."""
-
-_RESERVED = ("id", "ids", "features", "lengths", "crop_start", "crop_seconds")
-"""The keys of items and batches."""
 
 _Value = TypeVar("_Value")
 
@@ -77,11 +59,13 @@ class DatasetVersion:
     padding_value: Any = 0
     """The value of a batch's frames beyond an utterance's end: a number, or an array
     `[*item_shape]`."""
-    positions: NDArray[np.int64] | None = None
+    positions: Ints | None = None
     """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1
     if the cache lacks one; None if the dataset has the cache's utterances."""
     classes: Mapping[str, int] | None = None
     """The number of each label of events; None for labels as text."""
+    is_column: bool = False
+    """True if the version gives a column of the same name, and is not read itself."""
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
@@ -92,11 +76,11 @@ class DatasetVersion:
             return replace(self, positions=None)
         return replace(self, positions=self.cache.index.find(ids))
 
-    def take(self, rows: NDArray[np.int64]) -> DatasetVersion:
+    def take(self, rows: Ints) -> DatasetVersion:
         """Return the version with the positions of some rows."""
         return replace(self, positions=self.positions_of(rows))
 
-    def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions_of(self, rows: Ints) -> Ints:
         """Return the positions of some of the dataset's rows."""
         return rows if self.positions is None else self.positions[rows]
 
@@ -114,15 +98,14 @@ class Utterances:
     ids: Strings
     columns: Columns
     versions: list[DatasetVersion]
-    joined: Sequence[DatasetVersion] = ()
-    """The versions that give further columns, by the columns' names."""
+    """The versions; until `with_joined`, also those that give columns."""
     classes: dict[str, list[str]] = field(default_factory=dict)
     """The labels of each column of labels. A number in the column is a place in the list."""
 
     def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
         """Return the utterances that all versions have, and the ids of the others."""
         missing = np.zeros(len(self.ids), bool)
-        for version in (*self.versions, *self.joined):
+        for version in self.versions:
             if version.positions is None:
                 continue
             is_lacking = version.positions < 0
@@ -151,24 +134,27 @@ class Utterances:
 
     def with_joined(self) -> Utterances:
         """Read the columns that versions give."""
-        positions = np.arange(len(self.ids))
+        rows = np.arange(len(self.ids))
         columns = {
-            version.name: read_column(version.cache, version.positions_of(positions))
-            for version in self.joined
+            version.name: read_column(version.cache, version.positions_of(rows))
+            for version in self.versions
+            if version.is_column
         }
-        return replace(self, columns={**self.columns, **columns}, joined=())
+        versions = [version for version in self.versions if not version.is_column]
+        return replace(self, columns={**self.columns, **columns}, versions=versions)
 
     def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
         """Replace the labels of some columns by their numbers."""
         columns, labels = dict(self.columns), {}
         texts = [name for name, column in columns.items() if isinstance(column, Strings)]
-        versions = {version.name: version for version in self.versions}
+        versions = {(version.is_column, version.name): version for version in self.versions}
         for name, known in classes.items():
             what = f"{self.source}: the column {name!r}"
-            if name in versions and versions[name].cache.spec.has_labels:
-                labels[name] = self._labels_of(versions[name], known)
+            version = versions.get((False, name))
+            if version is not None and version.cache.spec.has_labels:
+                labels[name] = self._labels_of(version, known)
                 numbers = {label: number for number, label in enumerate(labels[name])}
-                versions[name] = replace(versions[name], classes=numbers)
+                versions[False, name] = replace(version, classes=numbers)
                 continue
             column = columns.get(name)
             if not isinstance(column, Strings):
@@ -189,17 +175,16 @@ class Utterances:
             known = sorted({*chain.from_iterable(labels)})
         return _numbered(Strings.of([]), known, str(version.cache.version.path))[1]
 
-    def take(self, rows: NDArray[np.int64]) -> Utterances:
+    def take(self, rows: Ints) -> Utterances:
         """Return the utterances of some rows."""
         return replace(
             self,
             ids=self.ids.take(rows),
             columns={name: take(column, rows) for name, column in self.columns.items()},
             versions=[version.take(rows) for version in self.versions],
-            joined=[version.take(rows) for version in self.joined],
         )
 
-    def _without(self, rows: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
+    def _without(self, rows: Ints) -> tuple[Utterances, list[str]]:
         if not len(rows):
             return self, []
         return self.take(np.delete(np.arange(len(self.ids)), rows)), list(self.ids.take(rows))
@@ -250,117 +235,70 @@ def by_version(cache: ByName[Cache], what: str, value: ByName[_Value] | None) ->
 
 
 @dataclass(frozen=True)
-class Choices:
-    """The choices about a dataset's rows and columns: arguments of `FeatureDataset`."""
-
-    where: Where | None = None
-    skip_missing: bool = False
-    on_changed: OnChanged = "error"
-    copies: bool = True
-    columns: Names = None
-    classes: Classes = ()
-
-    def check(self) -> None:
-        """Raise ArgumentError for a choice of another type."""
-        where, columns, classes = self.where, self.columns, self.classes
-        is_named = isinstance(classes, Collection) and all(
-            isinstance(name, str) for name in classes
-        )
-        if not (is_named or isinstance(classes, Mapping)):
-            raise ArgumentError(
-                f"classes is {classes!r}: give the name of a column, or labels by column"
-            )
-        is_selection = isinstance(where, str | Mapping | NoneType) or callable(where)
-        if isinstance(where, Mapping) and not all(isinstance(name, str) for name in where):
-            is_selection = False
-        if not is_selection or where == "":
-            raise ArgumentError(
-                f"where is {where!r}: give an expression, values of columns, or a function of a "
-                """row: 'split == "train"', {"split": "train"}"""
-            )
-        if isinstance(columns, str) or not isinstance(columns, (Collection, NoneType)):
-            raise ArgumentError(f"columns is {columns!r}: give a list of names")
-        if self.on_changed not in get_args(OnChanged):
-            raise ArgumentError(
-                f"on_changed is {self.on_changed!r}: choose "
-                f"{listing(map(repr, get_args(OnChanged)))}"
-            )
-
-    def labels(self) -> Mapping[str, Sequence[str] | None]:
-        """Return the labels of each column of labels; None for those that occur."""
-        if isinstance(self.classes, Mapping):
-            return self.classes
-        return dict.fromkeys([self.classes] if isinstance(self.classes, str) else self.classes)
-
-    def sources(self) -> dict[str, Source]:
-        """Return the versions that give columns, by the columns' names."""
-        if not isinstance(self.columns, Mapping):
-            return {}
-        pairs = self.columns.items()
-        sources = {name: value for name, value in pairs if not isinstance(value, type)}
-        for name, value in sources.items():
-            if name in _RESERVED or not isinstance(value, str | os.PathLike | Cache):
-                raise ArgumentError(
-                    f"columns: {name!r} is {value!r}: give a type, the path of a version or an "
-                    f"opened one, and another name than {listing(_RESERVED)}"
-                )
-        return sources
-
-
-@dataclass(frozen=True)
 class _Reading:
     """The way in which manifests become utterances."""
 
-    where: Where | None
-    names: Collection[str] | None
-    """The columns of a manifest to take; None for all."""
-    types: Types
-    on_changed: OnChanged
-    copies: bool
-    joined: Sequence[DatasetVersion]
-    """The versions that give further columns, by the columns' names."""
+    choices: Choices
+    versions: Sequence[DatasetVersion]
+    """The versions that are read, then those that give columns."""
 
     @classmethod
-    def of(cls, choices: Choices, check: bool = False) -> _Reading:
+    def of(
+        cls, choices: Choices, versions: Sequence[DatasetVersion] = (), check: bool = False
+    ) -> _Reading:
         """Open the versions of columns, with `check` as `featcache.open` has it."""
-        choices.check()
-        sources = choices.sources()
-        names = choices.columns
-        types: dict[str, Any] = {}
-        if isinstance(names, Mapping):
-            types = {name: value for name, value in names.items() if name not in sources}
-            names = None if sources and not types else [*types]
-        types.update(dict.fromkeys(choices.labels(), str))
-        caches = open_columns(sources, check)
-        joined = [DatasetVersion(name, cache) for name, cache in caches.items()]
-        return cls(choices.where, names, types, choices.on_changed, choices.copies, joined)
+        columns = choices.open_columns(check)
+        joined = [DatasetVersion(name, cache, is_column=True) for name, cache in columns.items()]
+        return cls(choices, [*versions, *joined])
 
-    def utterances(self, versions: Sequence[DatasetVersion], manifest: Any) -> Utterances:
-        """Read a manifest, and find its rows in the versions."""
-        if not isinstance(manifest, Manifest):
-            carry = self.names is None or len(self.names) > 0 or bool(self.where)
-            carry = carry or any(
-                needs_columns(version.cache.config) for version in (*versions, *self.joined)
+    @property
+    def joined(self) -> list[DatasetVersion]:
+        """The versions that give columns."""
+        return [version for version in self.versions if version.is_column]
+
+    @property
+    def copies(self) -> Copies:
+        """The copies of each utterance: those that all versions have, in the first one's
+        order; or the utterance itself."""
+        if not self.choices.copies:
+            return copies_of({})
+        caches = [version.cache for version in self.versions if not version.is_column]
+        first, *others = (copies_of(cache.config) for cache in caches)
+        shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
+        if not shared:
+            raise ArgumentError(
+                "the versions have no copies in common: their configs' augment sections make "
+                f"{first}"
             )
+        return Copies(shared)
+
+    def utterances(self, manifest: Any) -> Utterances:
+        """Read a manifest, and find its rows in the versions."""
+        names = self.choices.names
+        if not isinstance(manifest, Manifest):
+            carry = names is None or len(names) > 0 or bool(self.choices.where)
+            carry = carry or any(needs_columns(version.cache.config) for version in self.versions)
             if isinstance(manifest, (str, Path)):
                 manifest = read_manifest(manifest, audio=False, carry=carry)
             else:
                 manifest = manifest_of(manifest, carry=carry)
         manifest = self.selected(manifest)
-        caches = [version.cache for version in versions] if self.copies else []
-        ids, columns = _with_copies(manifest, self.names, self.types, caches)
-        are_refused, keys = self.on_changed == "error", self.keys(manifest, manifest.ids)
-        # By map: a comprehension would be a level more for warnings, in Python 3.11.
-        joined = [*map(partial(_compared, manifest, keys, are_refused), self.joined)]
-        of_rows = np.repeat(np.arange(len(manifest)), len(ids) // max(1, len(manifest)))
-        joined = [version.take(of_rows) for version in joined]
-        keys = self.keys(manifest, ids)
-        versions = [*map(partial(_compared, manifest, keys, are_refused), versions)]
-        return Utterances(manifest.source, ids, columns, versions, joined)
+        copies = self.copies
+        ids, columns = _with_copies(manifest, self.choices, copies)
+        of_rows, of_copies = self.keys(manifest, manifest.ids), self.keys(manifest, ids)
+        rows = np.repeat(np.arange(len(manifest)), len(copies))
+        versions = []
+        for version in self.versions:
+            if version.is_column:
+                found = self.compared(manifest, of_rows, version).take(rows)
+            else:
+                found = self.compared(manifest, of_copies, version)
+            versions.append(found)
+        return Utterances(manifest.source, ids, columns, versions)
 
     def keys(self, manifest: Manifest, ids: Strings) -> RowKeys:
         """Return the keys by which rows are joined: their ids alone, if changed rows are used."""
-        if self.on_changed == "use":
+        if self.choices.on_changed == "use":
             return RowKeys.of_ids(ids)
         return RowKeys.of(manifest, ids)
 
@@ -374,26 +312,47 @@ class _Reading:
                     f"{manifest.source}: has a column {version.name!r} of its own: give that of "
                     f"{version.cache.version.path} another name"
                 )
-        if not self.where:
+        if not self.choices.where:
             return manifest
         keys, positions = self.keys(manifest, manifest.ids), []
         for version in self.joined:
             status = _status(manifest, keys, version)
             is_known = status.present
-            if self.on_changed == "warn":
+            if self.choices.on_changed == "warn":
                 is_known = status.positions >= 0
             positions.append(np.where(is_known, status.positions, -1))
         return manifest.take(self.rows(manifest, positions))
 
-    def rows(self, manifest: Manifest, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    def rows(self, manifest: Manifest, positions: Sequence[Ints]) -> Ints:
         """Return the numbers of the rows that `where` takes. The rows are at these positions
         of each version that gives a column; -1 if its value is not known."""
-        assert self.where
+        where = self.choices.where
+        assert where
         columns = {}
         for version, of_rows in zip(self.joined, positions, strict=True):
             values, names = read_column(version.cache, of_rows), version.cache.spec.named_units
             columns[version.name] = JoinedColumn(values, of_rows >= 0, [*names])
-        return select_rows(manifest, self.where, self.types, columns)
+        return select_rows(manifest, where, self.choices.types, columns)
+
+    def compared(
+        self, manifest: Manifest, rows: RowKeys, version: DatasetVersion
+    ) -> DatasetVersion:
+        """Find rows. Refuse those with features of another row or file, or warn of them."""
+        config = version.cache.config
+        if template_of(config) is not None and rows.has_path.any():
+            manifest = with_own_paths(manifest, config)
+            rows = RowKeys.of(manifest, rows.ids)
+        status = _status(manifest, rows, version)
+        if status.changed.any():
+            stored, index = version.cache.version, version.cache.index
+            message = describe_changed(manifest, rows, stored, index, status)
+            if self.choices.on_changed == "error":
+                raise ManifestError(
+                    f"{message}; or a manifest without paths, or "
+                    'on_changed="use" in a dataset, takes these features all the same'
+                )
+            warnings.warn(message, FeatcacheWarning, stacklevel=6)
+        return replace(version, positions=status.positions)
 
 
 def find_utterances(
@@ -401,43 +360,18 @@ def find_utterances(
 ) -> tuple[Utterances, list[str]]:
     """Find the utterances of a manifest, or else of the first version, with all copies, next
     to each other. Returns also the ids of those skipped. `FeatureDataset` lists the errors."""
-    reading = _Reading.of(choices, versions[0].cache.check)
+    reading = _Reading.of(choices, versions, versions[0].cache.check)
     if isinstance(manifest, os.PathLike):
         manifest = Path(manifest)
     if manifest is None:
-        utterances = _of_first(versions, reading)
+        utterances = _of_first(reading)
     elif any(isinstance(version.cache, Corpus) for version in versions):
-        utterances = _of_parts(versions, manifest, reading)
+        utterances = _of_parts(manifest, reading)
     else:
-        utterances = reading.utterances(versions, manifest)
-    utterances = utterances.with_classes(choices.labels())
+        utterances = reading.utterances(manifest)
+    utterances = utterances.with_classes(choices.labels)
     utterances, skipped = utterances.without_missing(choices.skip_missing)
     return utterances.with_joined(), skipped
-
-
-def digest_of_source(versions: Sequence[DatasetVersion], manifest: Any, choices: Choices) -> str:
-    """Return a digest of the content of versions and of manifest files, by their sizes and
-    times. Raises ArgumentError if other processes could not tell that theirs is the same."""
-    if not isinstance(manifest, str | os.PathLike | NoneType) or callable(choices.where):
-        raise ArgumentError(
-            "shared_in= needs the path of a manifest, and where= as text or columns: other "
-            "processes cannot compare tables or functions"
-        )
-    choices.check()
-    joined = open_columns(choices.sources(), versions[0].cache.check)
-    caches = [version.cache for version in versions] + [*joined.values()]
-    parts: list[Any] = [index_name(cache.version, cache.index.shards) for cache in caches]
-    files: list[Path] = []
-    if manifest is not None:
-        of_parts = manifests_of_parts([os.fspath(manifest)])
-        files = [Path(manifest)] if of_parts is None else [*of_parts.values()]
-    for file in files:
-        inside = sorted(file.iterdir()) if file.is_dir() else [file]
-        for path in inside:
-            with suppress(FileNotFoundError):  # which reading reports
-                status = path.stat()
-                parts.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
-    return hashlib.sha256(repr((__version__, parts)).encode()).hexdigest()
 
 
 def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, list[str]]:
@@ -448,7 +382,7 @@ def select_utterances(manifest: Manifest, choices: Choices) -> tuple[Manifest, l
     is_missing = np.zeros(len(manifest), bool)
     keys = reading.keys(manifest, manifest.ids)
     for version in reading.joined:
-        joined = _compared(manifest, keys, True, version)
+        joined = reading.compared(manifest, keys, version)
         is_missing |= joined.positions_of(np.arange(len(manifest))) < 0
     lacking = manifest.ids.take(np.flatnonzero(is_missing))
     return manifest.take(np.flatnonzero(~is_missing)), [*lacking]
@@ -468,53 +402,34 @@ def _status(manifest: Manifest, rows: RowKeys, version: DatasetVersion) -> RowSt
     return with_other_files(status, manifest, stored, index)
 
 
-def _compared(
-    manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion
-) -> DatasetVersion:
-    """Find rows. Refuse those with features of another row or file, or warn of them."""
-    config = version.cache.config
-    if template_of(config) is not None and rows.has_path.any():
-        manifest = with_own_paths(manifest, config)
-        rows = RowKeys.of(manifest, rows.ids)
-    status = _status(manifest, rows, version)
-    if status.changed.any():
-        stored, index = version.cache.version, version.cache.index
-        message = describe_changed(manifest, rows, stored, index, status)
-        if are_refused:
-            raise ManifestError(
-                f"{message}; or a manifest without paths, or "
-                'on_changed="use" in a dataset, takes these features all the same'
-            )
-        warnings.warn(message, FeatcacheWarning, stacklevel=6)
-    return replace(version, positions=status.positions)
-
-
-def _of_first(versions: Sequence[DatasetVersion], reading: _Reading) -> Utterances:
-    caches = [version.cache for version in (*versions, *reading.joined)]
+def _of_first(reading: _Reading) -> Utterances:
+    caches = [version.cache for version in reading.versions]
     if isinstance(caches[0], Corpus) and not all(isinstance(cache, Corpus) for cache in caches):
         raise ArgumentError(
             "the first version is a corpus, and not all others are: give one first that is a cache"
         )
-    ids, columns = _ids_of_copies(caches[: len(versions)], reading.copies)
+    ids, columns = _ids_of_copies(caches[0], reading)
     source = str(caches[0].version.path)
-    versions = [version.find(ids) for version in versions]
     copies = copies_of(caches[0].config)
     ids_of_rows = ids if copies.are_plain else copies.plain_ids(flat(ids))
-    joined = [version.find(ids_of_rows) for version in reading.joined]
-    utterances = Utterances(source, ids, columns, versions, joined)
-    if not reading.where:
+    versions = [
+        version.find(ids_of_rows if version.is_column else ids) for version in reading.versions
+    ]
+    utterances = Utterances(source, ids, columns, versions)
+    if not reading.choices.where:
         return utterances
-    if not joined:
+    if not reading.joined:
         raise ArgumentError("where= selects rows of a manifest: give a manifest too")
-    positions = [version.positions_of(np.arange(len(ids))) for version in joined]
+    rows = np.arange(len(ids))
+    positions = [version.positions_of(rows) for version in versions if version.is_column]
     return utterances.take(reading.rows(Manifest.of_ids(flat(ids_of_rows), source), positions))
 
 
-def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Reading) -> Utterances:
+def _of_parts(manifest: Any, reading: _Reading) -> Utterances:
     """Read the manifests of a corpus's parts, and find each in the part of its name."""
-    all_versions = [*versions, *reading.joined]
-    corpora = [version.cache for version in all_versions if isinstance(version.cache, Corpus)]
-    if len(corpora) < len(all_versions) or not isinstance(manifest, (str, Path)):
+    pairs = [(version, version.cache) for version in reading.versions]
+    corpora = [(version, corpus) for version, corpus in pairs if isinstance(corpus, Corpus)]
+    if len(corpora) < len(pairs) or not isinstance(manifest, (str, Path)):
         raise ArgumentError(
             "with a corpus, all versions are corpora, and manifest= is the path of "
             "manifests of parts"
@@ -522,35 +437,29 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, reading: _Readi
     paths = manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
     parts: list[Utterances] = []
     not_selected: ManifestError | None = None
-    positions: list[list[NDArray[np.int64]]] = [[] for _ in corpora]
+    positions: list[list[Ints]] = [[] for _ in corpora]
     for name, path in paths.items():
-        in_part = [
-            replace(version, cache=corpus.part(name))
-            for version, corpus in zip(all_versions, corpora, strict=True)
-        ]
-        of_part = replace(reading, joined=in_part[len(versions) :])
+        in_part = [replace(version, cache=corpus.part(name)) for version, corpus in corpora]
         try:
-            part = of_part.utterances(in_part[: len(versions)], path)
+            part = replace(reading, versions=in_part).utterances(path)
         except NoRowError as error:
             not_selected = error
             continue
         parts.append(part)
-        of_versions = zip([*part.versions, *part.joined], corpora, positions, strict=True)
-        for version, corpus, of_version in of_versions:
-            inside = version.positions
-            assert inside is not None  # there is a manifest
-            of_version.append(np.where(inside < 0, inside, inside + corpus.part_of(name).start))
+        for found, (_, corpus), places in zip(part.versions, corpora, positions, strict=True):
+            inside = found.positions_of(np.arange(len(part.ids)))
+            places.append(np.where(inside < 0, inside, inside + corpus.part_of(name).start))
     if not_selected is not None and not parts:
         raise not_selected
     source = str(manifest)
     ids = Strings.concatenate([part.ids for part in parts])
     names = dict.fromkeys(name for part in parts for name in part.columns)
     columns = {name: _joined(source, name, [part.columns for part in parts]) for name in names}
-    together = [
-        replace(version, positions=np.concatenate(of_version))
-        for version, of_version in zip(all_versions, positions, strict=True)
+    versions = [
+        replace(version, positions=np.concatenate(places))
+        for version, places in zip(reading.versions, positions, strict=True)
     ]
-    return Utterances(source, ids, columns, together[: len(versions)], together[len(versions) :])
+    return Utterances(source, ids, columns, versions)
 
 
 def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> TypedColumn:
@@ -569,13 +478,10 @@ def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> TypedColumn:
     return concatenate(columns)
 
 
-def _with_copies(
-    manifest: Manifest, names: Collection[str] | None, types: Types, caches: Sequence[Cache]
-) -> tuple[Strings, Columns]:
-    """Return the ids and columns of a manifest's utterances, and of the copies that all
-    versions have of them."""
-    copies = _common_copies(caches) if caches else copies_of({})
+def _with_copies(manifest: Manifest, choices: Choices, copies: Copies) -> tuple[Strings, Columns]:
+    """Return the ids and columns of a manifest's utterances, and of the copies of them."""
     of_copies = _columns_of_copies(copies, np.arange(len(copies)))
+    names = choices.names
     if names is not None:
         of_copies = {name: column for name, column in of_copies.items() if name in names}
         names = [name for name in names if name not in of_copies]
@@ -585,7 +491,7 @@ def _with_copies(
             f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: rename "
             "it, leave it out of columns=, or take no copies: copies=False"
         )
-    columns = _columns_of(manifest, names, types)
+    columns = _columns_of(manifest, names, choices.types)
     if copies.are_plain:
         return manifest.ids, columns
     copies.refuse_suffixed(manifest.ids, manifest.source)
@@ -596,39 +502,28 @@ def _with_copies(
     return copies.ids(manifest.ids), columns
 
 
-def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Columns]:
-    """Return the ids and columns of the first version's copies that all versions have."""
-    first = caches[0]
-    if all(copies_of(cache.config).are_plain for cache in caches):
-        return first.ids, {}
-    available = copies_of(first.config)
-    suffixes = _common_copies(caches).suffixes if copies else [""]
-    ids = flat(first.ids)
+def _ids_of_copies(cache: Cache, reading: _Reading) -> tuple[Strings, Columns]:
+    """Return the ids and columns of a cache's utterances that are copies to read."""
+    available, suffixes = copies_of(cache.config), reading.copies.suffixes
+    if available.are_plain:
+        return cache.ids, {}
+    ids = flat(cache.ids)
     numbers = available.numbers(ids)
     wanted = [number for number, suffix in enumerate(available.suffixes) if suffix in suffixes]
     rows = np.flatnonzero(np.isin(numbers, wanted))
     if not len(rows):
         raise ArgumentError(
-            f"{first.version.path}: has no plain copies: it has {listing(available.suffixes)}"
+            f"{cache.version.path}: has no plain copies: it has {listing(available.suffixes)}"
         )
-    columns = _columns_of_copies(available, numbers[rows]) if copies else {}
+    columns: Columns = {}
+    if reading.choices.copies:
+        columns = _columns_of_copies(available, numbers[rows])
     if len(rows) == len(ids):
-        return first.ids, columns
+        return cache.ids, columns
     return ids.take(rows), columns
 
 
-def _common_copies(caches: Sequence[Cache]) -> Copies:
-    """Return the copies that all versions have, in the first one's order."""
-    first, *others = (copies_of(cache.config) for cache in caches)
-    shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
-    if not shared:
-        raise ArgumentError(
-            f"the versions have no copies in common: their configs' augment sections make {first}"
-        )
-    return Copies(shared)
-
-
-def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
+def _columns_of_copies(copies: Copies, numbers: Ints) -> Columns:
     if copies.are_plain:
         return {}
     columns: Columns = {"speed": copies.speeds[numbers]}
@@ -648,7 +543,7 @@ def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types)
             known = listing(map(repr, available)) or "none but id"
             meant = did_you_mean(name, available)
             raise ManifestError(f"{manifest.source}: has no column {name!r}{meant}; it has {known}")
-        if name in _RESERVED:
+        if name in RESERVED:
             raise ManifestError(
                 f"{manifest.source}: the column {name!r} would hide the dataset's own: rename "
                 "it, or leave it out of columns="
@@ -657,9 +552,7 @@ def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types)
     return selected
 
 
-def _numbered(
-    column: Strings, labels: Sequence[str] | None, what: str
-) -> tuple[NDArray[np.int64], list[str]]:
+def _numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[Ints, list[str]]:
     """Return the number of each row's label, and all labels, which by default are those that
     occur, sorted. `what` names the column in messages."""
     if labels is None:
@@ -692,6 +585,6 @@ def flat(ids: Sequence[str]) -> Strings:
     return ids if isinstance(ids, Strings) else Strings.of(ids)
 
 
-def take(column: TypedColumn, rows: NDArray[np.int64]) -> TypedColumn:
+def take(column: TypedColumn, rows: Ints) -> TypedColumn:
     """Return the values of some rows."""
     return column[rows] if isinstance(column, np.ndarray) else column.take(rows)

@@ -12,7 +12,8 @@ import numpy as np
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.stats.pieces import Ints, ShardPieces, select
+from featcache.spec import Ints
+from featcache.stats.pieces import ShardPieces, select
 
 
 @dataclass(frozen=True, eq=False)

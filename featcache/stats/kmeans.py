@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
 from featcache.format.shard import dequantize_array
-from featcache.spec import as_values
+from featcache.spec import Ints, as_values
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.join import by_shard
@@ -44,7 +44,7 @@ class Fit:
 
     centroids: torch.Tensor
     """Float32 `[k, D]` on the CPU."""
-    sizes: NDArray[np.int64]
+    sizes: Ints
     """The number of frames of the sample that are nearest to each centroid, int64 `[k]`."""
     inertia: float
     """The mean squared distance of the sample's frames to their centroids."""
@@ -186,7 +186,7 @@ def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator
     centred = frames - frames.mean(0)
     squares = centred.square().sum(1)
 
-    def distances_from(candidates: NDArray[np.int64]) -> NDArray[np.float64]:
+    def distances_from(candidates: Ints) -> NDArray[np.float64]:
         numbers = torch.from_numpy(candidates).to(frames.device)
         squared = (centred[numbers] * -2) @ centred.T + squares + squares[numbers, None]
         return squared.clamp_(min=0).cpu().numpy().astype(np.float64)

@@ -29,15 +29,8 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.spec import as_values
-from featcache.stats.pieces import (
-    PIECE_FRAMES,
-    Ints,
-    Selection,
-    ShardPieces,
-    pieces_by_shard,
-    select,
-)
+from featcache.spec import Ints, as_values
+from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
 from featcache.storage.files import write_file
 from featcache.storage.opening import open_store
 

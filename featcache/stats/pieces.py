@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, ManifestError, StoreError, did_you_mean, listing
 from featcache.loader.cache import Cache
+from featcache.loader.choices import Choices
 from featcache.loader.corpus import Corpus
-from featcache.loader.utterances import Choices, find_utterances, versions_of
+from featcache.loader.utterances import find_utterances, versions_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
+from featcache.spec import Ints
 
 PIECE_FRAMES = 256
-Ints = NDArray[np.int64]
 
 _VALUES_AT_ONCE = 1 << 20
 _AT_ONCE = 32  # `ShardPieces` in memory for each thread
