@@ -141,8 +141,11 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: boo
     table, ids = _gather(new, older, [shard.name for shard in summaries], are_checked)
     shard = table["shard"]
     if (shard[1:] < shard[:-1]).any():
-        table, ids = _taken(table, ids, np.argsort(shard, kind="stable"))
-    hashes = table["sorted_id_hash"]  # which are sorted in the end
+        order = np.argsort(shard, kind="stable")
+        ids = ids.take(order)
+        for column in table.matrix[:, :-1]:  # a copy of the matrix would take more memory
+            column[:] = column[order]
+    matrix, hashes = table.matrix, table["sorted_id_hash"]  # which are sorted in the end
     by_id = np.argsort(hashes, kind="stable")
     sorted_hashes = hashes[by_id]
     repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
@@ -150,9 +153,10 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: boo
         by_id = _current(table, ids, repeats)
         is_current = np.zeros(len(table), bool)
         is_current[by_id] = True
-        table, ids = _taken(table, ids, np.flatnonzero(is_current))
+        matrix = np.compress(np.append(is_current, True), matrix, axis=1)
+        ids = ids.take(np.flatnonzero(is_current))
         by_id = (np.cumsum(is_current) - 1)[by_id]
-    table = Table(table.matrix, ids.blob, COLUMNS.items())
+    table = Table(matrix, ids.blob, COLUMNS.items())
     table.offsets("id")[:] = ids.offsets
     table["by_id_hash"][:] = by_id
     table["sorted_id_hash"][:] = table["sorted_id_hash"][by_id]
@@ -214,12 +218,6 @@ def _gather(
         return ids
 
     return items, Strings.concatenate([older.ids, *in_parallel(add, range(len(new)))])
-
-
-def _taken(table: Table, ids: Strings, numbers: Ints) -> tuple[Table, Strings]:
-    """Return some items of a table, and their ids."""
-    matrix = np.take(table.matrix, np.append(numbers, len(table)), axis=1)
-    return Table(matrix, table.text, COLUMNS.items()), ids.take(numbers)
 
 
 def _current(items: Table, ids: Strings, repeats: Ints) -> Ints:
