@@ -138,14 +138,16 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: boo
     # in the version's order, so that few items move
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
     summaries, makers = _summaries(new, older)
-    table, ids = _gather(new, older, [shard.name for shard in summaries], are_checked)
+    names = [shard.name for shard in summaries]
+    table, ids = _gather(new, older, names, are_checked)
     shard = table["shard"]
     if (shard[1:] < shard[:-1]).any():
         order = np.argsort(shard, kind="stable")
         ids = ids.take(order)
         for column in table.matrix[:, :-1]:  # a copy of the matrix would take more memory
             column[:] = column[order]
-    matrix, hashes = table.matrix, table["sorted_id_hash"]  # which are sorted in the end
+    matrix = table.matrix
+    hashes = table["sorted_id_hash"]  # sorted in the end
     by_id = np.argsort(hashes, kind="stable")
     sorted_hashes = hashes[by_id]
     repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
