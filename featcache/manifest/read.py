@@ -139,7 +139,8 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
             what = "there are no audio files below it"
         faults.add(0, "; ".join([what, *source.notes]))
     ids, paths = columns["id"], columns["path"]
-    segments = SegmentColumns(paths, columns["start"], columns["duration"], columns["channel"])
+    numbers = (columns[name] for name in ("start", "duration", "channel"))
+    segments = SegmentColumns(paths, *numbers)
     if not source.has_ids:
         ids = _without_collisions(ids, segments)
     num_repeats = faults.add_repeated(ids, places, segments)
@@ -225,8 +226,10 @@ def _table_of(source: str | Path, kind: str | None) -> str | Path:
 
 
 def _is_cache(folder: Source) -> bool:
+    if "parts" in folder.folders:
+        return True
     inside = [folder.names, *(os.listdir(folder.path / name) for name in folder.folders)]
-    return "parts" in folder.folders or any({"zarr.json", "shards"} <= {*names} for names in inside)
+    return any({"zarr.json", "shards"} <= {*names} for names in inside)
 
 
 Gathered = tuple[dict[str, Any], dict[str, Values], "array[int]"]
@@ -261,10 +264,13 @@ def gather(batches: Iterable[Batch], source: Source) -> Gathered:
                 faults.parsed(places, f"{name} ", carried, cells[name])
         row_places.frombytes(np.asarray(places, np.int64).tobytes())
     for name, column in columns.items():
-        is_text = isinstance(column, GrowingStrings)
-        columns[name] = column.strings() if is_text else np.frombuffer(column, column.typecode)
+        if isinstance(column, GrowingStrings):
+            columns[name] = column.strings()
+        else:
+            columns[name] = np.frombuffer(column, column.typecode)
     count = len(row_places)
-    return columns, {name: column.values(count) for name, column in others.items()}, row_places
+    carried_columns = {name: column.values(count) for name, column in others.items()}
+    return columns, carried_columns, row_places
 
 
 def _ids_of_paths(
@@ -402,7 +408,8 @@ def manifest_of(
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
         remedy = "give a path, a data frame, an Arrow table or a list of dicts"
         raise ArgumentError(f"manifest is a {kind}: {remedy}")
-    source = Source(f"<{kind}>", audio=audio, carry=carry, given_root=os.fspath(root or os.curdir))
+    own_root = os.fspath(root or os.curdir)
+    source = Source(f"<{kind}>", audio=audio, carry=carry, given_root=own_root)
     if is_list:
         batches = tables.json_batches(_objects(table, source.faults), source)
     else:
@@ -422,7 +429,9 @@ def _by_columns(table: Any) -> tables.Table:
         for first in range(0, len(table), ROWS_PER_BATCH):
             last = min(first + ROWS_PER_BATCH, len(table))
             part = rows[first:last]
-            cells: Cells = {name: [*map(_plain, part[column_of[name]])] for name in wanted}
+            cells: Cells = {}
+            for name in wanted:
+                cells[name] = [*map(_plain, part[column_of[name]])]
             yield range(first + 1, last + 1), cells
 
     return tables.Table(names, batches)

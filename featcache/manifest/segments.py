@@ -97,7 +97,8 @@ class SegmentColumns:
         (little-endian int32)."""
         hashes = self.paths.hashes()
         for seconds in (self.start, self.duration):
-            hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
+            with_one_nan = np.where(np.isnan(seconds), np.nan, seconds + 0.0)
+            hashes = extend_hashes(hashes, with_one_nan)
         return extend_hashes(hashes, self.channel.astype(np.int32))
 
     def read_again(self) -> NDArray[np.int64]:

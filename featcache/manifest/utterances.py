@@ -73,12 +73,14 @@ class Manifest(SegmentColumns):
         return len(self.ids)
 
     def __getitem__(self, row: int) -> Utterance:
-        values = (column[row].item() for column in (self.start, self.duration, self.channel))
+        flat = (self.start, self.duration, self.channel)
+        values = (column[row].item() for column in flat)
         return Utterance.of_columns(self.ids[row], self.paths[row], *values)
 
     def utterances(self, rows: NDArray[np.int64]) -> list[Utterance]:
         """Return the utterances of some rows, a third of the time of one by one."""
-        columns = (column[rows].tolist() for column in (self.start, self.duration, self.channel))
+        flat = (self.start, self.duration, self.channel)
+        columns = (column[rows].tolist() for column in flat)
         texts = self.ids.texts(rows), self.paths.texts(rows)
         return [*map(Utterance.of_columns, *texts, *columns)]
 

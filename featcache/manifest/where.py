@@ -75,12 +75,15 @@ def select_rows(
         types: The types of the manifest's columns; others have the types of their cells.
         joined: Further columns, by their names."""
     if isinstance(where, str):
-        rows, what = _Expression(where, manifest, types, joined).rows(), f"fits {where}"
+        rows = _Expression(where, manifest, types, joined).rows()
+        what = f"fits {where}"
     elif isinstance(where, Mapping):
         rows = _with_values(manifest, where, joined)
-        what = f"has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
+        values = (f"{name} {value}" for name, value in where.items())
+        what = f"has all of {', '.join(values)}"
     else:
-        rows, what = _by_function(manifest, where, types, joined), "fits the function of where="
+        rows = _by_function(manifest, where, types, joined)
+        what = "fits the function of where="
     if not len(rows):
         raise NoRowError(f"{manifest.source}: no row {what}")
     return rows
@@ -193,7 +196,9 @@ class _Expression:
         try:
             if len(self.text) > _LONGEST:
                 raise SyntaxError(f"it is longer than {_LONGEST:,} characters")
-            return np.flatnonzero(self.fits(ast.parse(self.text.strip(), mode="eval").body)[1])
+            expression = ast.parse(self.text.strip(), mode="eval")
+            _, may_fit = self.fits(expression.body)
+            return np.flatnonzero(may_fit)
         except ArgumentError:
             raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -214,7 +219,8 @@ class _Expression:
             case ast.Compare():
                 sides = pairwise([node.left, *node.comparators])
                 compared = zip(node.ops, sides, strict=True)
-                return reduce(operator.and_, [self._compare(op, *pair) for op, pair in compared])
+                fits = [self._compare(op, *pair) for op, pair in compared]
+                return reduce(operator.and_, fits)
         if self._value(node).kind != "a boolean":
             raise self._fault(node, "is no comparison")
         return self._compare(ast.Eq(), node, ast.Constant(True))
@@ -223,9 +229,8 @@ class _Expression:
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, ast.Tuple | ast.List) or not right.elts:
                 raise self._fault(right, "is no list: write in (1, 2)")
-            fits = reduce(
-                operator.or_, [self._compare(ast.Eq(), left, value) for value in right.elts]
-            )
+            equal = [self._compare(ast.Eq(), left, value) for value in right.elts]
+            fits = reduce(operator.or_, equal)
             return ~fits[::-1] if isinstance(op, ast.NotIn) else fits
         a, b = self._value(left), self._value(right)
         if type(op) not in _SIGNS:

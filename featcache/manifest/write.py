@@ -50,8 +50,10 @@ def to_csv(manifest: Manifest) -> bytes:
 def to_jsonl(manifest: Manifest) -> bytes:
     """Write JSON lines; missing values have no key."""
     columns = _columns(manifest, manifest.cells)
-    rows = (zip(columns, cells, strict=True) for cells in zip(*columns.values(), strict=True))
-    return _json_lines({name: cell for name, cell in row if cell is not None} for row in rows)
+    cells_of_rows = zip(*columns.values(), strict=True)
+    rows = (zip(columns, cells, strict=True) for cells in cells_of_rows)
+    objects = ({name: cell for name, cell in row if cell is not None} for row in rows)
+    return _json_lines(objects)
 
 
 def to_parquet(manifest: Manifest) -> bytes:
@@ -98,7 +100,8 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
 def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """Write Lhotse's cuts, with absolute paths. Every row has a duration."""
     rows = enumerate(_rows(manifest))
-    return _json_lines(_cut(manifest, row, files[number], others) for number, (row, others) in rows)
+    cuts = (_cut(manifest, row, files[number], others) for number, (row, others) in rows)
+    return _json_lines(cuts)
 
 
 def _cut(
@@ -109,7 +112,8 @@ def _cut(
     channels = list(range(num_channels))
     is_multi = row.channel is None and num_channels > 1
     start = row.start or 0.0
-    seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
+    seconds_left = (num_samples - nearest_sample(start, rate)) / rate
+    seconds = min(row.duration or math.inf, seconds_left)
     channel = channels if is_multi else row.channel or 0
     segment = {"start": start, "duration": seconds, "channel": channel}
     supervision: dict[str, Any] = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
@@ -180,7 +184,8 @@ def _rows(manifest: Manifest) -> Iterator[tuple[Utterance, dict[str, Any]]]:
     }
     for number in range(len(manifest)):
         others = {name: cells[number] for name, cells in columns.items()}
-        yield manifest[number], {name: cell for name, cell in others.items() if cell not in _EMPTY}
+        others = {name: cell for name, cell in others.items() if cell not in _EMPTY}
+        yield manifest[number], others
 
 
 def _json_lines(rows: Iterable[dict[str, Any]]) -> bytes:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError
 from featcache.format.documents import decoder_of
@@ -21,7 +19,7 @@ from featcache.format.group import Group, Table
 from featcache.format.shard import Shard
 from featcache.spec import Ints
 from featcache.storage.base import in_parallel, tidying
-from featcache.strings import Hashes, Strings
+from featcache.strings import Strings
 from featcache.version.index import (
     COLUMNS,
     ITEM_COLUMNS,
@@ -134,18 +132,6 @@ _NO_ITEMS = Index(
 )
 
 
-@dataclass(frozen=True)
-class _Items:
-    matrix: NDArray[np.uint64]
-    """uint64 `[columns, items + 1]`, with values for `ITEM_COLUMNS`."""
-    id_hash: Hashes
-    ids: Strings
-
-    def column(self, name: str) -> NDArray[np.uint64]:
-        """View a column of the matrix, `[items]`."""
-        return self.matrix[list(COLUMNS).index(name), :-1]
-
-
 def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: bool = False) -> Index:
     """Build the index of some shards and an older index, after checking tables that are not
     `are_checked`. Raises StoreError if two ids have the same hash."""
@@ -153,16 +139,29 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS, *, are_checked: boo
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))
     summaries, makers = _summaries(new, older)
     names = [shard.name for shard in summaries]
-    items = _in_order(_gather(new, older, names, are_checked))
-    by_id = np.argsort(items.id_hash, kind="stable")
-    sorted_hashes = items.id_hash[by_id]
+    table, ids = _gather(new, older, names, are_checked)
+    shard = table["shard"]
+    if (shard[1:] < shard[:-1]).any():
+        order = np.argsort(shard, kind="stable")
+        ids = ids.take(order)
+        for column in table.matrix[:, :-1]:  # a copy of the matrix would take more memory
+            column[:] = column[order]
+    matrix = table.matrix
+    hashes = table["sorted_id_hash"]  # sorted in the end
+    by_id = np.argsort(hashes, kind="stable")
+    sorted_hashes = hashes[by_id]
     repeats = np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]) + 1
     if len(repeats):
-        items, by_id = _current(items, repeats)
-    table = Table(items.matrix, items.ids.blob, COLUMNS.items())
-    table.offsets("id")[:] = items.ids.offsets
+        by_id = _current(table, ids, repeats)
+        is_current = np.zeros(len(table), bool)
+        is_current[by_id] = True
+        matrix = np.compress(np.append(is_current, True), matrix, axis=1)
+        ids = ids.take(np.flatnonzero(is_current))
+        by_id = (np.cumsum(is_current) - 1)[by_id]
+    table = Table(matrix, ids.blob, COLUMNS.items())
+    table.offsets("id")[:] = ids.offsets
     table["by_id_hash"][:] = by_id
-    table["sorted_id_hash"][:] = items.id_hash[by_id]
+    table["sorted_id_hash"][:] = table["sorted_id_hash"][by_id]
     return Index(summaries, makers, table, {})
 
 
@@ -185,24 +184,27 @@ def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
     return ShardSummary(shard.name, *facts, made_by=0), maker
 
 
-def _gather(new: Sequence[Shard], older: Index, names: Sequence[str], are_checked: bool) -> _Items:
+def _gather(
+    new: Sequence[Shard], older: Index, names: Sequence[str], are_checked: bool
+) -> tuple[Table, Strings]:
+    """Return a table of all items, with the hashes of their ids, and the ids."""
     places = {name: place for place, name in enumerate(names)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
     matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
-    items = _Items(matrix, np.empty(begins[-1], np.uint64), older.ids)
+    items = Table(matrix, older.table.text, COLUMNS.items())
     for name in ITEM_COLUMNS:
-        items.column(name)[: len(older)] = older.table[name]
+        items[name][: len(older)] = older.table[name]
     older_places = np.array([places[name] for name in older.shards], np.uint64)
-    items.column("shard")[: len(older)] = older_places[older.shard]
-    items.id_hash[older.by_hash] = older.id_hash
+    items["shard"][: len(older)] = older_places[older.shard]
+    items["sorted_id_hash"][older.by_hash] = older.id_hash
 
     def add(number: int) -> Strings:
         shard, place = new[number], slice(begins[number], begins[number + 1])
         if not are_checked:
             shard.check_table()
         table, first_frames = shard.table, shard.table.offsets("frame")
-        items.id_hash[place] = table["id_hash"]
         values: dict[str, Any] = {
+            "sorted_id_hash": table["id_hash"],
             "row_hash": table["row_hash"],
             "generation": table["generation"],
             "shard": places[shard.name],
@@ -211,44 +213,25 @@ def _gather(new: Sequence[Shard], older: Index, names: Sequence[str], are_checke
             "num_frames": np.diff(first_frames),
         }
         for name, column in values.items():
-            items.column(name)[place] = column
+            items[name][place] = column
         offsets = table.offsets("id").copy()
         ids = Strings(table.text[: offsets[-1]].copy(), offsets)
         shard.unmap_table()
         return ids
 
-    ids = Strings.concatenate([older.ids, *in_parallel(add, range(len(new)))])
-    return _Items(matrix, items.id_hash, ids)
+    return items, Strings.concatenate([older.ids, *in_parallel(add, range(len(new)))])
 
 
-def _in_order(items: _Items) -> _Items:
-    shard = items.column("shard")
-    if not (shard[1:] < shard[:-1]).any():
-        return items
-    order = np.argsort(shard, kind="stable")
-    for name in ITEM_COLUMNS:
-        column = items.column(name)
-        column[:] = column[order]
-    return _Items(items.matrix, items.id_hash[order], items.ids.take(order))
-
-
-def _current(items: _Items, repeats: Ints) -> tuple[_Items, Ints]:
-    """Keep the current item of each id. Returns the items, and their numbers sorted by the
-    hash of the id. At `repeats` of the sorted hashes, the hash before is the same."""
+def _current(items: Table, ids: Strings, repeats: Ints) -> Ints:
+    """Return the number of the current item of each id, sorted by the hash of the id. At
+    `repeats` of the sorted hashes, the hash before is the same."""
     # of each id, the current item first
-    by_id = np.lexsort((~items.column("generation"), items.id_hash))
-    differing = np.flatnonzero(~items.ids.equal_at(by_id[repeats], items.ids, by_id[repeats - 1]))
+    by_id = np.lexsort((~items["generation"], items["sorted_id_hash"]))
+    differing = np.flatnonzero(~ids.equal_at(by_id[repeats], ids, by_id[repeats - 1]))
     if len(differing):
         place = repeats[differing[0]]
         raise StoreError(
-            f"the ids {items.ids[int(by_id[place])]!r} and "
-            f"{items.ids[int(by_id[place - 1])]!r} have the same hash: rename one of them, and "
-            "extract it again"
+            f"the ids {ids[int(by_id[place])]!r} and {ids[int(by_id[place - 1])]!r} have the "
+            "same hash: rename one of them, and extract it again"
         )
-    by_id = np.delete(by_id, repeats)
-    is_current = np.zeros(len(items.ids), bool)
-    is_current[by_id] = True
-    matrix = np.compress(np.append(is_current, True), items.matrix, axis=1)
-    ids = items.ids.take(np.flatnonzero(is_current))
-    numbers = np.cumsum(is_current) - 1
-    return _Items(matrix, items.id_hash[is_current], ids), numbers[by_id]
+    return np.delete(by_id, repeats)

@@ -44,7 +44,8 @@ def read_features(source: Source) -> Iterator[Batch]:
         with source.opened("feats.scp") as file:
             yield from recordings(file, False)
     else:
-        paths = [path for path in files_below(source.path) if path.lower().endswith(SUFFIXES)]
+        files = files_below(source.path)
+        paths = [path for path in files if path.lower().endswith(SUFFIXES)]
         yield from batches_of_paths(source, paths)
 
 

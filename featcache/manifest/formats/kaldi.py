@@ -159,7 +159,8 @@ def _fields(file: Text, most: int = -1) -> Rows:
             if is_plain:
                 fields = line.strip().split(None, most)
             else:
-                fields = [field.decode() for field in line.encode().strip().split(None, most)]
+                parts = line.encode().strip().split(None, most)
+                fields = [part.decode() for part in parts]
             if fields:
                 yield place, fields
         first += len(lines) - 1

@@ -237,6 +237,7 @@ def _entries(source: Source) -> Rows:
 
 
 def _matched(pattern: re.Pattern[str], text: str, position: int, what: str) -> re.Match[str]:
+    """Match a pattern at a position. Raises a JSONDecodeError that expects `what`."""
     match = pattern.match(text, position)
     if match is None:
         place = len(text) - len(text[position:].lstrip())

@@ -76,7 +76,7 @@ def _rows(source: Source, left_out: Counter[str]) -> Rows:
         members = [*islice(group, _MOST_MEMBERS + 1)]
         if len(members) > _MOST_MEMBERS:
             raise ManifestError(f"has more than {_MOST_MEMBERS} members of the key {key!r}")
-        audio = [member for member in members if _is_audio(member)]
+        audio = [each for each in members if f".{each.extension}".endswith(AUDIO_SUFFIXES)]
         if not audio:
             left_out.update(f"*.{member.extension} without audio" for member in members)
             continue
@@ -87,7 +87,8 @@ def _rows(source: Source, left_out: Counter[str]) -> Rows:
             what = f"{names} have one key, {key!r}, and are one sample: a key ends at the first dot"
             source.faults.add(others[0].place, what)
             continue
-        columns = _columns_of(members, source, left_out)
+        beside = [member for member in members if member is not first]
+        columns = _columns_of(beside, source, left_out)
         original_id = columns.pop("id", key)
         if original_id != key:
             columns["original_id"] = original_id
@@ -119,10 +120,6 @@ def _members(source: Source, left_out: Counter[str]) -> Iterator[_Member]:
         yield _Member(number, parts[1], extension, name, header.size, content)
 
 
-def _is_audio(member: _Member) -> bool:
-    return f".{member.extension}".endswith(AUDIO_SUFFIXES)
-
-
 def _columns_of(members: list[_Member], source: Source, left_out: Counter[str]) -> dict[str, Any]:
     """Read the columns beside audio: the keys of a JSON object, and a text as `text`, or if
     the object has that key, as `txt`."""
@@ -130,8 +127,7 @@ def _columns_of(members: list[_Member], source: Source, left_out: Counter[str]) 
     beside: str | None = None
     for member in members:
         if member.extension not in _COLUMNS:
-            if not _is_audio(member):
-                left_out[f"*.{member.extension}"] += 1
+            left_out[f"*.{member.extension}"] += 1
             continue
         try:
             if member.size > len(member.content):
