@@ -55,7 +55,8 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         position = self._cache.position(key)
         num_frames = int(self._cache.lengths[position])
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(num_frames)
-        spans = Spans(np.array([position]), np.array([first]), np.array([max(0, end - first)]))
+        count = max(0, end - first)
+        spans = Spans(np.array([position]), np.array([first]), np.array([count]))
         frames = self._cache.gather(spans)[0]
         if frames.is_floating_point():
             frames = frames.float()

@@ -294,7 +294,8 @@ def why(
         carry = needs_columns(loaded.resolved())
         read = options.read_manifest(manifest, reading, loaded.keys, carry=carry)
         run_options = Options(device="cpu", replace=True, **chosen)
-        plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
+        cache = versions[0].path.parent
+        plan = plan_extraction(read, [loaded], cache, run_options).versions[0]
         causes = find_causes(plan)
         document["plan"] = _plan_document(plan, causes)
     if utterance is not None:

@@ -211,14 +211,17 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
         pooled = _pool(_pool(values, columns).T, rows)[::-1]
         low, high = _limits(pooled)
         shades = (pooled - low) / max(high - low, 1e-9) * (SHADES - 1)
-        up, span = Axis("dimension", 0, size, True), (number(low, 3), f"{number(high, 3)} {unit}")
+        span = number(low, 3), f"{number(high, 3)} {unit}"
+        up = Axis("dimension", 0, size, True)
     return Picture(title, shades.clip(0, SHADES - 1).astype(np.uint8), across, up, span)
 
 
 def _one_line(text: str) -> str:
     """Shorten a text of a version, and replace what is no character that can be seen."""
-    shown = (character if character.isprintable() else "\ufffd" for character in text[:_LONGEST])
-    return "".join(shown)
+    shown = ""
+    for character in text[:_LONGEST]:
+        shown += character if character.isprintable() else "\ufffd"
+    return shown
 
 
 def _pool(values: NDArray[Any], most: int) -> NDArray[np.float32]:

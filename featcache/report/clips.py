@@ -58,7 +58,8 @@ def make_clips(
         share = room / (len(report.shown) - number)
         seconds = min(shown["audio_seconds"], share, SECONDS)
         room -= seconds
-        clips[shown["id"]] = Clip(shown, _pictures(pictured, shown["id"]), read(shown, seconds))
+        pictures = _pictures(pictured, shown["id"])
+        clips[shown["id"]] = Clip(shown, pictures, read(shown, seconds))
     return [clips[shown["id"]] for shown in report.shown]
 
 

@@ -282,7 +282,8 @@ def _statistics(report: Report) -> str:
         content += _grid(figures)
     rows = []
     for one in report.outliers:
-        row: list[Cell] = [_id(one["id"]), _text(", ".join(one["rules"])), one["audio_seconds"]]
+        rules = _text(", ".join(one["rules"]))
+        row: list[Cell] = [_id(one["id"]), rules, one["audio_seconds"]]
         for of_version, values in zip(report.statistics, one["statistics"], strict=True):
             row += [*(values or dict.fromkeys(of_version["units"], math.nan)).values()]
         rows.append(row)
