@@ -69,7 +69,9 @@ def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, fo
 
     versions = select_versions(path)
     files = [file for file in (plot, wav) if file is not None]
-    for name, given, suffixes in (("--plot", plot, (".png", ".svg")), ("--wav", wav, (".wav",))):
+    plotted = "--plot", plot, (".png", ".svg")
+    heard = "--wav", wav, (".wav",)
+    for name, given, suffixes in (plotted, heard):
         if given is not None and given.suffix not in suffixes:
             ends = " or ".join(suffixes)
             raise ArgumentError(f"{name}: {given} does not end in {ends}")

@@ -85,7 +85,8 @@ def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
             for things in cache.spec.axis.dimensions:
                 what += f", {len(features):,} {things} over time"
             if cache.spec.is_pitch or cache.spec.is_curve:
-                what += f", from {picture.up.low:g} to {picture.up.high:.0f} {picture.up.unit}"
+                up = picture.up
+                what += f", from {up.low:g} to {up.high:.0f} {up.unit}"
             pictures.append((what, encode_png(picture.shades)))
     return pictures
 

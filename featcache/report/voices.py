@@ -83,6 +83,7 @@ def compare_speakers(
     has_own = np.isfinite(own)
     own_sums = np.bincount(places[has_own], own[has_own], len(compared))
     names_of = [names[number] for number in compared.tolist()]
+    of_speakers = zip(names_of, counts, own_sums, between, strict=True)
     speakers = [
         {
             "speaker": name,
@@ -91,7 +92,7 @@ def compare_speakers(
             "nearest": names_of[int(cosines.argmax())],
             "cosine": float(cosines.max()),
         }
-        for name, count, own_sum, cosines in zip(names_of, counts, own_sums, between, strict=True)
+        for name, count, own_sum, cosines in of_speakers
     ]
     margins = (own - other).astype(np.float32)
     wrong = np.flatnonzero(margins < 0)
