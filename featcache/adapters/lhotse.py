@@ -24,7 +24,7 @@ from featcache.manifest.columns import records_of
 from featcache.strings import Strings
 
 try:
-    from lhotse import CutSet, MonoCut
+    from lhotse import CutSet, Features, MonoCut, SupervisionSegment
     from lhotse.array import Array, TemporalArray
     from lhotse.features.io import FeaturesReader, register_reader
 except ImportError as error:
@@ -55,7 +55,8 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         position = self._cache.position(key)
         num_frames = int(self._cache.lengths[position])
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(num_frames)
-        spans = Spans(np.array([position]), np.array([first]), np.array([max(0, end - first)]))
+        count = max(0, end - first)
+        spans = Spans(np.array([position]), np.array([first]), np.array([count]))
         frames = self._cache.gather(spans)[0]
         if frames.is_floating_point():
             frames = frames.float()
@@ -133,7 +134,10 @@ class _Cuts:
                     name: _array(version.cache, id_, array_lengths[name], cut["start"])
                     for name, version in self._others.items()
                 }
-            yield MonoCut.from_dict(cut)
+            del cut["type"]
+            cut["features"] = Features(**cut["features"])
+            cut["supervisions"] = [SupervisionSegment(**one) for one in cut["supervisions"]]
+            yield MonoCut(**cut)
 
 
 def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:

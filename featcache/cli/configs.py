@@ -173,10 +173,9 @@ def _print(result: Probe) -> None:
     if chunks is not None:
         measured = "no utterance of the sample is longer than a chunk"
         if chunks.utterances:
-            measured = (
-                f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from "
-                f"the whole clip, {_percent(chunks.mismatch)} by more than rounding"
-            )
+            differing, mismatch = _percent(chunks.differing), _percent(chunks.mismatch)
+            measured = f"of {chunks.utterances:,} utterances, {differing} differs from "
+            measured += f"the whole clip, {mismatch} by more than rounding"
         promise = "exact" if chunks.exact else "not exact"
         say(f"chunks: {promise} by the model's receptive field; {measured}")
     say(describe_fastest(result.document()["fastest"]))

@@ -261,7 +261,8 @@ class Shown:
     def done(self, summary: Summary) -> None:
         """Print the summary of a run, and keep it."""
         document = as_document(summary)
-        document |= {"failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
+        document["failed"] = summary.failed
+        document["times_real_time"] = round(summary.times_real_time, 1)
         self.documents[self._cache] = document
         self.codes[self._cache] = say_summary(summary, str(self._cache))
 

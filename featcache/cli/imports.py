@@ -117,7 +117,8 @@ def _config_of(
     try:
         first = read_array(file, inside)
     except AudioError as error:
-        raise ManifestError(f"{manifest.source}: {manifest.ids[0]}: {file}: {error}") from error
+        where = f"{manifest.source}: {manifest.ids[0]}"
+        raise ManifestError(f"{where}: {file}: {error}") from error
     given = {
         column: next(iter(manifest.cells(column)), None)
         for column in ("frame_rate", "sample_rate")

@@ -128,7 +128,10 @@ def _describe(version: Version, on_disk: bool) -> Document:
     else:  # as `Shard.num_bytes` counts them
         num_bytes = sum(spec.num_bytes(shard.frames, shard.items) for shard in index.summaries)
     failures = [failure.document() for failure in wanted_failures(version, index).values()]
-    policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
+    batching = []
+    for policy, mismatch in sorted({(one.batching, one.mismatch) for one in index.makers}, key=str):
+        if policy:
+            batching.append({"policy": policy, "mismatch": mismatch})
     began_at = [began(run) for run in run_names(version.store)]
     times = [time.isoformat(timespec="seconds") for time in began_at if time]
     newest_probes = {
@@ -155,9 +158,7 @@ def _describe(version: Version, on_disk: bool) -> Document:
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
         "libraries": _libraries(version, index) if on_disk else {},
-        "batching": [
-            {"policy": policy, "mismatch": mismatch} for policy, mismatch in policies if policy
-        ],
+        "batching": batching,
         "probes": list(newest_probes.values()),
         "tags": tags_to_show(version),
         "unfinished": unfinished,
@@ -177,7 +178,11 @@ def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
             for library, number in version.shard(name).info.made_by.items():
                 if library not in ("run", "device", "batching", "mismatch"):
                     versions[library].add(str(number))
-    return {library: sorted(numbers) for library, numbers in versions.items() if len(numbers) > 1}
+    several = {}
+    for library, numbers in versions.items():
+        if len(numbers) > 1:
+            several[library] = sorted(numbers)
+    return several
 
 
 def _audio_seconds(version: Version, index: Index) -> float:
@@ -288,7 +293,8 @@ def _print_csv(path: Location) -> None:
             say(line)
     else:
         click.echo(text, nl=False)
-    if any(not (isabs(path) or is_audio_url(path) or is_command(path)) for path in manifest.paths):
+    is_found = [isabs(path) or is_audio_url(path) or is_command(path) for path in manifest.paths]
+    if not all(is_found):
         roots = listing(sorted(manifest_roots(version) - {"None"}))
         note(
             f"some paths are relative, to {roots}: to extract these again, give --root, and "

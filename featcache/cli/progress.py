@@ -222,7 +222,9 @@ class Display:
             for stage, seconds in progress.stages.items()
         }
         total = sum(spent.values())
-        shares = {stage: round(seconds / total, 4) for stage, seconds in spent.items() if total}
+        shares = {}
+        if total:
+            shares = {stage: round(seconds / total, 4) for stage, seconds in spent.items()}
         document = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "is_end": is_end,

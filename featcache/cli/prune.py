@@ -81,9 +81,10 @@ def prune(
             f"{shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
         )
     results = {pruned.path: as_document(pruned) for pruned in done}
-    say_json(
-        {"versions": [as_document(plan) | {"pruned": results.get(plan.path)} for plan in plans]}
-    )
+    documents = []
+    for plan in plans:
+        documents.append(as_document(plan) | {"pruned": results.get(plan.path)})
+    say_json({"versions": documents})
     if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
         return INTERRUPTED

@@ -98,9 +98,11 @@ def say_summary(summary: Summary, where: str) -> int:
     ):
         count = getattr(summary, done)
         if count:
-            rates = sorted({version.sample_rate for version in versions if getattr(version, done)})
+            resampled = [version for version in versions if getattr(version, done)]
+            rates = sorted({version.sample_rate for version in resampled})
+            shown = ", ".join(f"{rate:,}" for rate in rates)
             were = counted(count, "utterance was", "utterances were")
-            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
+            say(f"{were} {done} to {shown} Hz{remark}")
     if summary.silent:
         say(f"{count_are(summary.silent, 'utterance')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:

@@ -69,7 +69,9 @@ def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, fo
 
     versions = select_versions(path)
     files = [file for file in (plot, wav) if file is not None]
-    for name, given, suffixes in (("--plot", plot, (".png", ".svg")), ("--wav", wav, (".wav",))):
+    plotted = "--plot", plot, (".png", ".svg")
+    heard = "--wav", wav, (".wav",)
+    for name, given, suffixes in (plotted, heard):
         if given is not None and given.suffix not in suffixes:
             ends = " or ".join(suffixes)
             raise ArgumentError(f"{name}: {given} does not end in {ends}")
@@ -294,7 +296,8 @@ def why(
         carry = needs_columns(loaded.resolved())
         read = options.read_manifest(manifest, reading, loaded.keys, carry=carry)
         run_options = Options(device="cpu", replace=True, **chosen)
-        plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
+        cache = versions[0].path.parent
+        plan = plan_extraction(read, [loaded], cache, run_options).versions[0]
         causes = find_causes(plan)
         document["plan"] = _plan_document(plan, causes)
     if utterance is not None:

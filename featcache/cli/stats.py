@@ -180,11 +180,10 @@ def _say_codes(usage: Usage) -> Document:
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
     codebooks = []
     for number, (size, used, entropy, perplexity) in enumerate(books):
-        codebooks.append({"size": size, "used": used, "entropy": entropy, "perplexity": perplexity})
-        say(
-            f"  codebook {number}: {used:,} of {size:,} codes are used; entropy {entropy:.2f} "
-            f"bits, perplexity {perplexity:,.1f}"
-        )
+        book = {"size": size, "used": used, "entropy": entropy, "perplexity": perplexity}
+        codebooks.append(book)
+        shares = f"entropy {entropy:.2f} bits, perplexity {perplexity:,.1f}"
+        say(f"  codebook {number}: {used:,} of {size:,} codes are used; {shares}")
     return {
         "fingerprint": usage.fingerprint,
         "utterances": usage.utterances,

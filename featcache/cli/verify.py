@@ -130,7 +130,8 @@ def verify(
             files = replace(files, urls=rows.urls)
         if sources:
             checking["sources"] = files
-        with stoppable(ending=ending) as stop, Shards(len(version.shard_names()), passes) as bar:
+        total = len(version.shard_names())
+        with stoppable(ending=ending) as stop, Shards(total, passes) as bar:
             report = check(version, report=bar.done, stop=stop, **checking)
         if recompute and not report.interrupted:
             report.recomputed = _recompute(version, recompute, files, device, threads)
@@ -288,10 +289,10 @@ def repair(
 
     read = options.read_manifest(manifest, reading, carry=need_columns(path))
     chosen = Options(device=device, threads=threads)
+    repaired = []
     with stoppable(kill_commands) as stop:
-        repaired = [
-            repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)
-        ]
+        for folder in version_folders(path):
+            repaired.append(repair_version(folder, read, chosen, stop=stop))
     say_json({"versions": [*map(as_document, repaired)]})
     codes = [_say_repaired(version) for version in repaired]
     if 1 in codes:
@@ -308,8 +309,9 @@ def _say_repaired(version: Repaired) -> int:
     if version.metadata:
         say(f"{path}: metadata restored")
     if version.removed:
-        kept = f"{counted(version.kept, 'utterance')} kept, {version.extracted:,} extracted again"
-        say(f"{path}: {counted(len(version.removed), 'damaged shard')}: {kept}")
+        kept = f"{counted(version.kept, 'utterance')} kept"
+        shards = counted(len(version.removed), "damaged shard")
+        say(f"{path}: {shards}: {kept}, {version.extracted:,} extracted again")
     for folder, fingerprint in version.aside.items():
         say(
             f"{path}: set aside {folder}, a shard of the version {fingerprint[:12]}, which has no "

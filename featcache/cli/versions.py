@@ -51,9 +51,8 @@ def index(path: Location) -> None:
             failed = len(wanted_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
         shards, items = len(opened.shards), len(opened)
-        documents.append(
-            {"path": str(version.path), "shards": shards, "utterances": items, "built": is_built}
-        )
+        counts = {"shards": shards, "utterances": items}
+        documents.append({"path": str(version.path), **counts, "built": is_built})
         state = "built" if is_built else "already there"
         say(f"{version.path}: {_contents(items, shards)}: index {state}")
     say_json({"versions": documents})

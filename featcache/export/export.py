@@ -114,7 +114,8 @@ def export(
         if not chosen.is_file:
             staged.mkdir()
         notes = chosen.write(rows, staged, output.absolute())
-        sizes = [path.stat().st_size for path in [staged, *staged.rglob("*")] if path.is_file()]
+        paths = [staged, *staged.rglob("*")]
+        sizes = [path.stat().st_size for path in paths if path.is_file()]
     failures = standing_failures(cache.version, cache.index) if absent else {}
     return Exported(
         output=str(output),

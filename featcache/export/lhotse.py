@@ -32,7 +32,8 @@ def write_lhotse(rows: Rows, file: Path, target: Path) -> list[str]:
     with _opened(file, target.suffix == ".gz") as out:
         for row in rows:
             storage = stored_in_cache(folder, row.id)
-            _write_line(out, cuts.make(row.number, row.id, len(row.features), row.columns, storage))
+            cut = cuts.make(row.number, row.id, len(row.features), row.columns, storage)
+            _write_line(out, cut)
     return ["features stay in the cache: import featcache.adapters.lhotse before reading cuts"]
 
 

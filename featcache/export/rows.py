@@ -146,4 +146,5 @@ def _is_name(id_: str) -> bool:
     """Tell whether an id is a path below a folder, in its only spelling."""
     path = PurePosixPath(id_)
     is_short = all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
-    return str(path) == id_ and is_short and "\0" not in id_ and not {"..", "/"} & {*path.parts}
+    is_below = not {"..", "/"} & {*path.parts}
+    return str(path) == id_ and is_short and is_below and "\0" not in id_

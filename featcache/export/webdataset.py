@@ -27,8 +27,10 @@ def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
         with tarfile.open(folder / f"features-{number:06d}.tar", "w") as tar:
             for row in group:
                 key = keys[row.number]
-                columns = json.dumps({**row.columns, "id": row.id}, ensure_ascii=False).encode()
-                add_members(tar, {f"{key}.npy": encode_npy(row.features), f"{key}.json": columns})
+                npy = encode_npy(row.features)
+                columns = {**row.columns, "id": row.id}
+                text = json.dumps(columns, ensure_ascii=False)
+                add_members(tar, {f"{key}.npy": npy, f"{key}.json": text.encode()})
     num_changed = sum(key != id_ for key, id_ in zip(keys, rows.ids, strict=True))
     if num_changed:
         keys_are = counted(num_changed, "key")

@@ -44,7 +44,8 @@ def round_step(span: float, count: int) -> float:
     if not span > 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / count))
-    return next(step * power for step in (1, 2, 5, 10) if span <= count * step * power * 1.001)
+    unit = count * power * 1.001
+    return next(step * power for step in (1, 2, 5, 10) if span <= step * unit)
 
 
 def number(value: float, digits: int = 4) -> str:

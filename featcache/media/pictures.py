@@ -34,9 +34,9 @@ _COLOURS = (
 """The palette, from low to high values; other shades lie between these."""
 
 _ANCHORS = np.linspace(0, 1, len(_COLOURS))
+_LEVELS = np.linspace(0, 1, SHADES)
 PALETTE = np.stack(
-    [np.interp(np.linspace(0, 1, SHADES), _ANCHORS, each) for each in zip(*_COLOURS, strict=True)],
-    axis=1,
+    [np.interp(_LEVELS, _ANCHORS, channel) for channel in zip(*_COLOURS, strict=True)], axis=1
 ).round()
 """The colours of the shades, 0 to 255, `[SHADES, 3]`."""
 
@@ -163,7 +163,8 @@ class Picture:
         lines = []
         for line in range(height):
             above, below = shades[2 * line : 2 * line + 2]
-            lines.append(f"{at_line.get(line, ''):>{margin - 1}} {_blocks(above, below, colours)}")
+            label = at_line.get(line, "")
+            lines.append(f"{label:>{margin - 1}} {_blocks(above, below, colours)}")
         below_picture = [" "] * columns
         for place, label in self.across.ticks(margin, margin + width - 1):
             below_picture[int(place) : int(place) + len(label)] = label
@@ -211,14 +212,17 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
         pooled = _pool(_pool(values, columns).T, rows)[::-1]
         low, high = _limits(pooled)
         shades = (pooled - low) / max(high - low, 1e-9) * (SHADES - 1)
-        up, span = Axis("dimension", 0, size, True), (number(low, 3), f"{number(high, 3)} {unit}")
+        span = number(low, 3), f"{number(high, 3)} {unit}"
+        up = Axis("dimension", 0, size, True)
     return Picture(title, shades.clip(0, SHADES - 1).astype(np.uint8), across, up, span)
 
 
 def _one_line(text: str) -> str:
     """Shorten a text of a version, and replace what is no character that can be seen."""
-    shown = (character if character.isprintable() else "\ufffd" for character in text[:_LONGEST])
-    return "".join(shown)
+    shown = ""
+    for character in text[:_LONGEST]:
+        shown += character if character.isprintable() else "\ufffd"
+    return shown
 
 
 def _pool(values: NDArray[Any], most: int) -> NDArray[np.float32]:
@@ -369,10 +373,12 @@ def _as_png(picture: Picture) -> bytes:
     drawing, font = ImageDraw.Draw(canvas), ImageFont.load_default(14 * zoom)
     anchors = {"start": "ls", "middle": "ms", "end": "rs"}
     axes = picture.axes()
+    left, bottom = _BOX.left * zoom, _BOX.bottom * zoom
+    length = 4 * zoom
     for x, _ in axes[0]:
-        drawing.line([x * zoom, _BOX.bottom * zoom, x * zoom, (_BOX.bottom + 4) * zoom], "#888", 2)
+        drawing.line([x * zoom, bottom, x * zoom, bottom + length], "#888", 2)
     for y, _ in axes[1]:
-        drawing.line([(_BOX.left - 4) * zoom, y * zoom, _BOX.left * zoom, y * zoom], "#888", 2)
+        drawing.line([left - length, y * zoom, left, y * zoom], "#888", 2)
 
     def paste(shades: Shades, left: int, width: int) -> None:
         resized = _resized(shades, (_BOX.bottom - _BOX.top) * zoom, width * zoom)

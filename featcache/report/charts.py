@@ -24,9 +24,8 @@ def draw_histogram(histogram: Histogram, title: str) -> str:
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
         if count:
             top = min(y(count), CARD.bottom - 1)  # a count of one is seen, too
-            size = (
-                f'width="{max(x(right) - x(left) - 1, 0.8):.1f}" height="{CARD.bottom - top:.1f}"'
-            )
+            width, height = max(x(right) - x(left) - 1, 0.8), CARD.bottom - top
+            size = f'width="{width:.1f}" height="{height:.1f}"'
             what = f"{number(left)} to {number(right)}: {count:,}"
             bars.append(
                 f'<rect class="bar" x="{x(left):.1f}" y="{top:.1f}" {size}>'

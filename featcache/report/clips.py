@@ -58,7 +58,8 @@ def make_clips(
         share = room / (len(report.shown) - number)
         seconds = min(shown["audio_seconds"], share, SECONDS)
         room -= seconds
-        clips[shown["id"]] = Clip(shown, _pictures(pictured, shown["id"]), read(shown, seconds))
+        pictures = _pictures(pictured, shown["id"])
+        clips[shown["id"]] = Clip(shown, pictures, read(shown, seconds))
     return [clips[shown["id"]] for shown in report.shown]
 
 
@@ -84,7 +85,8 @@ def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
             for things in cache.spec.axis.dimensions:
                 what += f", {len(features):,} {things} over time"
             if cache.spec.is_pitch or cache.spec.is_curve:
-                what += f", from {picture.up.low:g} to {picture.up.high:.0f} {picture.up.unit}"
+                up = picture.up
+                what += f", from {up.low:g} to {up.high:.0f} {up.unit}"
             pictures.append((what, encode_png(picture.shades)))
     return pictures
 

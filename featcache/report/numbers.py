@@ -268,8 +268,9 @@ def _outliers(
     outliers: dict[str, Document] = {}
 
     def add(id_: str, audio_seconds: Any, rule: str) -> None:
-        empty = {"id": id_, "audio_seconds": float(audio_seconds), "rules": [], "statistics": []}
-        rules = outliers.setdefault(id_, empty)["rules"]
+        empty = {"id": id_, "audio_seconds": float(audio_seconds)}
+        outlier = outliers.setdefault(id_, {**empty, "rules": [], "statistics": []})
+        rules = outlier["rules"]
         if rule not in rules:  # several versions may have it
             rules.append(rule)
 

@@ -163,8 +163,11 @@ def _head(report: Report) -> str:
         "failed": f"{max(one['failed'] for one in report.versions):,}",
         "duplicates": f"{report.duplicates['utterances']:,}",
     }
-    tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
-    return f"<header><p>featcache report</p><h1>{_text(report.path)}</h1><dl>{tiles}</dl></header>"
+    tiles = ""
+    for name, value in facts.items():
+        tiles += f"<div><dt>{name}</dt><dd>{value}</dd></div>"
+    title = f"<p>featcache report</p><h1>{_text(report.path)}</h1>"
+    return f"<header>{title}<dl>{tiles}</dl></header>"
 
 
 def _versions(versions: Sequence[Document]) -> str:
@@ -282,7 +285,8 @@ def _statistics(report: Report) -> str:
         content += _grid(figures)
     rows = []
     for one in report.outliers:
-        row: list[Cell] = [_id(one["id"]), _text(", ".join(one["rules"])), one["audio_seconds"]]
+        rules = _text(", ".join(one["rules"]))
+        row: list[Cell] = [_id(one["id"]), rules, one["audio_seconds"]]
         for of_version, values in zip(report.statistics, one["statistics"], strict=True):
             row += [*(values or dict.fromkeys(of_version["units"], math.nan)).values()]
         rows.append(row)

@@ -106,6 +106,7 @@ def characters_of(texts: Strings) -> NDArray[np.int64]:
     offsets = texts.offsets.astype(np.int64)
     begins_character = texts.blob[: offsets[-1]] & 0xC0 != 0x80
     is_filled = np.diff(offsets) > 0
+    starts = offsets[:-1][is_filled]
     counts = np.zeros(len(texts), np.int64)
-    counts[is_filled] = np.add.reduceat(begins_character, offsets[:-1][is_filled], dtype=np.int64)
+    counts[is_filled] = np.add.reduceat(begins_character, starts, dtype=np.int64)
     return counts

@@ -25,7 +25,8 @@ _AT_ONCE = 4096
 def has_voices(spec: FeatureSpec) -> bool:
     """Tell whether a version has a vector for each utterance, such as the speaker's."""
     is_float = spec.values_dtype.kind == "f" and not spec.is_quantized
-    return is_float and spec.kind == "clip" and len(spec.item_shape) == 1 and not spec.named_units
+    is_vector = spec.kind == "clip" and len(spec.item_shape) == 1
+    return is_float and is_vector and not spec.named_units
 
 
 def _unit_vectors(cache: Cache) -> Iterator[tuple[slice, Vectors]]:
@@ -82,6 +83,7 @@ def compare_speakers(
     has_own = np.isfinite(own)
     own_sums = np.bincount(places[has_own], own[has_own], len(compared))
     names_of = [names[number] for number in compared.tolist()]
+    of_speakers = zip(names_of, counts, own_sums, between, strict=True)
     speakers = [
         {
             "speaker": name,
@@ -90,10 +92,11 @@ def compare_speakers(
             "nearest": names_of[int(cosines.argmax())],
             "cosine": float(cosines.max()),
         }
-        for name, count, own_sum, cosines in zip(names_of, counts, own_sums, between, strict=True)
+        for name, count, own_sum, cosines in of_speakers
     ]
     margins = (own - other).astype(np.float32)
     wrong = np.flatnonzero(margins < 0)
+    worst_first = wrong[np.argsort(margins[wrong], kind="stable")]
     confused = [
         {
             "id": cache.ids[position],
@@ -102,7 +105,7 @@ def compare_speakers(
             "nearest": names_of[nearest[position]],
             "cosine": float(other[position]),
         }
-        for position in wrong[np.argsort(margins[wrong], kind="stable")][:_MOST_CONFUSED].tolist()
+        for position in worst_first[:_MOST_CONFUSED].tolist()
     ]
     document = {
         "compared": int(has_own.sum()),
@@ -125,8 +128,9 @@ def nearest_voices(cache: Cache, ids: Sequence[str]) -> list[dict[str, Any]]:
         for row, position in enumerate(positions):
             if span.start <= position < span.stop:
                 cosines[row, position - span.start] = -np.inf
-        nearest = np.where(cosines.max(axis=1) > best, span.start + cosines.argmax(axis=1), nearest)
-        best = np.maximum(best, cosines.max(axis=1))
+        most = cosines.max(axis=1)
+        nearest = np.where(most > best, span.start + cosines.argmax(axis=1), nearest)
+        best = np.maximum(best, most)
     return [
         {"id": cache.ids[position], "nearest": cache.ids[like], "cosine": cosine}
         for position, like, cosine in zip(positions, nearest.tolist(), best.tolist(), strict=True)

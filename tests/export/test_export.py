@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 
 import dataset_hub
 import numpy as np
@@ -133,6 +134,22 @@ def test_parquet_as_datasets_reads_it(tmp_path, shape, dtype, monkeypatch):
     array_types = {1: datasets.List, 2: datasets.Array2D, 3: datasets.Array3D}
     assert type(read.features["features"]) is array_types[1 + len(shape)]
     assert [row["tags"] for row in read] == [json.dumps([id_]) for id_ in features]
+
+
+def test_tars_are_filled_in_order_and_then_the_next_begins(tmp_path, monkeypatch, floats):
+    monkeypatch.setattr("featcache.export.webdataset.FILE_BYTES", 5000)
+    features, cache = floats
+    export(cache, "webdataset", tmp_path / "out")
+    ids = []
+    tars = sorted((tmp_path / "out").iterdir())
+    assert [tar.name for tar in tars] == [f"features-{n:06d}.tar" for n in range(len(tars))]
+    for path in tars:
+        with tarfile.open(path) as tar:
+            inside = [json.load(tar.extractfile(name))["id"] for name in tar.getnames()[1::2]]
+        assert sum(features[id_].nbytes for id_ in inside[:-1]) < 5000, "the last is one too many"
+        ids += inside
+    assert len(tars) > 1
+    assert ids == [*features]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a tar left open
