@@ -124,6 +124,9 @@ class Units(RowExtractor[UnitsParams]):
     def num_frames(self, num_samples: int) -> int:
         return self._source.num_frames(num_samples)
 
+    def prepare(self, waveform: Tensor) -> Tensor:
+        return self._source.prepare(waveform)
+
     def pieces(self, num_samples: int) -> list[Piece]:
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
