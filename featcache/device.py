@@ -248,13 +248,9 @@ class Device:
         """Move waveforms `[n]` to float32 `[rows, padded_length]` on the device, padded
         with zeros and filled up with copies of the first. Returns also their lengths, int64
         `[rows]`."""
-        filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
         staging = self._staging("up", rows * padded_length, torch.float32)
         staging = staging.view(rows, padded_length)
-        for row, waveform in zip(staging.numpy(), filled_up, strict=True):
-            row[: len(waveform)] = waveform
-            row[len(waveform) :] = 0
-        lengths = [len(waveform) for waveform in filled_up]
+        lengths = fill_rows(staging.numpy(), waveforms)
         return self._sent(staging), torch.tensor(lengths, device=self.torch_device)
 
     def download(self, features: Tensor) -> NDArray[np.generic]:
@@ -280,6 +276,16 @@ class Device:
         sent = staging.to(self.torch_device, non_blocking=True)
         self._own.slot.pinned["up"].copied.record(self._own.slot.stream)
         return sent
+
+
+def fill_rows(rows: Any, waveforms: Sequence[Any]) -> list[int]:
+    """Copy waveforms `[n]` into rows `[R, P]`, with zeros after each, and copies of the first
+    in the other rows. Returns the length of each row. All are arrays, or all tensors."""
+    filled_up = [*waveforms, *[waveforms[0]] * (len(rows) - len(waveforms))]
+    for row, waveform in zip(rows, filled_up, strict=True):
+        row[: len(waveform)] = waveform
+        row[len(waveform) :] = 0
+    return [len(waveform) for waveform in filled_up]
 
 
 def _has_gpu_driver() -> bool:

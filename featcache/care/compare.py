@@ -90,7 +90,7 @@ def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) 
     """Extract clips in one call, into the device's memory. The caller holds a slot of it."""
     waveforms = device.upload([clip.waveform for clip in clips])
     inputs = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
-    if extractor.codes_per_frame:
+    if extractor.quantizes_latents:
         pairs = extractor.codes_and_latents(inputs)
         return [ClipResult(codes.long(), latents) for codes, latents in pairs]
     results = []

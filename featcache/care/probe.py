@@ -39,8 +39,8 @@ from featcache.errors import (
     Reason,
 )
 from featcache.extraction.audio_files import rows_of_first_copy
+from featcache.extraction.batching import BATCHINGS, declared_batchings, precision_of
 from featcache.extraction.features import until_it_fits
-from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, precision_of
 from featcache.extractors import Extractor, Params
 from featcache.manifest.copies import expand
 from featcache.manifest.label_files import template_of
@@ -246,7 +246,8 @@ def _sample(
             if not extractor.num_frames(len(waveform)):
                 what = f"{len(waveform)} samples are too few for one frame"
                 raise AudioError(Reason.TOO_SHORT, what)
-            extractor.pieces(len(waveform))  # raises if it is too long
+            if extractor.takes_rows:
+                extractor.pieces(len(waveform))  # raises if it is too long
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:

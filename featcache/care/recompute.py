@@ -27,10 +27,11 @@ from featcache.care.sources import SourceCheck
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason, listing
+from featcache.extraction.batching import BATCHINGS
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.jobs import batch_extractor
-from featcache.extraction.padded_rows import BATCHINGS, compute_now
+from featcache.extraction.padded_rows import compute_now
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION, numpy_dtype
@@ -174,7 +175,7 @@ def _count_ties(
 ) -> int:
     """Count the codes that differ in frames where rounding decides; 0 without latents."""
     extractor, device = built.extractor, built.device
-    if not extractor.codes_per_frame:
+    if not extractor.quantizes_latents:
         return 0
     clip = SampledClip(item.id, decode_waveform(item, root, built.waveform_maker))
     unequal = again != stored

@@ -13,7 +13,7 @@ from typing import TypeVar
 from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
-from featcache.extraction.padded_rows import Part, PendingRows
+from featcache.extraction.padded_rows import Part
 from featcache.extraction.tasks import ShardTask
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
@@ -168,10 +168,7 @@ class Delivery:
         self._begun = batch.shard
         while batch.parts:
             part = batch.parts.pop(0)
-            extracted = (
-                result.extracted() if isinstance(result, PendingRows) else result for result in part
-            )
-            self._control.add(batch.shard.append(extracted))
+            self._control.add(batch.shard.append(result.extracted() for result in part))
         self._control.check()
         self.report()
         if batch.is_last:

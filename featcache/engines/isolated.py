@@ -15,9 +15,10 @@ from featcache.audio.remote import StoppedError
 from featcache.device import Device
 from featcache.engines.process import OtherProcess, Setup, kills_for_memory, last_line, passable
 from featcache.errors import AudioError, Reason
+from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
-from featcache.extraction.padded_rows import BatchingChoice, Part, compute_now
+from featcache.extraction.padded_rows import Part, compute_now
 from featcache.manifest.segments import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"

@@ -28,6 +28,7 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
+from featcache.extraction.batching import choose_batching
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.jobs import (
     DoneTask,
@@ -39,7 +40,6 @@ from featcache.extraction.jobs import (
     maker,
 )
 from featcache.extraction.options import Options
-from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import Location
 from featcache.version.in_flight import Suspects

@@ -88,6 +88,14 @@ class Extracted:
     traceback: str = ""
     """The traceback of the extractor's last exception."""
 
+    def take_rows(self) -> list[Any]:
+        """Return the rows still to be computed: none. `PendingRows` has some."""
+        return []
+
+    def extracted(self) -> Extracted:
+        """Return the results, which are complete."""
+        return self
+
     def take(self, items: Iterable[Item], results: Iterable[Result]) -> Extracted:
         """Add the features of some items, or their failures; returns self."""
         for item, result in zip(items, results, strict=True):

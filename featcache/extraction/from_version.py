@@ -28,6 +28,7 @@ from featcache.extraction.features import (
     in_halves,
 )
 from featcache.extraction.padded_rows import Part
+from featcache.extractors.faults import require_tensor
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
@@ -165,8 +166,10 @@ def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> li
     extractor = config.extractor
     with errors_of(config, (clip.item.id for clip in stored)), device.slot():
         joined = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        items = torch.split(joined, [len(frames) for frames in features])
-        clips = [extractor.spec.axis.as_entries(clip) for clip in extractor.from_items(items)]
+        made = extractor.from_features(joined)
+        shape = (len(joined), *extractor.spec.item_shape)
+        require_tensor(extractor, "from_features", made, shape)
+        clips = torch.split(made, [len(frames) for frames in features])
         return download(config, clips, quantizes=False)
 
 

@@ -17,12 +17,13 @@ from featcache.audio.members import copy_of
 from featcache.audio.remote import Wait
 from featcache.device import Device
 from featcache.errors import ArgumentError, Reason, listing
+from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import OVERFLOW, Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
 from featcache.extraction.from_files import read_files
 from featcache.extraction.from_version import SourceVersion
-from featcache.extraction.padded_rows import BatchingChoice, Part
+from featcache.extraction.padded_rows import Part
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance

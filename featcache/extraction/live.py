@@ -21,10 +21,10 @@ from featcache.errors import (
     require_int,
     require_number,
 )
+from featcache.extraction.batching import choose_batching
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Decoded
-from featcache.extraction.padded_rows import choose_batching
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import MOST_SECONDS
 from featcache.spec import FeatureSpec

@@ -6,15 +6,14 @@ padded length until they fill a batch, `compute_rows` computes them."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 
-from featcache.errors import AudioError, ConfigError, did_you_mean, listing, percent
+from featcache.errors import AudioError
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
@@ -28,8 +27,9 @@ from featcache.extraction.features import (
     until_it_fits,
 )
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import Batching, Piece, Rows
+from featcache.extractors.base import Piece, Rows
 from featcache.extractors.faults import fault, require_tensor
+from featcache.extractors.rows import cut_clip
 from featcache.format.shard import Item
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
@@ -62,11 +62,6 @@ class Row:
         seconds: float = self.pending.extractor.spec.axis.seconds(self.piece.num_frames)
         return seconds
 
-    @property
-    def frames(self) -> slice:
-        """The row's frames that count."""
-        return slice(self.piece.skip, self.piece.skip + self.piece.num_frames)
-
 
 class PendingRows:
     """The results of one version for a part of a batch, while rows are computed. Not
@@ -82,7 +77,7 @@ class PendingRows:
         built: BuiltConfig,
         part: Extracted,
         clips: list[tuple[Item, Waveform]],
-        leader: PendingRows | None = None,
+        leader: PendingRows | None,
     ) -> None:
         self.built, self.extractor = built, built.extractor
         self.items = [item for item, _ in clips]
@@ -111,12 +106,11 @@ class PendingRows:
         self._left = len(self._rows)
 
     def _cut(self, clip: int, waveform: Waveform) -> list[Row]:
-        waveform = self.extractor.prepare(torch.from_numpy(waveform)).numpy()
-        pieces = self.extractor.pieces(len(waveform))
+        pieces = cut_clip(self.extractor, torch.from_numpy(waveform))
         is_whole = len(pieces) == 1
         rows = []
-        for number, piece in enumerate(pieces):
-            samples = waveform[piece.start : piece.start + piece.num_samples]
+        for number, (piece, tensor) in enumerate(pieces):
+            samples = tensor.numpy()
             if not is_whole:  # otherwise a waiting row would hold the whole clip
                 samples = samples.copy()
             length = self.extractor.padded_length(len(samples))
@@ -224,20 +218,22 @@ class RowQueue:
 def compute_now(part: Part) -> list[Extracted]:
     """Compute the rows of a part of a batch, if any are left, without others."""
     for result in part:
-        if isinstance(result, PendingRows):
-            _compute_all(result)
-    return [result.extracted() if isinstance(result, PendingRows) else result for result in part]
+        rows = result.take_rows()
+        if rows:
+            _compute_all(rows)
+    return [result.extracted() for result in part]
 
 
-def _compute_all(pending: PendingRows) -> None:
-    """Compute the rows that are not taken yet."""
+def _compute_all(rows: list[Row]) -> None:
+    """Compute rows of one version, without others."""
+    pending = rows[0].pending
     queue = RowQueue(pending.built.device.torch_device)
-    queue.add(0, pending.take_rows())
-    while rows := queue.take_full() or queue.take_oldest():
+    queue.add(0, rows)
+    while batch := queue.take_full() or queue.take_oldest():
         started = perf_counter()
-        computed = compute_rows(rows)
-        seconds = (perf_counter() - started) / len(rows)
-        for row, results in zip(rows, computed, strict=True):
+        computed = compute_rows(batch)
+        seconds = (perf_counter() - started) / len(batch)
+        for row, results in zip(batch, computed, strict=True):
             pending.finish(row, results, seconds)
 
 
@@ -287,7 +283,7 @@ def _download_rows(
     _require_rows(extractor, encoded, rows, count)
     # `PendingRows` quantises pieces of clips, once all are computed.
     are_whole = all(row.is_whole for row in rows)
-    features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
+    features = [encoded.features[i, row.piece.frames] for i, row in enumerate(rows)]
     clips = download(built, features, built.computed_spec.is_quantized and are_whole)
     side_arrays = {
         side.name: device.download(encoded.side[side.name][: len(rows)].contiguous())
@@ -297,7 +293,7 @@ def _download_rows(
         if not isinstance(clip, AudioError):
             # Copies, because views would keep all of the batch in memory.
             entries = {
-                name: array[i, encoded.entries(name, rows[i].frames)].copy()
+                name: array[i, encoded.entries(name, rows[i].piece.frames)].copy()
                 for name, array in side_arrays.items()
             }
             clips[i] = ClipFeatures(clip.features.copy(), {**clip.side, **entries})
@@ -311,102 +307,9 @@ def _require_rows(
         raise fault(extractor, f"encode returned {type(encoded).__name__}, and not Rows")
     # Padding may have further frames.
     returned_frames = getattr(encoded.features, "shape", ())[1:2]
-    frames = max([*returned_frames, *(row.frames.stop for row in rows)])
+    frames = max([*returned_frames, *(row.piece.frames.stop for row in rows)])
     shape = count, frames, *extractor.spec.item_shape
     require_tensor(extractor, "encode", encoded.features, shape)
     for side in extractor.spec.side:
         if side.name not in encoded.side:
             raise fault(extractor, f"encode returned no side array {side.name}")
-
-
-# The choice of a batching
-
-BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
-
-
-@dataclass(frozen=True)
-class BatchingChoice:
-    """The choice how rows share a batch."""
-
-    batching: Batching
-    """One of `BATCHINGS`; `frames` for extractors that take no rows."""
-    mismatch: float | None = None
-    """The share of codes (or of frames of floats) that differed from each clip alone in
-    fp32, in a probe of this device with this batching; None without a probe."""
-    note: str | None = None
-
-
-def declared_batchings(extractor: Extractor[Params]) -> tuple[Batching, ...]:
-    """List the batchings that an extractor declares to be safe, from the strictest."""
-    return BATCHINGS[: BATCHINGS.index(extractor.batching) + 1]
-
-
-def precision_of(params: Params | None) -> str:
-    """Return the precision of an extractor's parameters."""
-    return str(getattr(params, "precision", "fp32"))
-
-
-_UNMEASURED: Mapping[str, Any] = {"disturbed": 0.0, "mismatch": None}
-
-_Probes = Iterable[Mapping[str, Any]]
-"""Documents of `featcache probe` that are kept with a version."""
-
-
-def choose_batching(
-    extractor: Extractor[Params],
-    probes: _Probes,
-    device: str,
-    request: str | None = None,
-    allow_mismatch: bool = False,
-) -> BatchingChoice:
-    """Choose how rows share a batch. Raises ConfigError if a request is unknown, or looser
-    than declared, or found to change frames, unless `allow_mismatch`.
-
-    Without a request, it is the loosest batching that the extractor declares and that the
-    newest probe of the `device` (a label), if any, found to change no frame by more than
-    rounding."""
-    kind, where = type(extractor).__name__, f"--batching {request}"
-    only = extractor.batching
-    if not extractor.takes_rows:
-        if request not in (None, only):
-            raise ConfigError(
-                f"{where}: {kind} has one batching policy, {only}: leave --batching out"
-            )
-        return BatchingChoice(only)
-    if request not in (None, *BATCHINGS):
-        meant = did_you_mean(str(request), BATCHINGS)
-        choices = listing(BATCHINGS)
-        raise ConfigError(f"{where}: there is no such policy{meant}; choose from {choices}")
-    measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
-    declared = declared_batchings(extractor)
-    loosest = declared[-1]
-    clean = [name for name in declared if not measured.get(name, _UNMEASURED)["disturbed"]]
-    cleanest = clean[-1] if clean else "single"
-    preferred = request or loosest
-    disturbed = measured.get(preferred, _UNMEASURED)["disturbed"]
-    objection = None
-    if disturbed:
-        share = percent(disturbed)
-        objection = f"by the probe of {device}, {preferred} changes {share} of the frames"
-    elif preferred not in declared:
-        objection = f"it is looser than {loosest}, the loosest policy that {kind} declares"
-        if preferred in measured:
-            objection += "; a probe found no difference in its sample"
-    if request and objection and not allow_mismatch:
-        raise ConfigError(
-            f"{where}: {objection}: use --batching {cleanest}, or add --allow-mismatch"
-        )
-    chosen = request or cleanest
-    mismatch = measured.get(chosen, _UNMEASURED)["mismatch"]
-    return BatchingChoice(chosen, mismatch, objection and f"batching {chosen}: {objection}")
-
-
-def _measured(probes: _Probes, device: str, precision: str) -> dict[str, Mapping[str, Any]]:
-    """Return the measurements of the device's newest probe at a precision, by batching."""
-    of_device = [probe for probe in probes if probe.get("device") == device]
-    newest: Mapping[str, Any] = max(of_device, key=lambda probe: str(probe.get("date")), default={})
-    return {
-        trial["policy"]: trial
-        for trial in newest.get("measured", ())
-        if trial["error"] is None and trial["precision"] == precision
-    }

@@ -33,10 +33,10 @@ from featcache.extraction.audio_files import (
     stat_of,
     with_changed_files,
 )
+from featcache.extraction.batching import BatchingChoice, choose_batching
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.options import Options
-from featcache.extraction.padded_rows import BatchingChoice, choose_batching
 from featcache.extraction.tasks import want
 from featcache.format.shard import Item
 from featcache.manifest.copies import Copies, expand

@@ -29,7 +29,7 @@ import msgspec
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
 from featcache.errors import ConfigError, ExtractorError, did_you_mean, listing
-from featcache.extractors.faults import blamed_on, describe_raised, fault, lacking, require_tensor
+from featcache.extractors.faults import blamed_on, describe_raised, fault, lacking
 from featcache.sections import Section
 from featcache.spec import MAIN, FeatureSpec
 from featcache.trust import remote_code_is_allowed
@@ -150,6 +150,11 @@ class Piece:
     num_frames: int
     """The number of frames that are kept after them."""
 
+    @property
+    def frames(self) -> slice:
+        """The frames of the row that are kept."""
+        return slice(self.skip, self.skip + self.num_frames)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -179,7 +184,11 @@ class Extractor(ABC, Generic[P]):
     by frame, in blocks of one shape), `padded`, `equal_length` or `single`.
 
     On the CPU, several threads call one instance at once, so `extract` must not store
-    anything on `self`. Each has torch's own threads set to one."""
+    anything on `self`. Each has torch's own threads set to one.
+
+    The members from `chunks_are_exact` to `run_for` are about rows, which `RowExtractor`
+    computes, and those from `quantizes_latents` to `quantize` about codes of latents, which
+    `CodecExtractor` makes. Other extractors leave them as they are."""
 
     Params: ClassVar[type[Params]]
     """The pydantic model of the config's `params`."""
@@ -195,7 +204,7 @@ class Extractor(ABC, Generic[P]):
     spec: FeatureSpec
     """The description of the features; set by `__init__`."""
     takes_rows: ClassVar[bool] = False
-    """True if `run` computes padded rows, which clips of different calls may share."""
+    """True if it computes padded rows, which clips of different calls may share."""
     max_seconds: float | None = None
     """The longest clip that the extractor takes; None for no limit."""
     tf32: bool = False
@@ -279,25 +288,17 @@ class Extractor(ABC, Generic[P]):
     def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         """Compute rows, float32 `[R, P]` on the device, zero after each row's end, of
         lengths `num_samples`, int64 `[R]`."""
-        from torch.nn.utils.rnn import pad_sequence
+        return self.run_for([self], waveforms, num_samples)[0]
 
-        lengths = num_samples.tolist()
-        clips = [Clip("", row[:count]) for row, count in zip(waveforms, lengths, strict=True)]
-        features = [*map(main_track, self.extract(clips))]
-        return Rows(pad_sequence(features, batch_first=True))
-
-    def run_for(
-        self, takers: Sequence[Extractor[P]], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
         """Compute rows for several extractors of this class, `self` among them, whose
         parameters differ only in `Params.taken`. Each gets the bits of its own `run`."""
-        return [taker.run(waveforms, num_samples) for taker in takers]
+        raise ExtractorError(f"{type(self).__name__} takes no rows")
 
     @property
-    def codes_per_frame(self) -> int:
-        """The number of codes that `quantize` makes of a frame; 0 for features that are no
-        codes of latents."""
-        return 0
+    def quantizes_latents(self) -> bool:
+        """True if the features are codes, which `quantize` makes of latents."""
+        return False
 
     def codes_and_latents(self, clips: Sequence[Clip]) -> list[tuple[Tensor, Tensor]]:
         """Compute each clip's codes `[F, Q]`, and their latents, float `[F, D]`."""
@@ -314,18 +315,8 @@ class Extractor(ABC, Generic[P]):
 
     def from_features(self, features: Tensor) -> Tensor:
         """Make a feature from each frame `[N, D]` of the version `source_fingerprint`, on
-        the device. If that is set, override this or `from_items`."""
+        the device. If that is set, override this."""
         raise ExtractorError(f"{type(self).__name__} makes features from audio only")
-
-    def from_items(self, items: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Make the features of several utterances from those in the version
-        `source_fingerprint`, each `[frames, *item_shape]`, on the device."""
-        import torch
-
-        lengths = [len(item) for item in items]
-        made = self.from_features(torch.cat([*items]))
-        require_tensor(self, "from_features", made, (sum(lengths), *self.spec.item_shape))
-        return torch.split(made, lengths)
 
     def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
         """Make sound of the features of one clip, as far as that is possible: samples,

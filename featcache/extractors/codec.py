@@ -129,7 +129,12 @@ class CodecExtractor(LatentExtractor[C]):
         )
 
     @property
+    def quantizes_latents(self) -> bool:
+        return bool(self.spec.codebook_sizes)
+
+    @property
     def codes_per_frame(self) -> int:
+        """The number of codes that `codes_of` gives for a frame."""
         return len(self.spec.codebook_sizes)
 
     def codes_and_latents(self, clips: Sequence[Clip]) -> list[tuple[Tensor, Tensor]]:

@@ -40,10 +40,15 @@ class Dac(CodecExtractor[CodecParams]):
         return encode_rows(self._encoder, padded, lengths).mT
 
     def _look_up(self, codebook: Any, residual_RDF: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `DacVectorQuantize.forward` without its losses, to the same rounding."""
-        projected = codebook.in_proj(residual_RDF)
-        quantized, codes_RF = codebook.decode_latents(projected)
-        return codes_RF, codebook.out_proj(projected + (quantized - projected))
+        return look_up(codebook, residual_RDF)
+
+
+def look_up(codebook: Any, x_RDF: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `DacVectorQuantize.forward` without its losses, to the same rounding: the codes
+    `[R, F]`, and the decoded vectors."""
+    projected = codebook.in_proj(x_RDF)
+    quantized, codes_RF = codebook.decode_latents(projected)
+    return codes_RF, codebook.out_proj(projected + (quantized - projected))
 
 
 def in_whole_hops(waveforms_RP: Tensor, num_samples: Tensor, hop: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
-from featcache.extractors.base import Extractor, LocalPath, Params, Piece, Rows, require_rate
+from featcache.extractors.base import LocalPath, Params, Piece, Rows, require_rate
 from featcache.extractors.rows import RowExtractor
 
 if TYPE_CHECKING:
@@ -165,12 +165,7 @@ class ModelExtractor(RowExtractor[M]):
     def require_sample_rate(self, expected: int, model: str = "") -> None:
         require_rate(self.sample_rate, expected, model or self.params.weights)
 
-    def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return self.run_for([self], waveforms, num_samples)[0]
-
-    def run_for(
-        self, takers: Sequence[Extractor[M]], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
         with computing(self.params.precision, waveforms.device):
             return self.encode_for(takers, waveforms, num_samples)
 
@@ -179,7 +174,7 @@ class ModelExtractor(RowExtractor[M]):
     ) -> list[Rows]:
         """Encode rows for each taker; see `run_for`. A class with `taken` parameters
         overrides this."""
-        return [taker.encode(waveforms, num_samples) for taker in takers]
+        return super().run_for(takers, waveforms, num_samples)
 
 
 @contextmanager

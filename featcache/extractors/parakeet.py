@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from featcache.extractors import mel
 from featcache.extractors.hidden_states import Encoder
-from featcache.extractors.ragged import Length, is_inside
+from featcache.extractors.ragged import Length, centred_rows, is_inside
 
 _RATE = 16000
 _FFT_LENGTH, _LENGTH, _SHIFT = 512, 400, 160
@@ -78,10 +78,5 @@ class Parakeet(Encoder):
         windowed = frames_RTL.reshape(rows * steps, _FFT_LENGTH) * self._window
         spectrum = mel.power_spectrum(windowed, _FFT_LENGTH)
         mels_RTM = (spectrum @ self._filters + _FLOOR).log_().view(rows, steps, -1)
-        lengths = num_samples // _SHIFT
-        outside_RT1 = ~is_inside(lengths, steps)[..., None]
-        counts = lengths[:, None, None]
-        mean = mels_RTM.masked_fill(outside_RT1, 0).sum(1, keepdim=True) / counts
-        centred_RTM = (mels_RTM - mean).masked_fill_(outside_RT1, 0)
-        variance = centred_RTM.square().sum(1, keepdim=True) / (counts - 1)
+        centred_RTM, variance = centred_rows(mels_RTM, num_samples // _SHIFT, correction=1)
         return centred_RTM / (variance.sqrt() + _EPSILON)

@@ -190,12 +190,18 @@ def group_norm(norm: nn.GroupNorm, x_RCT: Tensor, lengths: Tensor) -> Ragged:
 def normalized(x: Tensor, lengths: Tensor, epsilon: float, correction: int = 0) -> Tensor:
     """Give rows `[R, T, ...]` zero mean and unit variance over each row's own steps, and
     zeros after its end: `(x - mean) / sqrt(variance + epsilon)`."""
+    centred, variance = centred_rows(x, lengths, correction)
+    return centred / (variance + epsilon).sqrt()
+
+
+def centred_rows(x: Tensor, lengths: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    """Subtract from rows `[R, T, ...]` the mean over each row's own steps, with zeros after
+    its end. Returns also the variance, over so many steps less than the row has."""
     counts = lengths.view(-1, *[1] * (x.ndim - 1))
     outside = ~is_inside(lengths, x.shape[1]).view(*x.shape[:2], *[1] * (x.ndim - 2))
     mean = x.masked_fill(outside, 0).sum(1, keepdim=True) / counts
     centred = (x - mean).masked_fill_(outside, 0)
-    variance = centred.square().sum(1, keepdim=True) / (counts - correction)
-    return centred / (variance + epsilon).sqrt()
+    return centred, centred.square().sum(1, keepdim=True) / (counts - correction)
 
 
 class RaggedLSTM:

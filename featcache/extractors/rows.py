@@ -13,10 +13,11 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from featcache.device import fill_rows
 from featcache.extractors.base import Batching, Clip, Extractor, P, Piece, Rows, Tracks
 from featcache.spec import MAIN
 
@@ -37,7 +38,7 @@ _STEPS = 8
 
 _shrinking = threading.Lock()
 
-__all__ = ["MAX_ROWS", "ROW_SECONDS", "Piece", "RowExtractor", "Rows", "pad_rows"]
+__all__ = ["MAX_ROWS", "ROW_SECONDS", "Piece", "RowExtractor", "Rows", "cut_clip", "pad_rows"]
 
 
 @dataclass
@@ -110,22 +111,17 @@ class RowExtractor(Extractor[P]):
         rows_of_clips: list[list[_Row]] = []
         by_length: dict[int, list[_Row]] = defaultdict(list)
         for clip in clips:
-            rows = []
-            waveform = self.prepare(clip.waveform)
-            for piece in self.pieces(len(waveform)):
-                samples = waveform[piece.start : piece.start + piece.num_samples]
-                row = _Row(piece, samples)
-                rows.append(row)
-                by_length[self.padded_length(len(samples))].append(row)
+            rows = [_Row(*cut) for cut in cut_clip(self, clip.waveform)]
             rows_of_clips.append(rows)
+            for row in rows:
+                by_length[self.padded_length(len(row.samples))].append(row)
         for length, rows in by_length.items():
             count = self.rows(length, clips[0].waveform.device)
             for first in range(0, len(rows), count):
                 batch = rows[first : first + count]
                 encoded = run(*pad_rows([row.samples for row in batch], count, length))
                 for number, row in enumerate(batch):
-                    skip = row.piece.skip
-                    frames = slice(skip, skip + row.piece.num_frames)
+                    frames = row.piece.frames
                     side = {
                         name: array[number, encoded.entries(name, frames)]
                         for name, array in encoded.side.items()
@@ -133,18 +129,24 @@ class RowExtractor(Extractor[P]):
                     row.output = Rows(encoded.features[number, frames], side)
         return [_joined([row.output for row in rows]) for rows in rows_of_clips]
 
-    def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return self.encode(waveforms, num_samples)
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
+        return [taker.encode(waveforms, num_samples) for taker in takers]
+
+
+def cut_clip(extractor: Extractor[Any], waveform: Tensor) -> list[tuple[Piece, Tensor]]:
+    """Cut a waveform into an extractor's pieces, each with its samples."""
+    waveform = extractor.prepare(waveform)
+    return [
+        (piece, waveform[piece.start : piece.start + piece.num_samples])
+        for piece in extractor.pieces(len(waveform))
+    ]
 
 
 def pad_rows(waveforms: Sequence[Tensor], rows: int, padded_length: int) -> tuple[Tensor, Tensor]:
     """Copy waveforms `[n]` into rows `[rows, padded_length]`, filled up with copies of the
     first. Returns also their lengths, int64 `[rows]`."""
-    filled = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
-    padded_RP = waveforms[0].new_zeros(rows, padded_length)
-    for row, waveform in zip(padded_RP, filled, strict=True):
-        row[: len(waveform)] = waveform
-    lengths = [len(waveform) for waveform in filled]
+    padded_RP = waveforms[0].new_empty(rows, padded_length)
+    lengths = fill_rows(padded_RP, waveforms)
     return padded_RP, torch.tensor(lengths, device=padded_RP.device)
 
 

@@ -98,9 +98,7 @@ class Snac(CodecExtractor[SnacParams]):
             pooled_RDT = residual_RDT
             if quantizer.stride > 1:
                 pooled_RDT = F.avg_pool1d(residual_RDT, quantizer.stride, quantizer.stride)
-            projected = quantizer.in_proj(pooled_RDT)
-            quantized, codes_RT = quantizer.decode_latents(projected)
-            decoded_RDT = quantizer.out_proj(projected + (quantized - projected))
+            codes_RT, decoded_RDT = dac.look_up(quantizer, pooled_RDT)
             if quantizer.stride > 1:
                 decoded_RDT = decoded_RDT.repeat_interleave(quantizer.stride, dim=2)
             residual_RDT = residual_RDT - decoded_RDT

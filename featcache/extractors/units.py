@@ -21,6 +21,7 @@ from featcache.errors import AudioError, ConfigError, MissingDependencyError, Re
 from featcache.extractors.base import (
     SELECTING_KEYS,
     Batching,
+    Clip,
     Extractor,
     LocalPath,
     Params,
@@ -29,6 +30,7 @@ from featcache.extractors.base import (
     build,
     find,
     fingerprint,
+    main_track,
     require_registered,
 )
 from featcache.extractors.codec import code_dtype
@@ -122,6 +124,9 @@ class Units(RowExtractor[UnitsParams]):
     def num_frames(self, num_samples: int) -> int:
         return self._source.num_frames(num_samples)
 
+    def prepare(self, waveform: Tensor) -> Tensor:
+        return self._source.prepare(waveform)
+
     def pieces(self, num_samples: int) -> list[Piece]:
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
@@ -142,10 +147,10 @@ class Units(RowExtractor[UnitsParams]):
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
         return self._source.shrink(rows, padded_length, device)
 
-    def run(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
         # if the features take TF32, no other thread switches it meanwhile
         with computing("tf32" if self.tf32 else "fp32", waveforms.device):
-            return self.encode(waveforms, num_samples)
+            return super().run_for(takers, waveforms, num_samples)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
         x_RFD = self._source.run(waveforms, num_samples).features
@@ -183,7 +188,10 @@ class _RowsOfClips(RowExtractor[Params]):
         return self._extractor.num_frames(num_samples)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return self._extractor.run(waveforms, num_samples)
+        lengths = num_samples.tolist()
+        clips = [Clip("", row[:count]) for row, count in zip(waveforms, lengths, strict=True)]
+        features = [*map(main_track, self._extractor.extract(clips))]
+        return Rows(torch.nn.utils.rnn.pad_sequence(features, batch_first=True))
 
 
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from featcache.config import Config, as_config
 from featcache.errors import ConfigError
-from featcache.extraction.padded_rows import declared_batchings
+from featcache.extraction.batching import declared_batchings
 from featcache.extractors import Clip
 from featcache.extractors.base import Batching
 from featcache.testing.checks import Alone, Checks
@@ -46,7 +46,7 @@ class RowChecks(Checks):
         self, row_extractor: AnyExtractor, around: list[Clip]
     ) -> None:
         """Padding does not change the latents of codes, where a small fault still shows."""
-        if not row_extractor.codes_per_frame or row_extractor.batching != "padded":
+        if not row_extractor.quantizes_latents or row_extractor.batching != "padded":
             pytest.skip("the extractor makes no codes from padded rows")
         for clip in around:
             alone = _latents(row_extractor, "single", clip)
@@ -88,7 +88,7 @@ class RowChecks(Checks):
 
     def test_codes_of_latents(self, row_extractor: AnyExtractor, alone: Alone) -> None:
         """`codes_and_latents` gives the codes that `extract` gives."""
-        if not row_extractor.codes_per_frame:
+        if not row_extractor.quantizes_latents:
             pytest.skip("the extractor makes no codes of latents")
         with torch.inference_mode():
             pairs = row_extractor.codes_and_latents(alone.clips)

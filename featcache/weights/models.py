@@ -323,20 +323,14 @@ def _import_without_broken_torchaudio(module: str) -> None:
             del sys.modules["torchaudio"]
 
 
-def load(
-    model_class: Any,
-    located: Located,
-    device: torch.device,
-    part: Part | None = None,
-    **options: Any,
-) -> Any:
+def load(model_class: Any, located: Located, device: torch.device, part: Part | None = None) -> Any:
     """Build a transformers model from its weights, or from a part of them, complete or not
     at all.
 
     The model is in eval mode, in float32, needs no gradients, and has weight norm folded
     into its weights. `model_class` is `EncodecModel`, say, or `AutoModel` for the class
-    that config.json names; `options` are those of `from_pretrained`. Raises ConfigError if
-    config.json or weights do not fit or are damaged, or the model brings its own code."""
+    that config.json names. Raises ConfigError if config.json or weights do not fit or are
+    damaged, or the model brings its own code."""
     with _loading, _quiet_transformers():
         tensors = state_dict(located)
         if part is None:
@@ -356,7 +350,6 @@ def load(
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # _require_complete names them
-                **options,
             )
         except Exception as error:  # on others' weights, a model's code may raise anything
             what = f"not a {resolved_class.__name__}: {first_line(error)}"

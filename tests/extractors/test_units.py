@@ -48,6 +48,7 @@ SOURCES = {
     "log_mel": {"extractor": "log_mel", "store": {"dtype": "float16"}},
     "rows": {"extractor": "row_extractors:Moments", "store": {"dtype": "float16"}},
     "rows-in-pieces": {"extractor": "row_extractors:Moments", "params": {"piece": 7}},
+    "rows-at-a-level": {"extractor": "row_extractors:Leveled", "store": {"dtype": "float16"}},
 }
 
 

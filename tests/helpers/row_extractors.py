@@ -52,6 +52,13 @@ class Moments(RowExtractor[MomentsParams]):
         return Rows(features, {"counts": (num_samples // HOP)[:, None]})
 
 
+class Leveled(Moments):
+    """Every clip has its peak at 1 before it is cut."""
+
+    def prepare(self, waveform):
+        return waveform / waveform.abs().max().clamp(min=1e-6)
+
+
 class Shapes(Moments):
     """Every value is the shape of the batch that it was computed in."""
 
