@@ -170,6 +170,11 @@ class Cache:
         return self if name == MAIN else _TrackCache(self, name)
 
     @property
+    def track_name(self) -> str:
+        """The name of the track that is read, `features` for the main one."""
+        return MAIN
+
+    @property
     def config(self) -> dict[str, Any]:
         """The config that made the version, with every default filled in."""
         return self.version.info.config
@@ -517,6 +522,11 @@ class _TrackCache(Cache):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _TrackCache, (self._cache, self._name)
+
+    @property
+    def track_name(self) -> str:
+        """The name of the track that is read."""
+        return self._name
 
     @property
     def spec(self) -> FeatureSpec:

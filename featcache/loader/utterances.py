@@ -426,7 +426,10 @@ def digest_of_source(versions: Sequence[DatasetVersion], manifest: Any, choices:
     choices.check()
     joined = open_columns(choices.sources(), versions[0].cache.check)
     caches = [version.cache for version in versions] + [*joined.values()]
-    parts: list[Any] = [index_name(cache.version, cache.index.shards) for cache in caches]
+    # Tracks of one version have other lengths, and other values in columns.
+    parts: list[Any] = [
+        (index_name(cache.version, cache.index.shards), cache.track_name) for cache in caches
+    ]
     files: list[Path] = []
     if manifest is not None:
         of_parts = manifests_of_parts([os.fspath(manifest)])
