@@ -177,6 +177,11 @@ class Cache:
         return track
 
     @property
+    def track_name(self) -> str:
+        """The name of the track that is read, `features` for the main one."""
+        return MAIN if self._track_of is None else self._track_of[1]
+
+    @property
     def config(self) -> dict[str, Any]:
         """The config that made the version, with every default filled in."""
         return self.version.info.config

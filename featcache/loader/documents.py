@@ -22,6 +22,8 @@ Overflow = Literal["error", "split", "drop"]
 
 _CHUNK = 1 << 16
 _MOST_ROWS = 1 << 20
+_MOST_FRAMES = (1 << 31) - 1
+"""The most frames of a batch, which int32 counts."""
 _SHUFFLED = 1 << 14
 """How many rows to shuffle at once, at least."""
 
@@ -112,6 +114,12 @@ class Budget:
         tokens, spare = packing.tokens, packing.spare
         self.rooms = [(math.ceil(tokens * r), math.floor(spare * r)) for r in self.ratios]
         self.most = tokens - spare
+        largest = packing.rows * max(room for room, _ in self.rooms)
+        if largest > _MOST_FRAMES:
+            raise ArgumentError(
+                f"a batch of {packing.rows:,} rows has {largest:,} frames: cu_seqlens counts to "
+                f"{_MOST_FRAMES:,}; give fewer rows or tokens"
+            )
 
     def sizes(self, counts: Ints) -> Ints:
         """Return the tokens of documents with these frames, int64 `[versions, documents]`: as

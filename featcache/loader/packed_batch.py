@@ -201,14 +201,17 @@ class PackedBatch:
         read = []
         sources = zip(self._found(number), self._parts, strict=True)
         for (version, positions, inside, documents), (dataset, *_) in sources:
-            rate = float(frame_versions(dataset)[0].cache.spec.axis.exact_rate)
+            rate = frame_versions(dataset)[0].cache.spec.axis.exact_rate
             start = duration = None
             if not (documents.are_last & (documents.parts == 0)).all():
-                # Not by frames: the first version may end before the others.
-                start = documents.parts * self._budget.most / rate
-                # The sum of both is the next start, without rounding.
-                until_next = (documents.parts + 1) * self._budget.most / rate - start
-                duration = np.where(documents.are_last, _NO_LIMIT, until_next)
+                # Not by frames: the first version may end before the others. One division, so
+                # that borders are the floats nearest to them, as times of labels are.
+                start, ends = (
+                    count * self._budget.most * rate.denominator / rate.numerator
+                    for count in (documents.parts, documents.parts + 1)
+                )
+                # The sum of both is the end, without rounding.
+                duration = np.where(documents.are_last, _NO_LIMIT, ends - start)
             reader = version.cache.event_reader()
             events = reader.batch(positions, start, duration, torch.from_numpy, version.classes)
             read.append((events, inside[events.rows.numpy()]))

@@ -61,8 +61,10 @@ def file_of_rows(
         choices = replace(choices, where=texts)
     given = json.dumps([str(manifest), vars(choices), others], default=_as_list)
     joined = choices.open_columns(caches[0].check)
+    # Tracks of one version have other lengths, and other values in columns.
     content: list[Any] = [
-        index_name(cache.version, cache.index.shards) for cache in (*caches, *joined.values())
+        (index_name(cache.version, cache.index.shards), cache.track_name)
+        for cache in (*caches, *joined.values())
     ]
     files: list[Path] = []
     if manifest is not None:

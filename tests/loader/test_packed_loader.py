@@ -559,6 +559,10 @@ def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
         (lambda: packed(dataset, spare=128), "spare is 128"),
         (lambda: packed(dataset, rank=1), "rank is 1"),
         (
+            lambda: packed(dataset, tokens=1 << 20, rows=1 << 11),
+            "a batch of 2,048 rows has 2,147,483,648 frames",
+        ),
+        (
             lambda: len(packed(weighted(sources, by="tokens"))),
             "a weighted mixture has no end",
         ),

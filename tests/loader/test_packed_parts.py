@@ -90,11 +90,12 @@ def test_each_version_has_all_frames_once_at_the_times_of_the_parts(tmp_path, ra
             assert end == len(whole)
 
 
-@pytest.mark.parametrize("rate", [10, 12.5, 25, 75, 86.1328125, 100])
+@pytest.mark.parametrize("rate", [10, 12.5, 25, 100 / 3, 75, 86.1328125, 100])
 @pytest.mark.parametrize("tokens", [1, 3, 7])
 def test_an_event_on_the_border_of_parts_is_in_one_of_them(tmp_path, rate, tokens):
     """Labels lie on multiples of a frame, whose sums are rounded in float64."""
-    times = [number / rate for number in range(91)]
+    exact = Fraction(rate).limit_denominator(1 << 20)
+    times = [float(number / exact) for number in range(91)]
     events = [(time, time, "point") for time in times[:90]]
     events += [(*pair, "frame") for pair in pairwise(times)]
     caches = {

@@ -13,6 +13,7 @@ import featcache
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError
 from featcache.loader import dataset as dataset_module
 from featcache.loader.shared import SharedArrays
+from featcache.spec import Frames, Track
 from featcache.strings import Strings
 
 
@@ -221,6 +222,19 @@ class TestSharedIn:
             dataset = featcache.FeatureDataset(cache, manifest, shared_in=folder)
         assert dataset.batch([3])["text"] == ["text 3"]
         assert self.files(folder) == []
+
+    def test_tracks_of_one_version_have_files_of_their_own(self, tmp_path, manifest, folder):
+        """Their crops have other lengths."""
+        slow = Track("slow", (2,), "int64", "every third frame", Frames(25.0))
+        features = make_features(12, (3,), "float32", max_frames=90)
+        cache = made_cache(tmp_path / "tracks", features, side=(slow,), frame_rate=75.0)
+        crop = featcache.Crop(seconds=0.4, short="drop")
+        for version in (cache, cache.track("slow")):
+            expected = featcache.FeatureDataset(version, manifest, crop=crop)
+            dataset = featcache.FeatureDataset(version, manifest, crop=crop, shared_in=folder)
+            assert dataset.lengths.tolist() == expected.lengths.tolist()
+            assert [*dataset.ids] == [*expected.ids]
+            assert_same(dataset.batch([0, 1]), expected.batch([0, 1]))
 
     def test_what_processes_cannot_compare_is_refused(self, cache, manifest, folder):
         refused = [([{"id": "utt-1"}], {}), (manifest, {"where": lambda row: True})]
