@@ -78,6 +78,9 @@ _MOST_UNITS = 1000
 _EDGE_FRAMES = 2
 """Frames that an extractor may have more or less than its rate says: one at either end."""
 
+_LEAST_SECONDS = 1e-9
+"""Less time is the rounding of decimal seconds: 1.1 + 2.2 is above 3.3."""
+
 _Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]
 _Samples = Annotated[int, Meta(ge=0, le=1 << 40)]
 
@@ -266,13 +269,15 @@ class Events(_Axis, frozen=True, tag="events"):
     ) -> tuple[NDArray[np.float64], Ints]:
         """Return the events `[events, 2]` of which a span of seconds has some time, cut to
         it, in seconds from its start; and their numbers, int64 `[n]`. A point at the end of a
-        span belongs to the next span. `start` and `duration` are one number, maybe infinity,
-        or one for each event."""
+        span belongs to the next span. Times that differ by less than a nanosecond are equal.
+        `start` and `duration` are one number, maybe infinity, or one for each event."""
         firsts = np.broadcast_to(np.asarray(start, np.float64), len(times))
         lasts = firsts + np.asarray(duration, np.float64)
         starts, ends = times.T
-        is_after_start = (ends > firsts) | ((ends == starts) & (starts >= firsts))
-        taken = np.flatnonzero(is_after_start & (starts < lasts) & (firsts < lasts))
+        least = _LEAST_SECONDS
+        is_point = ends - starts <= least
+        is_after_start = (ends > firsts + least) | (is_point & (starts >= firsts - least))
+        taken = np.flatnonzero(is_after_start & (starts < lasts - least) & (firsts < lasts))
         origin = firsts[taken, None]
         return np.clip(times[taken], origin, lasts[taken, None]) - origin, taken
 

@@ -131,6 +131,7 @@ def _read_labels(
         what = f"the segment begins at {start:.3f} s, and the tier ends at {end:.3f} s"
         raise AudioError(Reason.SEGMENT_OUTSIDE, what)
     times, numbers = Events().cut(times, start, duration)
+    order = np.lexsort(times.T[::-1])  # several may begin with the row now
     speed = config.waveform_maker.speed(utterance.id)
     seconds = (utterance.duration or end - start) / speed
     item = Item(
@@ -141,5 +142,5 @@ def _read_labels(
         sample_rate=config.sample_rate,
         content_hash=xxh3_64_intdigest(data),
     )
-    text = packed([labels[number] for number in numbers.tolist()])
-    return item, ClipFeatures(times / speed, {LABELS: text})
+    text = packed([labels[number] for number in numbers[order].tolist()])
+    return item, ClipFeatures(times[order] / speed, {LABELS: text})

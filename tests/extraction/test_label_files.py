@@ -263,6 +263,35 @@ def test_the_first_line_of_a_ctm_with_a_byte_order_mark_is_read(tmp_path, cli):
     assert featcache.open(tmp_path / "cache")["a"] == [Event(0.5, 1, "x"), Event(2, 2.5, "y")]
 
 
+def test_labels_at_the_edges_of_rows_are_sorted_and_those_of_the_next_row_left_out(tmp_path, cli):
+    """The words of 0.1 + 0.2 s and of 1.1 + 2.2 s end where the next ones begin."""
+    words = [(0.1, 0.1 + 0.2, "a"), (0.3, 1.1, "b"), (1.1, 3.3, "c"), (3.3, 4, "d")]
+    turns = [(0, 5, "anna"), (0.5, 1.5, "ben"), (3.3, 3.4, "cleo")]
+    (tmp_path / "x.ctm").write_text(ctm_of("x", words))
+    (tmp_path / "x.rttm").write_text(
+        "".join(f"SPEAKER x 1 {at} {end - at} <NA> <NA> {who} <NA>\n" for at, end, who in turns)
+    )
+    rows = ["id,path,start,duration", "r0,x.wav,,0.3", "r1,x.wav,0.3,0.8", "r2,x.wav,1.1,2.2"]
+    (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
+    made = [config(tmp_path, f"{{stem}}.{suffix}", suffix) for suffix in ("ctm", "rttm")]
+    cache = tmp_path / "cache"
+    cli("extract", tmp_path / "train.csv", "-c", made[0], "-c", made[1], "-o", cache).with_code(0)
+
+    def labels(name, id_):
+        events = featcache.open(cache, name)[id_]
+        return [(round(start, 6), round(end, 6), label) for start, end, label in events]
+
+    assert [labels("ctm", id_) for id_ in ("r0", "r1", "r2")] == [
+        [(0.1, 0.3, "a")],
+        [(0, 0.8, "b")],
+        [(0, 2.2, "c")],
+    ]
+    assert [labels("rttm", id_) for id_ in ("r1", "r2")] == [
+        [(0, 0.8, "anna"), (0.2, 0.8, "ben")],
+        [(0, 0.4, "ben"), (0, 2.2, "anna")],
+    ]
+
+
 def test_label_files_in_a_tar_are_read_there(speech, tmp_path, cli):
     with tarfile.open(speech.folder / "align.tar", "w") as tar:
         tar.add(speech.folder / "align", "align")

@@ -92,6 +92,19 @@ def test_each_event_may_have_a_span_of_its_own(times, data):
     ] == expected
 
 
+@pytest.mark.parametrize("speech", [[(0.0, 3.3), (3.3, 4.0)], [(3.3, 3.3)]])
+def test_rounding_of_decimal_seconds_brings_no_event_of_the_next_span(speech):
+    """1.1 + 2.2 is 3.3000000000000003, and 0.1 + 0.2 is 0.30000000000000004."""
+    times = np.array([(0.1, 0.1 + 0.2), *speech])
+    _, of_until = AXIS.cut(times, 1.1, 2.2)
+    behind, of_behind = AXIS.cut(times, 3.3, 1.0)
+    assert of_until.tolist() == [1][: len(speech) - 1]
+    assert of_behind.tolist() == [len(times) - 1]
+    np.testing.assert_allclose(behind, [np.array(speech[-1]) - 3.3])
+    assert AXIS.cut(times[:1], 0.3, 1.0)[1].tolist() == []
+    assert AXIS.cut(np.array([(3.3, 3.3)]), 1.1 + 2.2, 1.0)[0].tolist() == [[0.0, 0.0]]
+
+
 @pytest.mark.parametrize(
     "track",
     [
