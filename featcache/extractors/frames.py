@@ -84,7 +84,7 @@ class FrameExtractor(Extractor[P]):
             rows = SHORT_BLOCK_ROWS
         features = clips[0].waveform.new_empty((total, *self.spec.item_shape))
         done = 0
-        for block, used in self._blocks(clips, rows):
+        for block, used in self._blocks(clips, num_frames, rows):
             features[done : done + used] = self._computed(block)[:used]
             done += used
         items = list(features.split_with_sizes(num_frames))
@@ -109,20 +109,23 @@ class FrameExtractor(Extractor[P]):
         )
         return torch.equal(torch.cat(parts), whole)
 
-    def _blocks(self, clips: Sequence[Clip], rows: int) -> Iterator[tuple[Tensor, int]]:
+    def _blocks(
+        self, clips: Sequence[Clip], num_frames: Sequence[int], rows: int
+    ) -> Iterator[tuple[Tensor, int]]:
         """Yield the frames of all clips in blocks `[rows, L]`, and how many rows of each
         are used. The buffer is reused."""
         length = self.spec.frame_length
         block = aligned_rows(clips[0].waveform, rows, length)
         used = 0
-        for clip in clips:
+        for clip, count in zip(clips, num_frames, strict=True):
             frames = self.frames(clip)
-            require_tensor(self, "frames", frames, (self.num_frames(len(clip.waveform)), length))
-            while len(frames):
-                fitting = frames[: rows - used]
-                block[used : used + len(fitting)] = fitting
-                used += len(fitting)
-                frames = frames[len(fitting) :]
+            require_tensor(self, "frames", frames, (count, length))
+            taken = 0
+            while taken < count:
+                fitting = min(count - taken, rows - used)
+                block[used : used + fitting] = frames[taken : taken + fitting]
+                taken += fitting
+                used += fitting
                 if used == rows:
                     yield block, used
                     used = 0
