@@ -128,8 +128,10 @@ def _plan(
     tags = [read_tag(version, name) for name in tag_names(version)]
     tagged = {name for tag in tags for name in tag.shards} | {*staying}
     is_needed = np.ones(len(index), bool)
+    num_bound = 0
     if wanted_ids is not None:
         is_needed[index.by_hash] = np.isin(index.id_hash, wanted_ids)
+        num_wanted = int(is_needed.sum())
         # Where an older item stays, the current item must stay too, or the older item
         # would become current again.
         tagged_here = sorted(tagged & {*index.shards})
@@ -138,6 +140,7 @@ def _plan(
         ):
             positions = index.find_hashes(hashes)
             is_needed[positions[positions >= 0]] = True
+        num_bound = int(is_needed.sum()) - num_wanted
     # the latest generation that is removed of each shard
     generation = np.zeros(len(index.shards), np.uint64)
     np.maximum.at(generation, index.shard[~is_needed], index.generation[~is_needed])
@@ -162,7 +165,7 @@ def _plan(
         rewritten=tuple(sorted(name for name, numbers in needed.items() if numbers)),
         older=sum(index.summaries[number].items for number in goes) - int(inside.sum()),
         unwanted=int((inside & ~is_needed).sum()),
-        bound=int(surplus[is_tagged].sum()),
+        bound=int(surplus[is_tagged].sum()) + num_bound,
         tags=tuple(tag.name for tag in tags),
         num_bytes=num_bytes(all_frames - copied_frames),
         copied_bytes=num_bytes(copied_frames),

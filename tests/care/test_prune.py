@@ -75,8 +75,11 @@ def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bi
             if chance.random() < 0.3:
                 prune_all(version)
         before = items_of(version)
+        num_items = sum(version.shard(name).info.items for name in version.shard_names())
         wanted = chance.sample(every, chance.randrange(1, 9)) if chance.random() < 0.7 else None
         plan = plan_prune(version, hashes(wanted))
+        num_wanted = len(before if wanted is None else before.keys() & {*wanted})
+        assert plan.older + plan.unwanted + plan.bound == num_items - num_wanted
         done = prune(version, plan, hashes(wanted))
         assert (done.damaged, done.removed) == ((), len(plan.removed) + len(plan.rewritten))
         after = items_of(version)
