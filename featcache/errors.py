@@ -364,10 +364,11 @@ def require_number(name: str, value: Any, low: float = -math.inf, high: float = 
     if is_number(value) and low <= value <= high:
         return float(value)
     limits = ""
+    least, most = (f"{limit:,.6f}".rstrip("0").rstrip(".") for limit in (low, high))
     if high < math.inf:
-        limits = f" from {low:g} to {high:g}"
+        limits = f" from {least} to {most}"
     elif low > -math.inf:
-        limits = f", {low:g} or more"
+        limits = f", {least} or more"
     raise ArgumentError(f"{name} is {value!r}: it must be a number{limits}")
 
 
