@@ -184,7 +184,7 @@ def test_a_size_is_a_number(cli, paths, scratch, value):
     number = float(value)
     assert (
         said == f"featcache: shard_megabytes (--shard-size) is {number}: it must be a number from "
-        "1e-06 to 1e+09\n"
+        "0.000001 to 1,000,000,000\n"
     )
     assert not (scratch / "c").exists()
 
