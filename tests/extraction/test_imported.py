@@ -283,6 +283,41 @@ def test_a_manifest_of_audio_is_no_source(cli, tmp_path):
         assert (refused.code, "import reads a folder of .npy" in refused.err) == (2, True)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("storage", "remedy"),
+    [("featcache", "are in the cache /c already"), ("shar", "unpack"), ("x", "is none of lilcom")],
+)
+def test_cuts_whose_features_import_does_not_read(cli, tmp_path, storage, remedy, count):
+    features = {"storage_type": storage, "storage_path": "/c", "storage_key": "k"}
+    cut = json.dumps({"id": "a", "start": 0, "duration": 1, "features": features})
+    (tmp_path / "cuts.jsonl").write_text(f"{cut}\n" * count)
+    done = import_into(cli, tmp_path / "c", tmp_path / "cuts.jsonl")
+    assert (done.code, remedy in done.err, "--format" in done.err) == (2, True, False)
+    assert "line 1" in done.err
+
+
+def test_a_folder_without_features_is_named(cli, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = import_into(cli, tmp_path / "c", tmp_path / "empty")
+    assert (done.code, "no files .npy or .pt below it" in done.err) == (2, True)
+
+
+def test_no_length_is_shown_of_vectors_whose_audio_is_unknown(cli, tmp_path):
+    vectors = {f"v{number}": np.full(5, number, np.float32) for number in range(3)}
+    source = write_files(tmp_path / "v", vectors)
+    options = (source, "-o", tmp_path / "c", "--name", "xvector", "--made-by", "x")
+    assert "of audio" not in cli("import", *options, "--dry-run").out
+    cli("import", *options)
+    (row,) = cli("ls", tmp_path / "c").out.splitlines()[1:]
+    assert row.split()[1:3] == ["3", "-"]
+    assert "3 utterances, 0.06 kB of features" in cli("info", tmp_path / "c").out
+    assert "duration" not in cli("show", tmp_path / "c", "v1").out
+    assert "of audio" not in cli("report", tmp_path / "c", "-o", tmp_path / "r.html").out
+    again = cli("import", *options).out
+    assert "3 already there: their files were not looked at (--check-sources does)" in again
+
+
 def test_files_that_have_changed_are_imported_again_if_asked(cli, tmp_path):
     source = write_files(tmp_path / "theirs")
     import_into(cli, tmp_path / "c", source)

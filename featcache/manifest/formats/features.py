@@ -63,6 +63,15 @@ def _cells_of(row: dict[str, Any]) -> list[Any]:
         features = row.get("features") or {}
     storage = features.get("storage_type")
     if storage not in _STORAGES:
+        if storage == "featcache":  # as `export --to lhotse` writes them
+            cache = features.get("storage_path")
+            raise ValueError(
+                f"its features are in the cache {cache} already: featcache copy copies it"
+            )
+        if storage == "shar":
+            raise ValueError(
+                "its features are members of a tar: unpack features.*.tar, and import that"
+            )
         known = listing(_STORAGES)
         raise ValueError(f"the storage {storage!r} of its features is none of {known}")
     id_ = row.get("id", features.get("recording_id"))
