@@ -211,6 +211,41 @@ def test_codes_as_qwen3_tts_has_them(tmp_path, codes):
     assert not (tmp_path / "no.jsonl").exists()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a tar left open
+def test_no_key_of_webdataset_is_one_that_its_reader_skips(tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    ids = ("__a__/b", "__a__/__b__/c", "/", "__z__")
+    features = renamed(make_features(4), ids)
+    export(made_cache(tmp_path / "c", features), "webdataset", tmp_path / "out")
+    (tar,) = (tmp_path / "out").iterdir()
+    samples = webdataset.WebDataset(str(tar), shardshuffle=False).decode()
+    assert_same({sample["json"]["id"]: sample["npy"] for sample in samples}, features)
+
+
+def test_one_number_for_each_utterance(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    numbers = {f"n{n}": np.array([n], np.float32) for n in range(3)}
+    cache = made_cache(tmp_path / "c", numbers, axis=Clip())
+    export(cache, "datasets", tmp_path / "out")
+    read = datasets.load_dataset(
+        "parquet", data_files=f"{tmp_path}/out/*.parquet", cache_dir=str(tmp_path / "hf")
+    )["train"]
+    assert read.features["features"] == datasets.Value("float32")
+    assert {row["id"]: row["features"] for row in read} == {"n0": 0.0, "n1": 1.0, "n2": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"), [("numpy", "file"), ("qwen3-tts", "audio_codes"), ("qwen3-tts", "audio")]
+)
+def test_a_column_that_would_hide_ours_is_refused(tmp_path, codes, kind, column):
+    features, cache = codes
+    cells = {"text": "x", "ref_audio": "x", column: "x"}
+    rows = manifest_of([{"id": id_, "path": f"audio/{id_}.wav", **cells} for id_ in features])
+    with pytest.raises(ArgumentError, match=f"the manifest's '{column}' would hide ours"):
+        export(cache, kind, tmp_path / "out.jsonl", rows)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 # Hugging Face's own code pushes and loads an export, by the commands of docs/export.md
 
 PUSH, UPLOAD, LOAD = (
