@@ -6,9 +6,9 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
 from featcache.loader.choices import Choices
 from featcache.loader.utterances import find_utterances, flat, versions_of
+from featcache.manifest.columns import TEXT, Values
+from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush, make_folder
 from featcache.strings import are_distinct
@@ -39,16 +41,18 @@ class Format(NamedTuple):
     Returns notes on what the format cannot hold. Raises ArgumentError if it cannot hold
     the utterances."""
     is_file: bool = False
+    texts: tuple[str, ...] = ()
+    """The columns that it holds as text, even if all their cells are numbers."""
 
 
 FORMATS = {
-    "lhotse": Format(write_lhotse, is_file=True),
-    "shar": Format(write_shar),
-    "kaldi": Format(write_kaldi),
+    "lhotse": Format(write_lhotse, is_file=True, texts=SAID),
+    "shar": Format(write_shar, texts=SAID),
+    "kaldi": Format(write_kaldi, texts=("text", "speaker")),
     "datasets": Format(write_datasets),
     "webdataset": Format(write_webdataset),
     "numpy": Format(write_numpy),
-    "qwen3-tts": Format(write_qwen3_tts, is_file=True),
+    "qwen3-tts": Format(write_qwen3_tts, is_file=True, texts=("text", "ref_audio")),
 }
 """Every format, by name."""
 
@@ -109,6 +113,8 @@ def export(
             f"{cache.version.path}: holds events, which no format here has: read them with "
             "featcache.open"
         )
+    if manifest is not None:
+        manifest = _with_texts(manifest, chosen.texts)
     rows, absent = _select(cache, manifest, report)
     with _appearing(output) as staged:
         if not chosen.is_file:
@@ -142,6 +148,15 @@ def _select(
         raise ArgumentError(f"{utterances.source}: {repeated}: {what}")
     positions = utterances.versions[0].positions_of(np.arange(len(ids)))
     return Rows(cache, ids, positions, utterances.columns, report), absent
+
+
+def _with_texts(manifest: Manifest, names: Sequence[str]) -> Manifest:
+    """Return a manifest whose columns of these names are text, as it is written."""
+    values = dict(manifest.values)
+    for name in values.keys() & {*names}:
+        texts = values[name].texts
+        values[name] = Values(texts, np.full(len(texts), TEXT, np.uint8))
+    return replace(manifest, values=values)
 
 
 def _losses(cache: Cache) -> list[str]:

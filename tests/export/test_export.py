@@ -19,7 +19,7 @@ from processes import commands, run_script
 import featcache
 from featcache.errors import ArgumentError, ManifestError, StoreError
 from featcache.export import FORMATS, export
-from featcache.manifest.read import manifest_of
+from featcache.manifest.read import manifest_of, read_manifest
 from featcache.spec import Clip, Events, Track
 
 TEXTS = {"a.b-1": "hello, you", "x/y": "good\nnight", "utt 2": "kettle", "z": ""}
@@ -70,10 +70,34 @@ def test_kaldi_as_kaldiio_and_lhotse_read_it(tmp_path, floats):
     assert ids == sorted(features, key=str.encode)
     expected = [f"{id_} said {id_}" for id_ in ids]
     assert (tmp_path / "data/text").read_text().splitlines() == expected
+    expected = [f"{id_} anna_smith" for id_ in ids]
+    assert (tmp_path / "data/utt2spk").read_text().splitlines() == expected
     assert done.notes == [
         "columns left out: 'path'",
+        "speakers have _ in the place of white space",
         "float16 is stored as float32, which holds every value exactly",
     ]
+
+
+@pytest.mark.parametrize("speakers", [("19", "026", "", "1.50"), ("19", "2", "", "4")])
+def test_texts_are_those_of_the_manifest_even_if_all_of_them_are_numbers(
+    tmp_path, floats, speakers
+):
+    features, cache = floats
+    texts = ("true", "false", "true", "")
+    rows = zip(features, texts, speakers, strict=True)
+    lines = "".join(f"{id_},{text},{speaker}\n" for id_, text, speaker in rows)
+    (tmp_path / "m.csv").write_text(f"id,text,speaker\n{lines}")
+    manifest = read_manifest(tmp_path / "m.csv", audio=False)
+    export(cache, "kaldi", tmp_path / "data", manifest)
+    for file, cells in (("text", texts), ("utt2spk", speakers)):
+        found = [line.split() for line in (tmp_path / "data" / file).read_text().splitlines()]
+        expected = sorted([id_, *cell.split()] for id_, cell in zip(features, cells, strict=True))
+        assert found == [row for row in expected if row[1:] or file == "text"]
+    export(cache, "lhotse", tmp_path / "cuts.jsonl", manifest)
+    cuts = [json.loads(line) for line in (tmp_path / "cuts.jsonl").read_text().splitlines()]
+    said = [(cut["supervisions"][0]["text"], cut["supervisions"][0]["speaker"]) for cut in cuts]
+    assert said == [*zip(texts, speakers, strict=True)]
 
 
 def test_kaldi_vectors_and_codes(tmp_path, codes):
