@@ -106,8 +106,13 @@ def export(
         meant = did_you_mean(format, FORMATS)
         raise ArgumentError(f"--to: there is no {format!r}{meant}: choose {known}")
     chosen = FORMATS[format]
-    if not chosen.is_file and output.exists() and (output.is_file() or any(output.iterdir())):
-        raise ArgumentError(f"-o: {output}: --to {format} makes a folder, and this is not empty")
+    if not chosen.is_file and output.exists():
+        if output.is_file() or any(output.iterdir()):
+            what = "and this is not empty"
+            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
+        if output.samefile(os.curdir):  # which would be another, empty one afterwards
+            what = "and this is the current one: name a new one in it"
+            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
     if cache.spec.axis.has_times:
         raise ArgumentError(
             f"{cache.version.path}: holds events, which no format here has: read them with "
@@ -176,7 +181,7 @@ def _losses(cache: Cache) -> list[str]:
 def _appearing(output: Path) -> Iterator[Path]:
     """Give a hidden name beside the output, which is renamed at the end of the block. After
     an error, what has that name is removed. Raises StoreError if a file cannot be written."""
-    target = output.absolute()
+    target = output.resolve() if output.is_dir() else output.absolute()
     staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         make_folder(staged.parent)

@@ -392,6 +392,21 @@ def test_a_folder_that_is_not_empty_is_refused_and_an_error_leaves_nothing(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "full"]
 
 
+def test_an_empty_folder_is_filled_behind_a_link_but_never_the_current_one(
+    tmp_path, floats, monkeypatch
+):
+    features, cache = floats
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ArgumentError, match="the current one: name a new one in it"):
+        export(cache, "numpy", tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    export(cache, "numpy", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    np.testing.assert_array_equal(np.load(tmp_path / "empty/z.npy"), features["z"])
+
+
 def test_a_killed_export_leaves_nothing_that_looks_whole(tmp_path):
     cache = made_cache(tmp_path / "c", make_features(400))
     script = (
