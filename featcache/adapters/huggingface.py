@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise missing_toolkit(error, "huggingface") from error
 
-_ARRAYS = {1: datasets.Array2D, 2: datasets.Array3D, 3: datasets.Array4D, 4: datasets.Array5D}
+_ARRAYS = {2: datasets.Array2D, 3: datasets.Array3D, 4: datasets.Array4D, 5: datasets.Array5D}
 
 
 @dataclass
@@ -156,10 +156,13 @@ def _array_of(features: Any, cache: Cache) -> Any:
 
 
 def _array_type(cache: Cache) -> Any:
-    shape, dtype = cache.spec.item_shape, cache.spec.values_dtype.name
-    if not shape:
-        return datasets.List(datasets.Value(dtype))
-    return _ARRAYS[len(shape)]((None, *shape), dtype)
+    spec = cache.spec
+    dtype = spec.values_dtype.name
+    shape = (*(None for _ in spec.axis.dimensions), *spec.item_shape)
+    if len(shape) < 2:
+        value = datasets.Value(dtype)
+        return datasets.List(value) if shape else value
+    return _ARRAYS[len(shape)](shape, dtype)
 
 
 def _fingerprint(

@@ -230,6 +230,7 @@ class Shown:
         self._trial = trial
         self._progress_kind = progress_kind
         self._around = ExitStack()
+        self._reads_audio = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -246,6 +247,7 @@ class Shown:
     def planned(self, plan: ExtractionPlan) -> None:
         """Begin to show a run, or print what a dry run would do."""
         self._cache = plan.cache
+        self._reads_audio = any(version.built.label_files is None for version in plan.versions)
         if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
             return
@@ -264,7 +266,9 @@ class Shown:
         document["failed"] = summary.failed
         document["times_real_time"] = round(summary.times_real_time, 1)
         self.documents[self._cache] = document
-        self.codes[self._cache] = say_summary(summary, str(self._cache))
+        self.codes[self._cache] = say_summary(
+            summary, str(self._cache), reads_audio=self._reads_audio
+        )
 
 
 def _try(plan: ExtractionPlan) -> Document:

@@ -119,14 +119,10 @@ def _config_of(
     except AudioError as error:
         where = f"{manifest.source}: {manifest.ids[0]}"
         raise ManifestError(f"{where}: {file}: {error}") from error
-    given = {
-        column: next(iter(manifest.cells(column)), None)
-        for column in ("frame_rate", "sample_rate")
-        if column in manifest.values
-    }
     codebook_size = described.pop("codebook_size")
     params = {key: value for key, value in described.items() if value is not None}
-    params.setdefault("frame_rate", given.get("frame_rate"))
+    if "frame_rate" not in params:
+        params["frame_rate"] = _lhotse_s(manifest, "frame_rate")
     shape = first.shape
     if params["frame_rate"] is not None:
         shape = first.shape[1:]
@@ -144,6 +140,18 @@ def _config_of(
         "name": name,
         "extractor": "imported",
         "params": {**params, "item_shape": [*shape], "dtype": dtype},
-        "audio": {"sample_rate": sample_rate or given.get("sample_rate") or _RATE},
+        "audio": {"sample_rate": sample_rate or _lhotse_s(manifest, "sample_rate") or _RATE},
     }
     return config_from(document, "of import")
+
+
+def _lhotse_s(manifest: Manifest, column: str) -> Any:
+    """Return the frame rate or sample rate that all features of Lhotse's have; None for
+    features of others. Raises ManifestError if there are several."""
+    if column not in manifest.values:
+        return None
+    first, *others = sorted({*manifest.cells(column)})
+    if others:
+        what = f"a {column.replace('_', ' ')} of {first:g} and of {others[-1]:g} Hz"
+        raise ManifestError(f"{manifest.source}: has features with {what}: import them apart")
+    return first

@@ -225,11 +225,13 @@ def _print(document: Document, failures: bool) -> None:
 def _print_amounts(document: Document) -> None:
     from featcache.version.version import renamed_note
 
-    audio = f"{counted(document['utterances'], 'utterance')}, {hours(document['audio_seconds'])}"
+    contents = counted(document["utterances"], "utterance")
+    if _has_audio(document):
+        contents += f", {hours(document['audio_seconds'])} of audio"
     features = f"{megabytes(document['bytes'])} of features in "
     features += counted(document["shards"], "shard")
     on_disk = f"{megabytes(document['bytes_on_disk'])} on disk in all"
-    say(f"  {audio} of audio, {features}, {on_disk}; {document['failed']:,} failed")
+    say(f"  {contents}, {features}, {on_disk}; {document['failed']:,} failed")
     if document["first_run"]:
         say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
     if document["distinction"]:
@@ -244,6 +246,11 @@ def _print_amounts(document: Document) -> None:
         say(f"  tag {tag['name']}: {state}")
     for lack in document["unfinished"]:
         say(f"  {lack['message']}")
+
+
+def _has_audio(document: Document) -> bool:
+    """Tell whether the length of the audio is known. Imported vectors come without it."""
+    return document["audio_seconds"] > 0 or not document["utterances"]
 
 
 def _print_spec(document: Document) -> None:
@@ -341,7 +348,7 @@ def ls(path: Location) -> int:
         {
             "version": document["path"].rstrip("/").rpartition("/")[2],
             "utterances": f"{document['utterances']:,}",
-            "audio": hours(document["audio_seconds"]),
+            "audio": hours(document["audio_seconds"]) if _has_audio(document) else "-",
             "features": megabytes(document["bytes"]),
             "failed": f"{document['failed']:,}",
             "first run": (document["first_run"] or "-")[:10],

@@ -111,7 +111,9 @@ def report(
     page = make_page(collected, make_clips(collected, caches, rows))
     write_file(place, page)
     seconds = max(version["audio_seconds"] for version in collected.versions)
-    amounts = f"{counted(len(caches), 'version')}, {hours(seconds)} of audio"
+    amounts = counted(len(caches), "version")
+    if seconds:  # imported vectors come without it
+        amounts += f", {hours(seconds)} of audio"
     say(f"{place}: {amounts}; {megabytes(len(page))}")
     return int(is_damaged)
 

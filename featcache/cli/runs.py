@@ -46,8 +46,10 @@ def say_plan(plan: ExtractionPlan) -> Document:
         if version.num_replaced:
             work += f", {version.num_replaced:,} of them changed"
         if version.num_missing:
-            work += f": about {hours(version.expected_seconds)} of audio, "
-            work += f"{megabytes(version.expected_bytes)} of features"
+            audio = f"{hours(version.expected_seconds)} of audio, "
+            if version.built.label_files is not None:  # their length is not known before
+                audio = ""
+            work += f": about {audio}{megabytes(version.expected_bytes)} of features"
         say(f"{version.path}: {work}; {present:,} are there, {failed:,} have failed before")
         say_failed_before(version.failed_before)
     return {"dry_run": True, "versions": versions}
@@ -81,8 +83,9 @@ def _speed(run: Summary | Trial) -> str:
     return f"in {measured} on {devices}, {counted(run.threads, 'thread')}"
 
 
-def say_summary(summary: Summary, where: str) -> int:
-    """Print what a run did, into the cache or version `where`. Returns its exit code."""
+def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> int:
+    """Print what a run did, into the cache or version `where`, with audio or with other
+    files, such as those of labels. Returns its exit code."""
     versions = summary.versions
     for version in versions:
         say(version.path)
@@ -90,8 +93,12 @@ def say_summary(summary: Summary, where: str) -> int:
         say_failed_before(version.failed_before)
     not_looked_at = max(version.not_looked_at for version in versions)
     if not_looked_at:
-        audio = "its audio was" if not_looked_at == 1 else "their audio was"
-        say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
+        files = ("its file was", "their files were")
+        if reads_audio:
+            files = ("its audio was", "their audio was")
+        one, several = files
+        were = one if not_looked_at == 1 else several
+        say(f"{not_looked_at:,} already there: {were} not looked at (--check-sources does)")
     for done, remark in (
         ("upsampled", ": there is nothing in them above half of their own rate"),
         ("downsampled", ""),

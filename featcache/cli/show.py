@@ -192,7 +192,8 @@ def _origin_lines(document: Document) -> Document:
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
         lines["start"] = f"{document['start']:.3f} s"
-    lines["duration"] = f"{document['audio_seconds']:.3f} s"
+    if document["audio_seconds"]:  # imported vectors come without it
+        lines["duration"] = f"{document['audio_seconds']:.3f} s"
     lines["channel"] = document["channel"]
     lines["source rate"] = f"{document['source_rate']} Hz"
     file = counted(document["size"], "byte")

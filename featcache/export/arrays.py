@@ -12,6 +12,7 @@ def write_numpy(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write `<id>.npy` for each utterance, below a folder for each slash, and `index.jsonl`
     with the ids, files and columns."""
     rows.refuse_names()
+    rows.refuse_columns("id", "file")
     with (folder / "index.jsonl").open("w", encoding="utf-8") as index:
         for row in rows:
             name = f"{row.id}.npy"

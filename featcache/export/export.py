@@ -6,9 +6,9 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
 from featcache.loader.choices import Choices
 from featcache.loader.utterances import find_utterances, flat, versions_of
+from featcache.manifest.columns import TEXT, Values
+from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush, make_folder
 from featcache.strings import are_distinct
@@ -39,16 +41,18 @@ class Format(NamedTuple):
     Returns notes on what the format cannot hold. Raises ArgumentError if it cannot hold
     the utterances."""
     is_file: bool = False
+    texts: tuple[str, ...] = ()
+    """The columns that it holds as text, even if all their cells are numbers."""
 
 
 FORMATS = {
-    "lhotse": Format(write_lhotse, is_file=True),
-    "shar": Format(write_shar),
-    "kaldi": Format(write_kaldi),
+    "lhotse": Format(write_lhotse, is_file=True, texts=SAID),
+    "shar": Format(write_shar, texts=SAID),
+    "kaldi": Format(write_kaldi, texts=("text", "speaker")),
     "datasets": Format(write_datasets),
     "webdataset": Format(write_webdataset),
     "numpy": Format(write_numpy),
-    "qwen3-tts": Format(write_qwen3_tts, is_file=True),
+    "qwen3-tts": Format(write_qwen3_tts, is_file=True, texts=("text", "ref_audio")),
 }
 """Every format, by name."""
 
@@ -102,13 +106,20 @@ def export(
         meant = did_you_mean(format, FORMATS)
         raise ArgumentError(f"--to: there is no {format!r}{meant}: choose {known}")
     chosen = FORMATS[format]
-    if not chosen.is_file and output.exists() and (output.is_file() or any(output.iterdir())):
-        raise ArgumentError(f"-o: {output}: --to {format} makes a folder, and this is not empty")
+    if not chosen.is_file and output.exists():
+        if output.is_file() or any(output.iterdir()):
+            what = "and this is not empty"
+            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
+        if output.samefile(os.curdir):  # which would be another, empty one afterwards
+            what = "and this is the current one: name a new one in it"
+            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
     if cache.spec.axis.has_times:
         raise ArgumentError(
             f"{cache.version.path}: holds events, which no format here has: read them with "
             "featcache.open"
         )
+    if manifest is not None:
+        manifest = _with_texts(manifest, chosen.texts)
     rows, absent = _select(cache, manifest, report)
     with _appearing(output) as staged:
         if not chosen.is_file:
@@ -144,6 +155,15 @@ def _select(
     return Rows(cache, ids, positions, utterances.columns, report), absent
 
 
+def _with_texts(manifest: Manifest, names: Sequence[str]) -> Manifest:
+    """Return a manifest whose columns of these names are text, as it is written."""
+    values = dict(manifest.values)
+    for name in values.keys() & {*names}:
+        texts = values[name].texts
+        values[name] = Values(texts, np.full(len(texts), TEXT, np.uint8))
+    return replace(manifest, values=values)
+
+
 def _losses(cache: Cache) -> list[str]:
     spec = cache.spec
     notes = []
@@ -161,7 +181,7 @@ def _losses(cache: Cache) -> list[str]:
 def _appearing(output: Path) -> Iterator[Path]:
     """Give a hidden name beside the output, which is renamed at the end of the block. After
     an error, what has that name is removed. Raises StoreError if a file cannot be written."""
-    target = output.absolute()
+    target = output.resolve() if output.is_dir() else output.absolute()
     staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         make_folder(staged.parent)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, listing
 from featcache.export.rows import Rows
 from featcache.manifest.columns import TypedColumn, carried, to_arrow
 from featcache.manifest.formats.tables import pyarrow
@@ -20,18 +19,15 @@ from featcache.strings import Strings
 _GROUP_BYTES = 32 << 20
 """About so many bytes of features stand in a row group."""
 
-_OWN = ("id", "features")
 _TYPES = {"string": "string", "int64": "int64", "double": "float64", "bool": "bool"}
 """The types of columns, in Arrow and in datasets."""
 
 
 def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write `data.parquet`, with the columns `id` and `features`, and the manifest's.
-    Features are nested lists, which datasets reads as arrays."""
+    Features are nested lists, which datasets reads as arrays, or numbers."""
     rows.require_frames("Hugging Face datasets", 5)
-    clashing = [repr(name) for name in _OWN if name in rows.columns]
-    if clashing:
-        raise ArgumentError(f"the manifest's {listing(clashing)} would hide ours: rename it")
+    rows.refuse_columns("id", "features")
     arrow = pyarrow("Parquet for Hugging Face datasets")
     columns = {name: _column(column, arrow) for name, column in rows.columns.items()}
     types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
@@ -64,6 +60,8 @@ def _type_of_features(rows: Rows) -> dict[str, Any]:
     shape: list[int | None] = [*spec.item_shape]
     if spec.axis.dimensions:
         shape = [None, *shape]
+    if not shape:
+        return _value(dtype)
     if len(shape) == 1:
         return {"feature": _value(dtype), "_type": "List"}
     return {"shape": shape, "dtype": dtype, "_type": f"Array{len(shape)}D"}
@@ -72,7 +70,7 @@ def _type_of_features(rows: Rows) -> dict[str, Any]:
 def _with_types(schema: Any, types: dict[str, Any]) -> Any:
     """Add the types that datasets reads to a schema. It knows arrays by an extension of Arrow."""
     array = types["features"]
-    if array["_type"] != "List":
+    if "shape" in array:
         extension = {
             "ARROW:extension:name": f"datasets.features.features.{array['_type']}ExtensionType",
             "ARROW:extension:metadata": json.dumps([array["shape"], array["dtype"]]),
@@ -83,7 +81,9 @@ def _with_types(schema: Any, types: dict[str, Any]) -> Any:
 
 
 def _nested(arrays: Sequence[NDArray[Any]], arrow: Any) -> Any:
-    """Make an array of Arrow of nested lists, one for each array."""
+    """Make an array of Arrow of nested lists, one for each array; or of numbers."""
+    if not np.ndim(arrays[0]):
+        return arrow.array(np.stack(arrays))
     values = arrow.array(np.concatenate([array.reshape(-1) for array in arrays]))
     for size in reversed(arrays[0].shape[1:]):
         ends = np.arange(0, len(values) + 1, size, dtype=np.int32)

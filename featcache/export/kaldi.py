@@ -34,6 +34,7 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
         raise ArgumentError(
             f"{rows.where}: may have integers above {_EXACT:,}, and Kaldi stores float32"
         )
+    has_blanks = False
     used = [column for column in _FILES.values() if column in rows.columns]
     with ExitStack() as stack:
         archive = stack.enter_context((folder / "feats.ark").open("wb"))
@@ -48,11 +49,16 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
             scp.write(f"{row.id} {target / 'feats.ark'}:{archive.tell()}\n")
             archive.write(_encoded(row.features))
             for column, table in tables.items():
-                if column in row.columns:
-                    words = str(row.columns[column]).split()
+                words = row.columns[column].split()
+                if column == "speaker":  # a field of its own
+                    has_blanks |= len(words) > 1
+                    words = ["_".join(words)]
+                if words != [""]:
                     table.write(f"{' '.join([row.id, *words])}\n")
     others = [repr(name) for name in rows.columns if name not in used]
     notes = [f"columns left out: {listing(others)}"] if others else []
+    if has_blanks:
+        notes.append("speakers have _ in the place of white space")
     if dtype != np.float32:
         notes.append(f"{dtype} is stored as float32, which holds every value exactly")
     return notes

@@ -18,6 +18,7 @@ def write_qwen3_tts(rows: Rows, file: Path, target: Path) -> list[str]:
         shape = rows.spec.main.shape_text()
         what = f"Qwen3-TTS needs {_CODEBOOKS} codes a frame: extract -c qwen3-tts-12hz"
         raise ArgumentError(f"{rows.where}: has features {shape}; {what}")
+    rows.refuse_columns("id", "audio", "audio_codes")
     lacking = [repr(column) for column in _NEEDED if column not in rows.columns]
     if lacking:
         columns = listing(lacking)

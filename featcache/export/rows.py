@@ -105,6 +105,12 @@ class Rows:
         """Raise ArgumentError if some ids are no paths of files below a folder."""
         self.refuse_ids(lambda id_: not _is_name(id_), "ids are names of files here")
 
+    def refuse_columns(self, *own: str) -> None:
+        """Raise ArgumentError if columns of the manifest have names that the format needs."""
+        clashing = [repr(name) for name in own if name in self.columns]
+        if clashing:
+            raise ArgumentError(f"the manifest's {listing(clashing)} would hide ours: rename it")
+
     def require_frames(self, format_name: str, most_dimensions: int = 2) -> None:
         """Raise ArgumentError if an utterance has more dimensions than a format can hold."""
         dimensions = len(self.spec.axis.dimensions) + len(self.spec.item_shape)

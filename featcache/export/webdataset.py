@@ -15,10 +15,13 @@ from featcache.strings import Strings, are_distinct
 _NOT_IN_KEYS = re.compile(r"[^\w/+=@%,-]")
 """A key ends at the first dot of a name's last component, so it has none."""
 
+_SKIPPED = re.compile(r"^__(?=[^/]*__/)")
+"""Begins names that WebDataset's reader skips, as metadata of a tar."""
+
 
 def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write `features-N.tar`. A key is the id, with `_` for dots and the like."""
-    keys = Strings.of(_NOT_IN_KEYS.sub("_", id_.strip("/")) for id_ in rows.ids)
+    keys = Strings.of(map(_key, rows.ids))
     if not are_distinct(keys.hashes()):
         raise ArgumentError(
             f"{rows.where}: two ids differ only in dots or marks, and WebDataset's keys have none"
@@ -36,3 +39,8 @@ def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
         keys_are = counted(num_changed, "key")
         return [f"{keys_are} with _ in the place of dots or marks; .json has the ids"]
     return []
+
+
+def _key(id_: str) -> str:
+    key = _NOT_IN_KEYS.sub("_", id_.strip("/"))
+    return _SKIPPED.sub("_", key) or "_"

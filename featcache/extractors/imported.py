@@ -83,7 +83,8 @@ class Imported(Extractor[ImportedParams]):
             raise _damaged(f"its values are {values.dtype}, and no real numbers")
         with np.errstate(over="ignore"):  # what is not finite is refused for all versions
             cast = values.astype(spec.dtype)
-        if cast.dtype != np.float32 and not np.array_equal(cast, values, equal_nan=True):
+        is_rounded = cast.dtype == np.float32 and values.dtype.kind == "f"
+        if not is_rounded and not np.array_equal(cast, values, equal_nan=True):
             raise _damaged(f"{spec.dtype} cannot hold its values, of {values.dtype}")
         entries: _Array = spec.axis.as_entries(cast)
         sizes = spec.codebook_sizes

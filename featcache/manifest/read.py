@@ -17,7 +17,7 @@ from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, counted, listing, refuse_url
 from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
 from featcache.manifest.columns import GrowingValues, Values, carried
-from featcache.manifest.formats import FORMATS, format_of, tables
+from featcache.manifest.formats import FORMATS, features, format_of, tables
 from featcache.manifest.formats.source import (
     ROWS_PER_BATCH,
     Batch,
@@ -100,7 +100,11 @@ def read_manifest(
             places = gathered[-1]
             if format is not None and not places:
                 what = f"not one row is as --format {format} has them"
-                opened.faults.raise_first(f"{what}; without it, it is recognised")
+                if kind == "features":  # which is never recognised
+                    what = "not one row names features that import reads"
+                else:
+                    what += "; without it, it is recognised"
+                opened.faults.raise_first(what)
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:  # the last two: gzip that is cut off
@@ -137,6 +141,8 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
         what = "there are no rows"
         if kind == "folder":
             what = "there are no audio files below it"
+        elif kind == "features" and source.is_folder:
+            what = f"there are no files {' or '.join(features.SUFFIXES)} below it, and no feats.scp"
         faults.add(0, "; ".join([what, *source.notes]))
     ids, paths = columns["id"], columns["path"]
     numbers = (columns[name] for name in ("start", "duration", "channel"))

@@ -150,14 +150,14 @@ def _cell(value: Cell) -> str:
 
 
 def _length(seconds: float) -> tuple[str, float]:
-    return hours(seconds), seconds
+    return hours(seconds) if seconds else "–", seconds
 
 
 def _head(report: Report) -> str:
     largest = next(one for one in report.versions if one["path"] == report.largest)
     facts = {
         "utterances": f"{largest['utterances']:,}",
-        "of audio": hours(largest["audio_seconds"]),
+        "of audio": _length(largest["audio_seconds"])[0],
         "versions": f"{len(report.versions):,}",
         "on disk": megabytes(sum(one["bytes_on_disk"] for one in report.versions)),
         "failed": f"{max(one['failed'] for one in report.versions):,}",

@@ -310,6 +310,16 @@ class TestCopy:
             for a, b in zip(first, second, strict=True)
         )
 
+    @pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
+    def test_of_one_value_for_each_utterance(self, tmp_path, shape):
+        rng = np.random.default_rng(0)
+        stored = {f"v{n}": rng.random((1, *shape), np.float32) for n in range(3)}
+        cache = made_cache(tmp_path / "vectors", stored, axis=Clip())
+        rows = to_hf(cache, copy=True, cache_dir=str(tmp_path / "copy")).with_format("numpy")
+        assert [row["id"] for row in rows] == [*stored]
+        for row in rows:
+            np.testing.assert_array_equal(row["features"], stored[row["id"]][0])
+
 
 class TestRefuses:
     def test_parts_that_only_a_copy_could_hold(self, made):

@@ -19,7 +19,7 @@ from processes import commands, run_script
 import featcache
 from featcache.errors import ArgumentError, ManifestError, StoreError
 from featcache.export import FORMATS, export
-from featcache.manifest.read import manifest_of
+from featcache.manifest.read import manifest_of, read_manifest
 from featcache.spec import Clip, Events, Track
 
 TEXTS = {"a.b-1": "hello, you", "x/y": "good\nnight", "utt 2": "kettle", "z": ""}
@@ -70,10 +70,34 @@ def test_kaldi_as_kaldiio_and_lhotse_read_it(tmp_path, floats):
     assert ids == sorted(features, key=str.encode)
     expected = [f"{id_} said {id_}" for id_ in ids]
     assert (tmp_path / "data/text").read_text().splitlines() == expected
+    expected = [f"{id_} anna_smith" for id_ in ids]
+    assert (tmp_path / "data/utt2spk").read_text().splitlines() == expected
     assert done.notes == [
         "columns left out: 'path'",
+        "speakers have _ in the place of white space",
         "float16 is stored as float32, which holds every value exactly",
     ]
+
+
+@pytest.mark.parametrize("speakers", [("19", "026", "", "1.50"), ("19", "2", "", "4")])
+def test_texts_are_those_of_the_manifest_even_if_all_of_them_are_numbers(
+    tmp_path, floats, speakers
+):
+    features, cache = floats
+    texts = ("true", "false", "true", "")
+    rows = zip(features, texts, speakers, strict=True)
+    lines = "".join(f"{id_},{text},{speaker}\n" for id_, text, speaker in rows)
+    (tmp_path / "m.csv").write_text(f"id,text,speaker\n{lines}")
+    manifest = read_manifest(tmp_path / "m.csv", audio=False)
+    export(cache, "kaldi", tmp_path / "data", manifest)
+    for file, cells in (("text", texts), ("utt2spk", speakers)):
+        found = [line.split() for line in (tmp_path / "data" / file).read_text().splitlines()]
+        expected = sorted([id_, *cell.split()] for id_, cell in zip(features, cells, strict=True))
+        assert found == [row for row in expected if row[1:] or file == "text"]
+    export(cache, "lhotse", tmp_path / "cuts.jsonl", manifest)
+    cuts = [json.loads(line) for line in (tmp_path / "cuts.jsonl").read_text().splitlines()]
+    said = [(cut["supervisions"][0]["text"], cut["supervisions"][0]["speaker"]) for cut in cuts]
+    assert said == [*zip(texts, speakers, strict=True)]
 
 
 def test_kaldi_vectors_and_codes(tmp_path, codes):
@@ -211,6 +235,41 @@ def test_codes_as_qwen3_tts_has_them(tmp_path, codes):
     assert not (tmp_path / "no.jsonl").exists()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a tar left open
+def test_no_key_of_webdataset_is_one_that_its_reader_skips(tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    ids = ("__a__/b", "__a__/__b__/c", "/", "__z__")
+    features = renamed(make_features(4), ids)
+    export(made_cache(tmp_path / "c", features), "webdataset", tmp_path / "out")
+    (tar,) = (tmp_path / "out").iterdir()
+    samples = webdataset.WebDataset(str(tar), shardshuffle=False).decode()
+    assert_same({sample["json"]["id"]: sample["npy"] for sample in samples}, features)
+
+
+def test_one_number_for_each_utterance(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    numbers = {f"n{n}": np.array([n], np.float32) for n in range(3)}
+    cache = made_cache(tmp_path / "c", numbers, axis=Clip())
+    export(cache, "datasets", tmp_path / "out")
+    read = datasets.load_dataset(
+        "parquet", data_files=f"{tmp_path}/out/*.parquet", cache_dir=str(tmp_path / "hf")
+    )["train"]
+    assert read.features["features"] == datasets.Value("float32")
+    assert {row["id"]: row["features"] for row in read} == {"n0": 0.0, "n1": 1.0, "n2": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"), [("numpy", "file"), ("qwen3-tts", "audio_codes"), ("qwen3-tts", "audio")]
+)
+def test_a_column_that_would_hide_ours_is_refused(tmp_path, codes, kind, column):
+    features, cache = codes
+    cells = {"text": "x", "ref_audio": "x", column: "x"}
+    rows = manifest_of([{"id": id_, "path": f"audio/{id_}.wav", **cells} for id_ in features])
+    with pytest.raises(ArgumentError, match=f"the manifest's '{column}' would hide ours"):
+        export(cache, kind, tmp_path / "out.jsonl", rows)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 # Hugging Face's own code pushes and loads an export, by the commands of docs/export.md
 
 PUSH, UPLOAD, LOAD = (
@@ -331,6 +390,21 @@ def test_a_folder_that_is_not_empty_is_refused_and_an_error_leaves_nothing(tmp_p
     with pytest.raises(StoreError, match="damaged"):
         export(cache, kind, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "full"]
+
+
+def test_an_empty_folder_is_filled_behind_a_link_but_never_the_current_one(
+    tmp_path, floats, monkeypatch
+):
+    features, cache = floats
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ArgumentError, match="the current one: name a new one in it"):
+        export(cache, "numpy", tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    export(cache, "numpy", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    np.testing.assert_array_equal(np.load(tmp_path / "empty/z.npy"), features["z"])
 
 
 def test_a_killed_export_leaves_nothing_that_looks_whole(tmp_path):

@@ -204,6 +204,71 @@ class TestLhotse:
         assert cli("verify", tmp_path / "c", *source, "--sources").code == 0
 
 
+def write_cuts(folder, rates, num_frames=300):
+    """Write features of Lhotse's, one for each pair of a frame shift and a sample rate.
+    Returns its cuts."""
+    lhotse = pytest.importorskip("lhotse")
+    cuts = []
+    values = np.arange(num_frames * 2, dtype=np.float32).reshape(-1, 2)
+    with lhotse.NumpyFilesWriter(folder / "store") as storage:
+        for number, (shift, sample_rate) in enumerate(rates):
+            seconds = round(num_frames * shift, 9)
+            features = lhotse.Features(
+                type="fbank",
+                num_frames=num_frames,
+                num_features=2,
+                frame_shift=shift,
+                sampling_rate=sample_rate,
+                start=0,
+                duration=seconds,
+                recording_id=f"r{number}",
+                channels=0,
+                storage_type=storage.name,
+                storage_path=str(storage.storage_path),
+                storage_key=storage.write(f"r{number}", values),
+            )
+            cut = lhotse.MonoCut(f"c{number}", start=0, duration=seconds, channel=0)
+            cut.features = features
+            cuts.append(cut)
+    return cuts
+
+
+@pytest.mark.parametrize(("shift", "rate"), [(0.01, 16000), (256 / 22050, 22050), (0.0125, 16000)])
+def test_parts_of_lhotse_s_features_have_the_frames_that_it_reads(cli, tmp_path, shift, rate):
+    lhotse = pytest.importorskip("lhotse")
+    (whole,) = write_cuts(tmp_path, [(shift, rate)])
+    rng = np.random.default_rng(0)
+    cuts = [whole]
+    for number in range(80):
+        first, count = rng.uniform(0, 200), rng.uniform(1, 80)
+        if number % 2:  # half a frame is rounded up
+            first, count = int(first) + 0.5, int(count) + 0.5
+        part = whole.truncate(offset=first * shift, duration=count * shift)
+        cuts.append(part.with_id(f"part-{number}"))
+    lhotse.CutSet.from_cuts(cuts).to_file(tmp_path / "cuts.jsonl")
+    done = cli(
+        "import", tmp_path / "cuts.jsonl", "-o", tmp_path / "c", "--name", "l", "--made-by", "L"
+    )
+    assert done.code == 0, done.err
+    assert_holds(tmp_path / "c", {cut.id: cut.load_features() for cut in cuts})
+
+
+@pytest.mark.parametrize(
+    ("rates", "what"),
+    [
+        ([(0.01, 16000), (0.02, 16000)], "a frame rate of 50 and of 100 Hz"),
+        ([(0.01, 16000), (0.01, 8000)], "a sample rate of 8000 and of 16000 Hz"),
+    ],
+)
+def test_features_of_two_rates_are_no_version(cli, tmp_path, rates, what):
+    lhotse = pytest.importorskip("lhotse")
+    lhotse.CutSet.from_cuts(write_cuts(tmp_path, rates)).to_file(tmp_path / "cuts.jsonl")
+    done = cli(
+        "import", tmp_path / "cuts.jsonl", "-o", tmp_path / "c", "--name", "l", "--made-by", "L"
+    )
+    assert (done.code, what in done.err) == (2, True)
+
+
 # Files that are damaged, or from a stranger
 
 
@@ -283,6 +348,41 @@ def test_a_manifest_of_audio_is_no_source(cli, tmp_path):
         assert (refused.code, "import reads a folder of .npy" in refused.err) == (2, True)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("storage", "remedy"),
+    [("featcache", "are in the cache /c already"), ("shar", "unpack"), ("x", "is none of lilcom")],
+)
+def test_cuts_whose_features_import_does_not_read(cli, tmp_path, storage, remedy, count):
+    features = {"storage_type": storage, "storage_path": "/c", "storage_key": "k"}
+    cut = json.dumps({"id": "a", "start": 0, "duration": 1, "features": features})
+    (tmp_path / "cuts.jsonl").write_text(f"{cut}\n" * count)
+    done = import_into(cli, tmp_path / "c", tmp_path / "cuts.jsonl")
+    assert (done.code, remedy in done.err, "--format" in done.err) == (2, True, False)
+    assert "line 1" in done.err
+
+
+def test_a_folder_without_features_is_named(cli, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = import_into(cli, tmp_path / "c", tmp_path / "empty")
+    assert (done.code, "no files .npy or .pt below it" in done.err) == (2, True)
+
+
+def test_no_length_is_shown_of_vectors_whose_audio_is_unknown(cli, tmp_path):
+    vectors = {f"v{number}": np.full(5, number, np.float32) for number in range(3)}
+    source = write_files(tmp_path / "v", vectors)
+    options = (source, "-o", tmp_path / "c", "--name", "xvector", "--made-by", "x")
+    assert "of audio" not in cli("import", *options, "--dry-run").out
+    cli("import", *options)
+    (row,) = cli("ls", tmp_path / "c").out.splitlines()[1:]
+    assert row.split()[1:3] == ["3", "-"]
+    assert "3 utterances, 0.06 kB of features" in cli("info", tmp_path / "c").out
+    assert "duration" not in cli("show", tmp_path / "c", "v1").out
+    assert "of audio" not in cli("report", tmp_path / "c", "-o", tmp_path / "r.html").out
+    again = cli("import", *options).out
+    assert "3 already there: their files were not looked at (--check-sources does)" in again
+
+
 def test_files_that_have_changed_are_imported_again_if_asked(cli, tmp_path):
     source = write_files(tmp_path / "theirs")
     import_into(cli, tmp_path / "c", source)
@@ -299,6 +399,11 @@ def test_a_file_that_the_dtype_would_round_is_in_the_ledger(cli, tmp_path):
     done = import_into(cli, tmp_path / "c", source, "--json")
     assert json.loads(done.out)["failed_by_reason"] == {"not_features": 1}
     assert_holds(tmp_path / "c", features, np.float16)
+    features = {"a": np.ones((3, 2), np.float32), "b": np.full((3, 2), 1 << 24)}
+    source = write_files(tmp_path / "whole", features | {"c": features["b"] + 1})
+    done = import_into(cli, tmp_path / "d", source, "--json")
+    assert json.loads(done.out)["failed_by_reason"] == {"not_features": 1}
+    assert_holds(tmp_path / "d", features, np.float32)
 
 
 def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):

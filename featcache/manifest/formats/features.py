@@ -63,16 +63,35 @@ def _cells_of(row: dict[str, Any]) -> list[Any]:
         features = row.get("features") or {}
     storage = features.get("storage_type")
     if storage not in _STORAGES:
+        if storage == "featcache":  # as `export --to lhotse` writes them
+            cache = features.get("storage_path")
+            raise ValueError(
+                f"its features are in the cache {cache} already: featcache copy copies it"
+            )
+        if storage == "shar":
+            raise ValueError(
+                "its features are members of a tar: unpack features.*.tar, and import that"
+            )
         known = listing(_STORAGES)
         raise ValueError(f"the storage {storage!r} of its features is none of {known}")
     id_ = row.get("id", features.get("recording_id"))
     start = duration = None
+    shift, sample_rate = features["frame_shift"], int(features["sampling_rate"])
     if features is not row:
         start = row["start"] - features["start"]
         duration = row["duration"]
         is_whole = math.isclose(duration, features["duration"], abs_tol=1e-4)
         if is_whole and abs(start) < 1e-4:
             start = duration = None
+        else:
+            start = _whole_frames(start, shift, sample_rate)
+            duration = max(shift, _whole_frames(duration, shift, sample_rate))
     path = f"{features['storage_path']}/{features['storage_key']}"
-    rate = round(1 / features["frame_shift"], 6)
-    return [id_, path, start, duration, rate, features["sampling_rate"]]
+    return [id_, path, start, duration, round(1 / shift, 6), sample_rate]
+
+
+def _whole_frames(seconds: float, shift: float, sample_rate: int) -> float:
+    """Round seconds to frames as `lhotse.utils.compute_num_frames` does: half a frame up."""
+    hop = round(shift * sample_rate)
+    frames = (round(seconds * sample_rate) + hop // 2) // hop
+    return round(frames * shift, 9)
