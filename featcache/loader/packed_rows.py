@@ -53,9 +53,9 @@ class Position(NamedTuple):
         numbers: dict[str, Any] = {}
         for name, value in state.items():
             if name in ("drawn", "amounts"):
-                numbers[name] = [require_int(name, number, 0) for number in value]
+                numbers[name] = [require_int(name, number, 0, MOST_COUNTED) for number in value]
             else:
-                numbers[name] = require_int(name, value, 0)
+                numbers[name] = require_int(name, value, 0, MOST_COUNTED)
         return cls(**numbers)
 
 
