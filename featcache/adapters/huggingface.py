@@ -177,8 +177,11 @@ def _fingerprint(
             digest.update(repr(part.version.codebooks).encode())
             digest.update(part.firsts.tobytes())
             digest.update(part.counts.tobytes())
-    for name, column in {"id": as_arrow(flat(dataset.ids), pa), **columns}.items():
+    table = pa.table({"id": as_arrow(flat(dataset.ids), pa), **columns})
+    for name in table.column_names:
+        column = table[name]
         digest.update(f"{name} {column.type}".encode())
-        for buffer in column.buffers():
-            digest.update(buffer or b"")
+        for chunk in column.chunks:  # of at most 2 GiB of text
+            for buffer in chunk.buffers():
+                digest.update(buffer or b"")
     return digest.hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import math
 import re
 import string
@@ -182,7 +183,7 @@ def _read_lines(
     blank in it. If lines name several channels, only the row's count."""
     of_channels: dict[str, list[tuple[float, float, str]]] = {}
     recordings = set()
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
         fields = [field.decode() for field in line.encode().split()]
         if not fields or line.startswith(";;") or (kind is not None and fields[0] != kind):
             continue

@@ -343,7 +343,10 @@ class _Progress:
 
 
 def _fail(error: Exception) -> list[Any]:
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # whose traceback holds this frame
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:

@@ -53,9 +53,9 @@ class Position(NamedTuple):
         numbers: dict[str, Any] = {}
         for name, value in state.items():
             if name in ("drawn", "amounts"):
-                numbers[name] = [require_int(name, number, 0) for number in value]
+                numbers[name] = [require_int(name, number, 0, MOST_COUNTED) for number in value]
             else:
-                numbers[name] = require_int(name, value, 0)
+                numbers[name] = require_int(name, value, 0, MOST_COUNTED)
         return cls(**numbers)
 
 
@@ -123,10 +123,12 @@ class PackedRows:
     def __iter__(self) -> Iterator[Batch]:
         """Begin where the epoch does, or at the place of a loaded state. Until its first batch
         is read, a pass follows `set_epoch` and `load_state_dict`."""
-        last = self._pass
-        # Of workers, some may have ended a pass that training has left: all begin the next.
-        next_epoch = self.epoch + (get_worker_info() is not None)
-        self._pass = _Pass(self, self._begin(next_epoch) if last.has_begun else last.start)
+        position = self._pass.start
+        if self._pass.has_begun:
+            # Of workers, some may have ended a pass that training has left: all begin the next.
+            is_worker = get_worker_info() is not None
+            position = self._begin(self.epoch + 1 if is_worker else self.epoch)
+        self._pass = _Pass(self, position)
         return self._pass
 
     def __len__(self) -> int:

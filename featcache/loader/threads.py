@@ -25,14 +25,16 @@ class Task(Generic[_Result]):
     def run(self) -> None:
         """Make the call."""
         call, self._call = self._call, None
+        running = self._running
         assert call is not None
         try:
             self._result = call()
         except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
         finally:
-            del call  # what it holds is not needed any more
-            self._running.release()
+            # What the call holds is not needed any more, and an error's traceback has this frame.
+            del call, self
+            running.release()
 
     def result(self) -> _Result:
         """Wait for the call. Returns what it returned, or raises what it raised. Call it
@@ -89,4 +91,6 @@ def _end(tasks: SimpleQueue[Task[Any] | None], threads: Sequence[threading.Threa
     for _thread in threads:
         tasks.put(None)
     for thread in threads:
-        thread.join()
+        # The garbage of an iteration may be collected in one of its own threads.
+        if thread is not threading.current_thread():
+            thread.join()

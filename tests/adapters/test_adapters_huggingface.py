@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError
+from featcache.export.huggingface import as_arrow
 from featcache.spec import Clip
 
 datasets = pytest.importorskip("datasets")
@@ -53,6 +54,20 @@ class TestRows:
             assert np.array_equal(row["fbank"], made.fbank[id_])
             assert np.array_equal(row["codes"], made.codes[id_])
             assert all(row[name] == given[name] for name in ("text", "digit", "score"))
+
+    def test_long_columns_may_come_in_chunks(self, made, monkeypatch):
+        """As Arrow returns texts of more than 2 GiB."""
+        whole = to_hf(made.both())
+
+        def in_chunks(column, arrow):
+            array = as_arrow(column, arrow)
+            return pa.chunked_array([array[:7], array[7:]], array.type)
+
+        monkeypatch.setattr("featcache.adapters.huggingface.as_arrow", in_chunks)
+        rows = to_hf(made.both())
+        assert [row["id"] for row in rows] == [*made.rows]
+        for name in ("text", "digit"):
+            assert [*rows[name]] == [*whole[name]]
 
     def test_columns_have_types_that_fit(self, made):
         types = to_hf(made.dataset()).features

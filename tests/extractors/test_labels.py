@@ -131,6 +131,11 @@ def test_the_channel_of_a_ctm_of_one_channel_is_not_asked():
     assert as_labels(read(ctm_of("x", HELLO), ".ctm", channel=1)) == HELLO
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_lines_end_as_on_any_system(end):
+    assert as_labels(read(CTM.replace("\n", end), ".ctm", channel=0)) == HELLO
+
+
 @pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\u2028", "\u0085", "\x1c"])
 def test_a_word_may_have_a_blank_that_is_not_ascii(blank):
     """As French has in numbers, and Japanese anywhere."""

@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -312,6 +313,33 @@ class TestEnds:
         assert next(batches)["ids"] == ["utt-48"]  # what it had given before is not lost
         with pytest.raises(RuntimeError, match="no more"):
             next(batches)
+
+    @pytest.mark.parametrize("is_sampler", [True, False])
+    def test_an_error_that_was_raised_keeps_nothing(self, dataset, is_sampler):
+        held = []
+
+        def fail():
+            own = threading.Event()
+            held.append(weakref.ref(own))
+            raise RuntimeError("no more")
+
+        def sampler():
+            yield [1]
+            fail()
+
+        def transform(batch):
+            fail()
+
+        gc.disable()  # which would free it later, and not at once
+        try:
+            loader = DataLoader(dataset, BATCHES, transform=transform)
+            if is_sampler:
+                loader = DataLoader(dataset, sampler())
+            with pytest.raises(RuntimeError, match="no more"):
+                list(loader)
+            assert not any(reference() for reference in held)
+        finally:
+            gc.enable()
 
     def test_a_forked_process_has_an_iteration_of_its_own(self, dataset):
         batches = iter(DataLoader(dataset, BATCHES))

@@ -372,6 +372,7 @@ def test_a_state_of_another_mixture_is_refused(sources):
         {"drawn": [121]},
         {"drawn": []},
         {"amounts": [1, 2]},
+        {"amounts": [10**30]},
         {"epoch": True},
         {"window": -1},
         {"batches": None},

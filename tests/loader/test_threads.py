@@ -1,8 +1,10 @@
 """Threads that make batches: what they hand over, and how they end."""
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from functools import partial
 
 import pytest
@@ -23,6 +25,35 @@ def test_an_error_is_raised_where_its_result_is_wanted():
         with pytest.raises(ZeroDivisionError):
             bad.result()
         assert after.result() == (2, 1)
+
+
+class Batch:
+    """Something that a call has in memory."""
+
+
+def test_an_error_that_was_raised_keeps_nothing_of_its_call():
+    batches = []
+
+    def fail() -> None:
+        batch = Batch()
+        batches.append(weakref.ref(batch))
+        raise ValueError
+
+    gc.disable()  # which would free them later, and not at once
+    try:
+        with Threads(1, "test") as threads, pytest.raises(ValueError):  # noqa: PT011
+            threads.start(fail).result()
+        assert batches[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_one_of_the_threads_may_end_them_all():
+    with Threads(2, "test-own") as threads:
+        threads.start(partial(threads.__exit__, None, None, None)).result()
+        others = threading.enumerate()
+    names = [thread.name for thread in others if thread.name.startswith("test-own")]
+    assert len(names) <= 1
 
 
 def test_the_end_waits_for_calls_that_run_and_makes_no_others():
