@@ -26,10 +26,9 @@ from featcache.loader.threads import Task, Threads
 from featcache.loader.transfer import Gathered, Transfer, transfer_to
 from featcache.loader.utterances import ByName, DatasetVersion, by_version
 
-_PREFETCH = 4
+_PREFETCH = 2
 _PREFETCH_REQUESTS = 8
-"""Batches that are prepared ahead, from mapped files and with requests. With fewer than
-four, threads wait for training to ask for the next one: a tenth slower on a CPU."""
+"""Batches that are prepared ahead, without local copies and with requests."""
 
 
 class DataLoader:
@@ -55,7 +54,7 @@ class DataLoader:
         batch_sampler: Yields a list of positions in the dataset for each batch: a
             `BucketBatchSampler`, a `torch.utils.data.BatchSampler`, or a list of lists.
         device: The device for the batches.
-        prefetch: How many batches to prepare while training works on one; by default 4,
+        prefetch: How many batches to prepare while training works on one; by default 2,
             each in a thread, of which there is at most one per core. If bytes are requested
             from an object store, 8 by default, each in a thread.
         dtype: Converts features to this dtype, on the device; by default, they keep their

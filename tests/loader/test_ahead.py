@@ -243,7 +243,7 @@ def test_without_windows_or_copies_nothing_is_fetched_ahead(
     monkeypatch.setattr(ShardsAhead, "windows", None)
     dataset = featcache.FeatureDataset(featcache.open(uploaded, copy_to=tmp_path))
     assert len(list(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
-    assert featcache.DataLoader(dataset, batch_size=8).prefetch == 4
+    assert featcache.DataLoader(dataset, batch_size=8).prefetch == 2
     loader = loader_of(featcache.open(uploaded))
     assert loader.prefetch == 8
     assert_same(loader, expected)
