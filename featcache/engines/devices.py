@@ -22,7 +22,7 @@ from featcache.extraction.tasks import ShardTask
 
 _MAIN = "featcache.engines.worker:serve"
 
-_FEWEST_TASKS, _LEAST_TASKS = 8, 2
+_FEWEST_TASKS, _LEAST_TASKS = 4, 2
 """The shards to make from which on processes are forked, and those for each process, at
 least. With fewer, threads are as fast."""
 
