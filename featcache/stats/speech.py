@@ -149,6 +149,6 @@ def find_speech(
     roots = {*root_of_row} - {None}
     if len(roots) < 2:
         return rows, next(iter(roots), None)
-    for row, root in zip(rows, root_of_row, strict=True):
-        row["path"] = str(locate(root or Path(), row["path"]))
+    for segment, root in zip(rows, root_of_row, strict=True):
+        segment["path"] = str(locate(root or Path(), segment["path"]))
     return rows, None
