@@ -23,13 +23,12 @@ from featcache.manifest.audio_locations import (
     Command,
     Member,
     Url,
-    is_audio_url,
     locate,
     url_of,
 )
 from featcache.version.index import Index
 from featcache.version.progress import OnShard
-from featcache.version.records import read_run
+from featcache.version.records import root_of
 from featcache.version.version import Version
 
 
@@ -48,11 +47,7 @@ class SourceCheck:
         """Return the root of the paths of a shard."""
         if self.root is not None:
             return self.root
-        record = read_run(version.store, shard.run)
-        root = "."
-        if record is not None:
-            root = str(record.asked.get("root", "."))
-        return Url(root) if is_audio_url(root) else Path(root)
+        return root_of(version, shard) or Path()
 
 
 class _File(NamedTuple):

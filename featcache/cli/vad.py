@@ -69,7 +69,6 @@ def vad(
     from featcache.manifest.write import WRITTEN, format_to_write, packed
     from featcache.stats.speech import SpeechRule, find_speech
     from featcache.storage.files import write_file
-    from featcache.version.join import describe_origin
     from featcache.version.selection import select_version
 
     options.refuse_output(output, force)
@@ -79,11 +78,10 @@ def vad(
     version = select_version(path)
     note_unfinished(version)
     cache = Cache(version)
-    rows = version.reading(lambda: find_speech(cache, rule))
+    rows, root = version.reading(lambda: find_speech(cache, rule))
     if not rows:
         what = f"no segment of speech in {counted(len(cache), 'utterance')}"
         raise FeatcacheError(f"{version.path}: {what}: nothing is written")
-    root = describe_origin(version, rows[0]["utterance"])["root"]
     write_file(output, packed(WRITTEN[kind](manifest_of(rows, root=root)), output))
     seconds = cache.spec.axis.seconds(int(cache.lengths.sum()))
     speech_seconds = sum(row["duration"] for row in rows)

@@ -6,14 +6,14 @@ is known before a run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, listing
 from featcache.extractors.base import Batching, Clip, Extractor, Params, main_track
 from featcache.extractors.codec import code_dtype
 from featcache.extractors.frames import FrameExtractor
@@ -209,11 +209,12 @@ class Onnx(Extractor[OnnxParams]):
             steps_SC = main_track(self._source.extract([clip])[0])
             if self._params.subtract_mean:
                 steps_SC = steps_SC - steps_SC.mean(dim=0)
-        windows = self._windows(steps_SC.cpu().numpy())
+        parts = [*self._windows(steps_SC.cpu().numpy())]
+        self._require_one_size(part.shape[-1] for part in parts)
         if self._params.gives_frames:
-            computed = np.concatenate([*windows])
+            computed = np.concatenate(parts)
         else:
-            computed = np.mean([*windows], axis=0, dtype=np.float64)
+            computed = np.mean(parts, axis=0, dtype=np.float64)
         dtype: type[Any] = np.float32
         size = self._params.codebook_size
         if size is not None:
@@ -308,6 +309,10 @@ class Onnx(Extractor[OnnxParams]):
         given, made = model.dtype("input", params.input), model.dtype("output", params.output)
         if given.kind != "f":
             raise ConfigError(f"params.input: {params.input} is {given}, and no float")
+        if made.kind == "i" and not params.gives_frames:
+            raise ConfigError(
+                f"params.output: {params.output} is {made}, and a vector is of floats"
+            )
         if (made.kind == "i") != bool(params.codebook_size):
             raise ConfigError(
                 f"params.codebook_size: {params.codebook_size}, but {params.output} is {made}: "
@@ -317,6 +322,7 @@ class Onnx(Extractor[OnnxParams]):
     def _values_of_trials(self, sample_rate: int, device: torch.device) -> int:
         """Try the model out. Returns the number of values of a frame, or of a vector."""
         noise = torch.Generator().manual_seed(0)
+        sizes = []
         for seconds in _TRIALS:
             num_samples = round(seconds * sample_rate)
             while not self.num_frames(num_samples):
@@ -328,7 +334,19 @@ class Onnx(Extractor[OnnxParams]):
                 computed = self._computed(Clip("trial", waveform.to(device)))
             except OnnxError as error:
                 raise weights_error(self._model.file, str(error)) from error
-        return computed.shape[-1]
+            sizes.append(computed.shape[-1])
+        self._require_one_size(sizes)
+        return sizes[0]
+
+    def _require_one_size(self, sizes: Iterable[int]) -> None:
+        """Raise ConfigError unless frames, or vectors, have one number of values."""
+        several = sorted({*sizes})
+        if len(several) > 1:
+            params = self._params
+            raise ConfigError(
+                f"params.output_axes: {params.output_axes}, but D of {params.output} depends on "
+                f"the clip: it is {listing(map(str, several))}"
+            )
 
 
 def _cut(steps_SC: Array, start: int, window: Window) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
 from featcache.loader.cache import Cache
+from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.copies import copies_of
 from featcache.version.join import by_shard
+from featcache.version.records import root_of
 
 _LEAST_PAUSE = 0.098
 """The shortest pause, in seconds, at which speech that is too long may be cut."""
@@ -103,23 +106,29 @@ def _padded(spans: Sequence[Span], num_samples: int, pad: float) -> list[Span]:
     return [*zip(starts, ends, strict=True)]
 
 
-def find_speech(cache: Cache, rule: SpeechRule) -> list[dict[str, Any]]:
-    """Return the segments of speech of all utterances of a version, as rows of a manifest.
+def find_speech(
+    cache: Cache, rule: SpeechRule
+) -> tuple[list[dict[str, Any]], AudioLocation | None]:
+    """Return the segments of speech of all utterances of a version, as rows of a manifest;
+    and the root of their paths, None if no record of a run tells it. Where runs had several
+    roots, paths are absolute.
 
     Raises ArgumentError if the version holds no probabilities, or copies of utterances;
     DamagedError if it is damaged."""
     version, spec = cache.version, cache.spec
     rate, where = spec.sample_rate, cache.version.path
-    hop = rate / (spec.axis.per_second() or math.inf)
+    hop = rate / (spec.axis.exact_rate or math.inf)
     if spec.item_shape != (1,) or spec.codebook_sizes or not hop or hop % 1:
         what = f"holds {spec.main.shape_text()}, {spec.units}"
         raise ArgumentError(f"{where}: {what}, and no probabilities, as vad-silero does")
     if not copies_of(cache.config).are_plain:
         raise ArgumentError(f"{where}: holds copies, whose times are not the file's")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    root_of_row: list[AudioLocation | None] = []
     positions = np.arange(len(cache))
     for inside, shard, numbers in by_shard(version, cache.index, positions):
         items = shard.items(numbers.tolist())
+        root = root_of(version, shard)
         for position, item in zip(positions[inside].tolist(), items, strict=True):
             frames: NDArray[Any] = cache[position][:, 0]
             if frames.min() < 0 or frames.max() > 1:
@@ -136,4 +145,10 @@ def find_speech(cache: Cache, rule: SpeechRule) -> list[dict[str, Any]]:
                     "utterance": item.id,
                 }
                 rows.append(row)
-    return rows
+                root_of_row.append(root)
+    roots = {*root_of_row} - {None}
+    if len(roots) < 2:
+        return rows, next(iter(roots), None)
+    for segment, root in zip(rows, root_of_row, strict=True):
+        segment["path"] = str(locate(root or Path(), segment["path"]))
+    return rows, None

@@ -15,6 +15,8 @@ import numpy as np
 
 from featcache.errors import DamagedError
 from featcache.format.documents import NotNegative, put_document, read_document
+from featcache.format.shard import Shard
+from featcache.manifest.audio_locations import AudioLocation, Url, is_audio_url
 from featcache.manifest.columns import WRITTEN, Values
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import SegmentColumns
@@ -84,6 +86,15 @@ def read_run(store: Store, name: str) -> RunRecord | None:
     with suppress(FileNotFoundError, DamagedError):
         return read_document(store, f"runs/{name}.json", RunRecord)
     return None
+
+
+def root_of(version: Version, shard: Shard) -> AudioLocation | None:
+    """Return the root of the paths in a shard; None if the record of its run is missing."""
+    record = read_run(version.store, shard.run)
+    root = None if record is None else record.asked.get("root")
+    if root is None:
+        return None
+    return Url(root) if is_audio_url(str(root)) else Path(str(root))
 
 
 def manifest_roots(version: Version) -> set[str]:

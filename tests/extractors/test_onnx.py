@@ -164,6 +164,8 @@ WRONG = {
     "codes": ("codes", {"codebook_size": None}, "params.codebook_size: None, but indices is int64"),
     "few codes": ("codes", {"codebook_size": 2}, "params.codebook_size: 2, but model.onnx gives"),
     "no codes": ("convolution", {"codebook_size": 9}, "but frames is float32: codes are whole"),
+    "whole vector": ("codes", {"output_axes": "BD", "codebook_size": None}, "indices is int64, and a vector is of floats"),
+    "lengths": ("convolution", {"output_axes": "BTD", "stride": 10_000, "extra": 45_000}, "D of frames depends on the clip: it is 98, 135"),
     "hash": ("vector", {"sha256": "0" * 64}, "and the config asks for 0000"),
     "two": ("vector", {"log_mel": {}}, "log_mel: a model takes this or fbank"),
     "fbank": ("vector", {"fbank": {"num_mel_bin": 8}}, "num_mel_bins?"),
@@ -191,6 +193,17 @@ def test_what_does_not_fit_is_one_line_before_a_run_begins(fault, tmp_path):
         build(small_onnx.document(form, tmp_path), **params)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("window", [None, {"length": 80, "hop": 80}])
+def test_a_vector_whose_size_depends_on_the_clip_is_refused(window, tmp_path):
+    document = small_onnx.document("vector", tmp_path)
+    node = small_onnx.helper.make_node("ReduceMean", ["feats"], ["embs"], axes=[2], keepdims=0)
+    inputs = {"feats": (small_onnx.TensorProto.FLOAT, ["b", "s", 80])}
+    outputs = {"embs": (small_onnx.TensorProto.FLOAT, ["b", "s"])}
+    small_onnx.save(tmp_path, [node], inputs, outputs, {})
+    with pytest.raises(ConfigError, match="output_axes: BD, but D of embs depends on the clip"):
+        build(document, window=window)
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path):

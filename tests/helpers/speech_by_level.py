@@ -4,20 +4,26 @@ from featcache.extractors import FeatureSpec, Params
 from featcache.extractors.frames import FrameExtractor
 
 
-class SpeechByLevel(FrameExtractor[Params]):
+class SpeechParams(Params):
+    hop: int = 512
+
+
+class SpeechByLevel(FrameExtractor[SpeechParams]):
     """1 where a frame has a sample above 0.01, else 0."""
 
-    Params = Params
+    Params = SpeechParams
     revision = 1
 
     def __init__(self, params, sample_rate, device):
-        self.spec = FeatureSpec((1,), "float32", sample_rate / 512, 512, sample_rate, "speech")
+        self.hop = params.hop
+        rate = sample_rate / self.hop
+        self.spec = FeatureSpec((1,), "float32", rate, self.hop, sample_rate, "speech")
 
     def num_frames(self, num_samples):
-        return num_samples // 512
+        return num_samples // self.hop
 
     def frames(self, clip):
-        return clip.waveform.unfold(0, 512, 512)
+        return clip.waveform.unfold(0, self.hop, self.hop)
 
     def compute(self, block):
         return (block.abs().amax(dim=1, keepdim=True) > 0.01).float()

@@ -104,6 +104,25 @@ def test_vad_writes_a_manifest_to_extract_from_next(version, tmp_path):
     assert [*featcache.open("segments").ids] == ["a-1", "a-2"]
 
 
+def test_segments_of_manifests_in_two_folders_name_the_files_of_each(version, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (tmp_path / "a.wav").rename(folder / "b.wav")
+    (folder / "m.csv").write_text("id,path\nc,b.wav\n")
+    run_here("extract", "other/m.csv", "-c", "louder.yaml", "-o", "c")
+    assert "--root" not in run_here("vad", version, "-o", "s.csv")
+    with open("s.csv", newline="") as file:
+        paths = {row["utterance"]: row["path"] for row in csv.DictReader(file)}
+    assert paths == {"a": str(tmp_path / "a.wav"), "c": str(folder / "b.wav")}
+
+
+def test_vad_takes_any_whole_hop(version, tmp_path):
+    config = CONFIG.replace("louder", "hops") + "params: {hop: 480}\n"
+    (tmp_path / "hops.yaml").write_text(config)
+    run_here("extract", "m.csv", "-c", "hops.yaml", "-o", "c")
+    assert "2 segments of 1 utterance" in run_here("vad", version.parent / "hops", "-o", "s.csv")
+
+
 def test_vad_refuses_what_holds_no_probabilities_and_writes_nothing_without_speech(version):
     line = run_here("vad", version.parent / "fbank80", "-o", "s.csv", code=2)
     assert "holds [frames, 80], log mel energy" in line
