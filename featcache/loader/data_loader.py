@@ -137,6 +137,7 @@ class DataLoader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._end_epoch()  # if training has counted the batches, and has not asked for the end
         self._latest = _Progress()
         return self._batches(iter(self.batch_sampler), self._latest)
 
@@ -151,6 +152,7 @@ class DataLoader:
         if sampler is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
+        self._latest.ended = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training in the epoch, after the batches that it has received.
@@ -176,6 +178,7 @@ class DataLoader:
         if state.get("rows", digest) != digest:
             raise ArgumentError(other_rows(len(self.dataset)))
         sampler.load_state_dict(inner)
+        self._latest.ended = None
 
     def _with(self, name: str) -> Any:
         """Return the batch sampler, or its own sampler, if it has this attribute."""
@@ -231,6 +234,7 @@ class DataLoader:
                     made = ahead.popleft().result()
                     prepare(1)
                     progress.received += 1
+                    progress.ended = None if ahead else epoch
                     # Once popped, only training refers to the batch, and frees its memory.
                     mark = made.pop()
                     batch = made.pop()
@@ -243,13 +247,19 @@ class DataLoader:
                         )
                     started = perf_counter()
                     del batch
-                is_latest = self._latest is progress and self._makes_batches
-                if is_latest and self.batch_sampler.epoch == epoch:
-                    self.batch_sampler.set_epoch(epoch + 1)
+                progress.ended = epoch
+                if self._latest is progress:
+                    self._end_epoch()
             finally:
                 threads.cancel()
                 if shards is not None:
                     shards.close()
+
+    def _end_epoch(self) -> None:
+        """Begin the next epoch if training has received all batches of this one."""
+        epoch = self._latest.ended
+        if epoch is not None and self._makes_batches and self.batch_sampler.epoch == epoch:
+            self.batch_sampler.set_epoch(epoch + 1)
 
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
         """Return a batch as training gets it, and the mark of its arrival on the device."""
@@ -339,6 +349,8 @@ class _Progress:
 
     received: int = 0
     waited: float = 0.0
+    ended: int | None = None
+    """The epoch of the iteration, once training has received its last batch."""
 
 
 def _fail(error: Exception) -> list[Any]:

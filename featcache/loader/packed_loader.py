@@ -189,6 +189,7 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         to another number of ranks, workers or rows in a batch. Raises ArgumentError if it is
         not such a state, or one of other utterances or rules."""
         self._packed.load_state_dict(state)
+        self._latest.ended = None
 
     @property
     def _consumed(self) -> int:

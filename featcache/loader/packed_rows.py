@@ -143,6 +143,12 @@ class PackedRows:
         return f"PackedRows({self._rules}, {ranks})"
 
     @property
+    def sampler(self) -> PackedRows | None:
+        """The rows of a union, on which Lightning calls `set_epoch`. It would begin a weighted
+        mixture again."""
+        return None if self.mixture.is_endless else self
+
+    @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
         return self._pass.epoch

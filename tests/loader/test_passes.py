@@ -387,6 +387,21 @@ class TestAnEpochOfASampler:
         ours = own(dataset.subset(range(COUNT)), batch_size=5)
         assert [seen(loader) for _ in range(3)] == [seen(ours) for _ in range(3)]
 
+    def test_ends_with_its_last_batch_also_if_nobody_asks_for_the_end(self, dataset):
+        """As in a loop that counts the batches."""
+        counted, loader = own(dataset, batch_size=5), own(dataset, batch_size=5)
+        for _ in range(3):
+            batches = iter(counted)
+            expected = seen(loader)
+            assert seen(itertools.islice(batches, len(counted))) == expected
+        counted.set_epoch(2)  # again
+        assert seen(counted) == expected
+        state = counted.state_dict()
+        batches = iter(counted)
+        following = seen(itertools.islice(batches, len(counted)))
+        counted.load_state_dict(state)
+        assert seen(counted) == following
+
     def test_is_that_of_a_pass_also_if_another_begins(self, dataset):
         sampler = BucketBatchSampler(dataset.lengths, batch_size=5)
         sampler.set_epoch(1)

@@ -1,6 +1,8 @@
 """Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two
 ranks of DDP."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -291,11 +293,12 @@ def test_lightning_goes_on_with_packed_rows_from_any_checkpoint(made, tmp_path):
         tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
     )
     whole = fit([each_step])
-    steps = [sum(epoch == number for epoch, _ in whole) for number in range(2)]
-    for epoch in range(2):
-        ids = [id_ for number, ids in whole for id_ in ids if number == epoch]
-        assert sorted(ids) == sorted(made.rows)
-    for step in (1, steps[0] - 1, steps[0] + 1):
+    epochs = [[ids for epoch, ids in whole if epoch == number] for number in range(2)]
+    assert epochs[0] != epochs[1]
+    for batches in epochs:
+        assert sorted(chain(*batches)) == sorted(made.rows)
+    first_steps = len(epochs[0])
+    for step in (1, first_steps - 1, first_steps, first_steps + 1):
         assert fit(checkpoint=tmp_path / f"step={step}.ckpt") == whole[step:]
 
 
