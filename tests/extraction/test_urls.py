@@ -162,7 +162,7 @@ def test_none_of_the_files_is_there(corpus, server, scratch):
     manifest = corpus.manifest()
     with pytest.raises(
         ManifestError,
-        match=r"none of \d+ audio files checked exists, for example plain/00.wav: http:",
+        match=r"none of \d+ files checked exists, for example plain/00.wav: http:",
     ):
         extract_fbank(manifest, scratch / "c", server.url("/elsewhere"))
     with pytest.raises(
