@@ -171,6 +171,7 @@ def to_mono(samples: Samples, channel: Channel) -> Samples:
         return mixed
     index = channel if isinstance(channel, int) else 0
     if not 0 <= index < num_channels:
-        what = f"no channel {index}: the file has {counted(num_channels, 'channel')}, counted from 0"
+        there = counted(num_channels, "channel")
+        what = f"no channel {index}: the file has {there}, counted from 0"
         raise AudioError(Reason.NO_SUCH_CHANNEL, what)
     return np.ascontiguousarray(samples[:, index])
