@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcache.errors import ArgumentError, StoreError, did_you_mean, listing
+from featcache.errors import ArgumentError, StoreError, counted, did_you_mean, listing
 from featcache.masks import check_floats, described, expand, frame_mask, is_whole
 from featcache.stats import Stats
 
@@ -205,7 +205,7 @@ class Cmvn(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""
-        return f"{list(self.mean.shape[1:])}, {len(self._number_of)} groups"
+        return f"{list(self.mean.shape[1:])}, {counted(len(self._number_of), 'group')}"
 
     def _with_statistics(
         self, features: Tensor, groups: Groups | None

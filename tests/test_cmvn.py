@@ -212,6 +212,8 @@ def test_copies_are_the_same():
         assert torch.equal(one(features, lengths, ["zoë"] * 4), expected)
         one.load_state_dict(grouped().state_dict())
     assert repr(grouped()) == "Cmvn([5], 3 groups)"
+    one = Cmvn(MEAN, STD, groups=["zoë"], group_mean=GROUP_MEAN[:1], group_std=GROUP_STD[:1])
+    assert repr(one) == "Cmvn([5], 1 group)"
 
 
 # From a file

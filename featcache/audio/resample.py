@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from featcache.audio.blocks import Joined, Samples
-from featcache.errors import AudioError, MissingDependencyError, Reason
+from featcache.errors import AudioError, MissingDependencyError, Reason, counted
 from featcache.sections import Section
 
 _SILENT = 1e-4  # where silence begins: 80 dB below full scale
@@ -171,6 +171,7 @@ def to_mono(samples: Samples, channel: Channel) -> Samples:
         return mixed
     index = channel if isinstance(channel, int) else 0
     if not 0 <= index < num_channels:
-        what = f"no channel {index}: the file has {num_channels}, counted from 0"
+        there = counted(num_channels, "channel")
+        what = f"no channel {index}: the file has {there}, counted from 0"
         raise AudioError(Reason.NO_SUCH_CHANNEL, what)
     return np.ascontiguousarray(samples[:, index])

@@ -144,7 +144,7 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
             f"{count:,} {unit} ({stats.groups[sizes.index(count)]})"
             for count in (min(sizes), max(sizes))
         ]
-        say(f"  {len(sizes):,} groups by {stats.by}, from {' to '.join(ends)}")
+        say(f"  {counted(len(sizes), 'group')} by {stats.by}, from {' to '.join(ends)}")
         if not is_ragged:
             for name, size, mean in zip(stats.groups, sizes, stats.group_mean, strict=True):
                 shown = [f"{value:.4g}" for value in mean.ravel().tolist()]

@@ -196,7 +196,7 @@ def missing_file_notes(
     fault = _fault_of_all(manifest, paths) if len(paths) > 1 else ""
     if not fault:
         return []
-    note = f"none of {len(paths):,} audio files checked {fault}"
+    note = f"none of {len(paths):,} files checked {fault}"
     if not (url_of(manifest.resolve(paths[0])) or os.path.isabs(paths[0])):
         note += "; --root says what relative paths are relative to"
     others = paths_of_some(manifest, ~rows) if whole is None else paths_of_some(whole)

@@ -99,11 +99,11 @@ def read_manifest(
             gathered = gather(FORMATS[kind].read(opened), opened)
             places = gathered[-1]
             if format is not None and not places:
-                what = f"not one row is as --format {format} has them"
+                what = f"no row is in the format {format}"
                 if kind == "features":  # which is never recognised
-                    what = "not one row names features that import reads"
+                    what = "no row names features that import reads"
                 else:
-                    what += "; without it, it is recognised"
+                    what += "; leave out --format to have the format recognised"
                 opened.faults.raise_first(what)
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error

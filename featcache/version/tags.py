@@ -52,7 +52,7 @@ def read_tag(version: Version, name: str) -> Tag:
     """Read a tag. Raises StoreError if it does not exist."""
     names = tag_names(version)
     if name not in names:
-        others = f"there are {listing(names)}" if names else "there are no tags"
+        others = f"its tags are {listing(names)}" if names else "it has no tags"
         raise StoreError(f"{version.path}: has no tag {name}{did_you_mean(name, names)}: {others}")
     tag = read_document(version.store, f"tags/{name}", Tag)
     if tag.name != name:

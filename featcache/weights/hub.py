@@ -94,10 +94,10 @@ def locate(weights: str, revision: str | None) -> Located:
     if not _HUB_ID.fullmatch(weights) or weights.startswith((".", "~")) or path.suffix in SUFFIXES:
         raise weights_error(weights, "there is no such folder or file")
     if revision is None or not _COMMIT.fullmatch(revision):
-        why = f"{revision!r} is none"
+        why = f"{revision!r} is no commit"
         if revision is None:
-            why = f"there is no folder {weights}, and a hub's id needs one"
-        raise ConfigError(f"params.revision: {why}: the commit of {weights}, in 40 hex digits")
+            why = f"there is no folder {weights}, and a model of the hub needs a revision"
+        raise ConfigError(f"params.revision: {why}: give the commit of {weights}, in 40 hex digits")
     return Located(_folder_of_hub_model(weights, revision))
 
 

@@ -80,7 +80,7 @@ FAILED = {
     "channel": (
         ["a.wav", "", "", 1],
         Reason.NO_SUCH_CHANNEL,
-        "no channel 1: the file has 1, counted from 0",
+        "no channel 1: the file has 1 channel, counted from 0",
     ),
     "late": (
         ["a.wav", 5, 1],
@@ -143,7 +143,7 @@ def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(c
         said = cli.refused(
             "extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, *options
         )
-        assert "manifest.csv: none of 12 audio files checked exists, for example 00.wav: " in said
+        assert "manifest.csv: none of 12 files checked exists, for example 00.wav: " in said
         assert said.endswith(
             f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n"
         )
@@ -167,7 +167,7 @@ def test_files_that_are_missing_are_failures_where_the_root_is_right(cli, plain,
     assert cli("extract", plain.manifest(), "-o", cache).code == 0
     made = cli("extract", manifest, "-o", cache)
     assert (made.code, "file_missing 2" in made.out) == (3, True)
-    assert "none of 2 audio files checked exists, for example gone-1.wav" in made.err
+    assert "none of 2 files checked exists, for example gone-1.wav" in made.err
     assert (
         "file_missing 2" in cli("extract", manifest, "-o", cache, "--retry-failed").with_code(3).out
     )

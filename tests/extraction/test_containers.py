@@ -90,8 +90,8 @@ def test_a_container_that_is_cut_short_loses_what_it_has_lost(cli, plain, scratc
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("a.tgz/{}.wav", "none of 12 audio files checked exists"),
-        ("none.tar/{}.wav", "none of 12 audio files checked exists"),
+        ("a.tgz/{}.wav", "none of 12 files checked exists"),
+        ("none.tar/{}.wav", "none of 12 files checked exists"),
         ("raw.1.ark:{}[0:99]", "ranges of an archive's entries are not read, only whole ones"),
     ],
 )

@@ -161,8 +161,7 @@ def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, monkeypa
 def test_none_of_the_files_is_there(corpus, server, scratch):
     manifest = corpus.manifest()
     with pytest.raises(
-        ManifestError,
-        match=r"none of \d+ audio files checked exists, for example plain/00.wav: http:",
+        ManifestError, match=r"none of \d+ files checked exists, for example plain/00.wav: http:"
     ):
         extract_fbank(manifest, scratch / "c", server.url("/elsewhere"))
     with pytest.raises(

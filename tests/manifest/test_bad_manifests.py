@@ -303,7 +303,9 @@ def test_a_cache_is_no_manifest(scratch):
 @pytest.mark.parametrize("name", ["nemo", "jsonl", "kaldi", "fairseq", "vits"])
 def test_a_wrong_format_is_one_error(written, name):
     path = written("id,path\n" + "".join(f"u{row},{row}.wav\n" for row in range(99)))
-    begin = f"not one row is as --format {name} has them; without it, it is recognised: line "
+    begin = (
+        f"no row is in the format {name}; leave out --format to have the format recognised: line "
+    )
     assert refused(path, format=name).startswith(begin)
 
 

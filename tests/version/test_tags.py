@@ -84,7 +84,7 @@ def test_a_tag_never_changes_and_can_be_removed(tagged):
     make_tag(version, "v2", open_index(version))
     assert tag_names(version) == ["paper", "v2"]
     remove_tag(version, "paper")
-    with pytest.raises(StoreError, match="has no tag paper: there are v2"):
+    with pytest.raises(StoreError, match="has no tag paper: its tags are v2"):
         select_version(version.path.parent / f"{version.path.name}@paper")
     with pytest.raises(StoreError, match="has no tag paper"):
         remove_tag(version, "paper")

@@ -59,7 +59,7 @@ def test_a_hubs_id_needs_a_commit(revision, no_hub):
     """A branch may be another model tomorrow."""
     message = fault(weights.locate, "facebook/encodec_24khz", revision)
     assert message.startswith("params.revision:")
-    assert "facebook/encodec_24khz" in message
+    assert message.endswith(": give the commit of facebook/encodec_24khz, in 40 hex digits")
     # it may have been meant as one
     assert ("no folder facebook/encodec_24khz" in message) == (revision is None)
 
