@@ -53,10 +53,11 @@ def file_of_rows(
     by their sizes and times. Raises ArgumentError if other processes could not tell that
     theirs is the same."""
     where = choices.where
-    if not isinstance(manifest, str | os.PathLike | None) or callable(where):
+    is_path = isinstance(manifest, str | os.PathLike | None) and str(manifest) != "-"
+    if not is_path or callable(where):
         raise ArgumentError(
             "shared_in= needs the path of a manifest, and where= as text or columns: other "
-            "processes cannot compare tables or functions"
+            "processes cannot compare tables, standard input or functions"
         )
     if isinstance(where, Mapping):
         texts = {name: texts_of(value) for name, value in where.items()}

@@ -258,7 +258,7 @@ class TestSharedIn:
             assert_same(dataset.batch([0, 1]), expected.batch([0, 1]))
 
     def test_what_processes_cannot_compare_is_refused(self, cache, manifest, folder):
-        refused = [([{"id": "utt-1"}], {}), (manifest, {"where": lambda row: True})]
+        refused = [([{"id": "utt-1"}], {}), ("-", {}), (manifest, {"where": lambda row: True})]
         for source, options in refused:
             with pytest.raises(ArgumentError, match="shared_in= needs the path of a manifest"):
                 featcache.FeatureDataset(cache, source, shared_in=folder, **options)
