@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.members import copy_of, stamp_now
 from featcache.audio.remote import FILES_AT_ONCE, URLS_AT_ONCE
 from featcache.care.report import Problem
-from featcache.errors import AudioError, DamagedError, counted
+from featcache.errors import AudioError, counted
 from featcache.format.shard import Shard
 from featcache.manifest.audio_locations import (
     AudioLocation,
@@ -27,6 +29,7 @@ from featcache.manifest.audio_locations import (
     url_of,
 )
 from featcache.version.index import Index
+from featcache.version.join import by_shard
 from featcache.version.progress import OnShard
 from featcache.version.records import root_of
 from featcache.version.version import Version
@@ -54,7 +57,7 @@ class _File(NamedTuple):
     location: AudioSource
     size: int
     mtime_ns: int
-    content_hash: int
+    content_hash: int = UNKNOWN_HASH
 
 
 def check_sources(
@@ -87,7 +90,7 @@ def check_sources(
             if name not in shards:
                 continue
             files: dict[_File, list[str]] = {}
-            of_shard = _files_of(version.shard(name), version, index, number, wanted)
+            of_shard = _files_of(version, index, number, wanted)
             for file, ids in of_shard.items():
                 url = url_of(file.location)
                 if url and url not in wanted.urls:
@@ -118,23 +121,21 @@ def check_sources(
 
 
 def _files_of(
-    shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck
+    version: Version, index: Index, number: int, wanted: SourceCheck
 ) -> dict[_File, list[str]]:
     """Map the files of the current items of shard `number` to the ids of their utterances.
     A file that was changed between two utterances appears twice."""
-    first, last = index.span(number)
-    items, table, folder = index.item[first:last], shard.table, wanted.root_of(shard, version)
-    if (items >= len(table)).any():  # the index is sealed, but wrong
-        raise DamagedError(f"{shard}: damaged: there is no item {items.max()}", version.path)
-    sizes, mtimes = table["source_size"][items].tolist(), table["source_mtime_ns"][items].tolist()
-    hashes = [UNKNOWN_HASH] * len(items)
+    names = ["source_size", "source_mtime_ns"]
     if wanted.by_content:
-        hashes = table["source_hash"][items].tolist()
+        names.append("source_hash")
     files: dict[_File, list[str]] = {}
-    for position, path, *known in zip(
-        range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True
-    ):
-        files.setdefault(_File(locate(folder, path), *known), []).append(index.ids[position])
+    positions = np.arange(*index.span(number))
+    for _, shard, items in by_shard(version, index, positions):
+        table, folder = shard.table, wanted.root_of(shard, version)
+        columns = [table[name][items].tolist() for name in names]
+        rows = zip(index.ids.take(positions), table.paths.take(items), *columns, strict=True)
+        for id_, path, *known in rows:
+            files.setdefault(_File(locate(folder, path), *known), []).append(id_)
     return files
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -179,28 +179,23 @@ class PackedBatch:
             "max_seqlen": int(np.diff(bounds).max()),
         }
 
-    def _found(self, number: int) -> Iterator[tuple[DatasetVersion, Ints, Ints, Documents]]:
-        """Yield a version of each source, the positions of its documents, their numbers, and
-        the documents."""
-        for dataset, inside, documents in self._parts:
-            version = dataset.versions[number]
-            yield version, version.positions_of(documents.rows), inside, documents
-
     def _frames(
         self, number: int, firsts: Ints, counts: Ints, shape: tuple[int, ...], starts: Ints
     ) -> torch.Tensor:
-        parts = [
-            (version, Spans(positions, firsts[inside], counts[inside]), inside)
-            for version, positions, inside, _ in self._found(number)
-        ]
+        parts = []
+        for dataset, inside, documents in self._parts:
+            of_source = dataset.versions[number]
+            positions = of_source.positions_of(documents.rows)
+            parts.append((of_source, Spans(positions, firsts[inside], counts[inside]), inside))
         version = self._mixture.first.versions[number]
         return self._gather(PackedRanges(version, parts, shape, starts))
 
     def _events(self, number: int) -> EventBatch:
         """Return the events of all documents; in parts of utterances, those of the part."""
         read = []
-        sources = zip(self._found(number), self._parts, strict=True)
-        for (version, positions, inside, documents), (dataset, *_) in sources:
+        for dataset, inside, documents in self._parts:
+            version = dataset.versions[number]
+            positions = version.positions_of(documents.rows)
             rate = frame_versions(dataset)[0].cache.spec.axis.exact_rate
             start = duration = None
             if not (documents.are_last & (documents.parts == 0)).all():

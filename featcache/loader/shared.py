@@ -27,6 +27,8 @@ from featcache import __version__
 from featcache.errors import ArgumentError
 from featcache.loader.cache import Cache
 from featcache.loader.choices import Choices
+from featcache.manifest.formats.folders import files_below
+from featcache.manifest.formats.source import AUDIO_SUFFIXES
 from featcache.manifest.where import texts_of
 from featcache.storage.files import Lock
 from featcache.version.corpus import manifests_of_parts
@@ -51,10 +53,11 @@ def file_of_rows(
     by their sizes and times. Raises ArgumentError if other processes could not tell that
     theirs is the same."""
     where = choices.where
-    if not isinstance(manifest, str | os.PathLike | None) or callable(where):
+    is_path = isinstance(manifest, str | os.PathLike | None) and str(manifest) != "-"
+    if not is_path or callable(where):
         raise ArgumentError(
             "shared_in= needs the path of a manifest, and where= as text or columns: other "
-            "processes cannot compare tables or functions"
+            "processes cannot compare tables, standard input or functions"
         )
     if isinstance(where, Mapping):
         texts = {name: texts_of(value) for name, value in where.items()}
@@ -71,11 +74,17 @@ def file_of_rows(
         of_parts = manifests_of_parts([os.fspath(manifest)])
         files = [Path(manifest)] if of_parts is None else [*of_parts.values()]
     for file in files:
-        inside = sorted(file.iterdir()) if file.is_dir() else [file]
-        for path in inside:
+        names = [""]
+        if file.is_dir():
+            names = sorted(files_below(file))
+        for name in names:
+            path = file / name
+            content.append(str(path.absolute()))
+            if name.lower().endswith(AUDIO_SUFFIXES):  # its row is made of its name alone
+                continue
             with suppress(FileNotFoundError):  # which reading reports
                 status = path.stat()
-                content.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
+                content.append((status.st_size, status.st_mtime_ns))
     texts_to_hash = given, repr((__version__, content))
     digests = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts_to_hash]
     return folder / "featcache" / "rows" / ".".join(digests)
@@ -114,8 +123,7 @@ class SharedArrays:
     def in_file(cls, path: Path, make: Callable[[], object]) -> Self:
         """Open the file that holds a value. If it is missing or damaged, make the value, and
         the file, which replaces those whose names begin alike, up to a dot; other processes
-        wait.
-        Raises OSError if the file can be neither read nor written, or is another user's."""
+        wait. Raises OSError if the file can be neither read nor written, or is another user's."""
         opened = cls._opened(path)
         if opened is not None:
             return opened

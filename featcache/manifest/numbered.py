@@ -6,7 +6,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count, islice
+from itertools import chain, count, islice
 
 from featcache.errors import ArgumentError, listing
 
@@ -28,7 +28,8 @@ def expand_braces(pattern: str) -> list[str]:
     many."""
     names = [pattern]
     while any(map(_BRACES.search, names)):
-        names = [name for pattern in names for name in _expand_first(pattern)]
+        expanded = chain.from_iterable(map(_expand_first, names))
+        names = list(islice(expanded, _MOST_EXPANDED + 1))
         if len(names) > _MOST_EXPANDED:
             raise ArgumentError(f"{pattern}: stands for more than {_MOST_EXPANDED:,} names")
     return names

@@ -175,7 +175,8 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, cache, moved):
 def test_an_index_that_leads_out_of_a_shard_is_damage(cli, cache):
     EDITS["index: item beyond"](cache)
     assert re.fullmatch(
-        r"featcache: .*: damaged: there is no item \d+; .*\n", cli("verify", cache, "--sources").err
+        r"featcache: .*/index: damaged: there is no item \d+: remove this folder\n",
+        cli("verify", cache, "--sources").err,
     )
 
 

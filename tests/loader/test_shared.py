@@ -187,6 +187,27 @@ class TestSharedIn:
         featcache.FeatureDataset(cache, manifest, shared_in=folder, columns=["text"])
         assert len(self.files(folder)) == 2  # other arguments
 
+    def test_a_changed_table_in_a_folder_of_a_folder_replaces_the_file(
+        self, cache, tmp_path, folder
+    ):
+        options = {"shared_in": folder, "on_changed": "use"}
+        table = tmp_path / "corpus" / "train" / "metadata.csv"
+        table.parent.mkdir(parents=True)
+        for text in ("as it was", "as it is"):
+            table.write_text(f"id,file_name,text\nutt-3,3.wav,{text}\n")
+            dataset = featcache.FeatureDataset(cache, tmp_path / "corpus", **options)
+            assert [*dataset.columns["text"]] == [text]
+
+    def test_a_new_file_in_a_folder_of_a_folder_replaces_the_file(self, tmp_path, folder):
+        options = {"shared_in": folder, "on_changed": "use"}
+        inside = tmp_path / "corpus" / "a" / "b"
+        inside.mkdir(parents=True)
+        cache = made_cache(tmp_path / "other", {f"a/b/{n}": np.zeros((2, 3), "f4") for n in "12"})
+        for count, name in enumerate(("1.wav", "2.wav"), 1):
+            (inside / name).touch()
+            dataset = featcache.FeatureDataset(cache, tmp_path / "corpus", **options)
+            assert len(dataset) == count
+
     @pytest.mark.parametrize("content", [b"", b"cut", bytes(100), b"\xff" * 5000])
     def test_a_damaged_file_is_made_anew(self, cache, manifest, folder, content):
         featcache.FeatureDataset(cache, manifest, shared_in=folder)
@@ -237,7 +258,7 @@ class TestSharedIn:
             assert_same(dataset.batch([0, 1]), expected.batch([0, 1]))
 
     def test_what_processes_cannot_compare_is_refused(self, cache, manifest, folder):
-        refused = [([{"id": "utt-1"}], {}), (manifest, {"where": lambda row: True})]
+        refused = [([{"id": "utt-1"}], {}), ("-", {}), (manifest, {"where": lambda row: True})]
         for source, options in refused:
             with pytest.raises(ArgumentError, match="shared_in= needs the path of a manifest"):
                 featcache.FeatureDataset(cache, source, shared_in=folder, **options)

@@ -170,7 +170,11 @@ def test_a_pattern_with_braces_names_parts_that_exist(tmp_path):
         "002",
         "003",
     ]
-    for pattern, message in (("{5..7}.tar", "it fits none"), ("{1..99999999}", "more than 65,536")):
+    for pattern, message in (
+        ("{5..7}.tar", "it fits none"),
+        ("{1..99999999}", "more than 65,536"),
+        ("{0..9999}/{0..9999}.tar", "more than 65,536"),  # refused before all are in memory
+    ):
         with pytest.raises(ArgumentError, match=message):
             manifests_of_parts([f"{tmp_path}/{pattern}"])
 
