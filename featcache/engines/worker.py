@@ -191,8 +191,8 @@ def serve(connection: Connection) -> None:
     try:
         setup = connection.recv()
     except Exception as error:  # noqa: BLE001 (the setup may name a class of `__main__`)
-        message = f"a worker cannot read what it is sent: {error}: define extractors in a module"
-        send(ConfigError(f"{message} of their own"))
+        what = f"a worker cannot read what it is sent: {error}"
+        send(ConfigError(f"{what}: define extractors in a module of their own"))
         return
     threading.Thread(target=receive, daemon=True).start()
     work(setup, inbox, send)

@@ -36,7 +36,6 @@ from featcache.version.version import Version, library_versions
 STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waits for a GPU; `wait` is for the disk, or for earlier batches."""
 
-
 PROGRESS_THREAD = "featcache-progress"
 """The name of a thread that only shows progress. A process may be forked beside it."""
 

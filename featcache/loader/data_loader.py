@@ -263,7 +263,6 @@ class DataLoader:
 
     def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
         """Return a batch as training gets it, and the mark of its arrival on the device."""
-
         with reading:
             batch: Any = self._read(rows, epoch)
         if self.transform is not None:

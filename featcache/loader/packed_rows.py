@@ -436,10 +436,10 @@ class _Pass(Iterator[Batch]):
         own = self._packed.rows_of_rank
         documents, rows, begin = [], [], 0
         for window, first, count in steps[number]:
-            mine = np.flatnonzero((begin <= own) & (own < begin + count))
-            taken, counts = window.documents_of(own[mine] - begin + first)
+            inside = np.flatnonzero((begin <= own) & (own < begin + count))
+            taken, counts = window.documents_of(own[inside] - begin + first)
             documents.append(taken)
-            rows.append(np.repeat(mine, counts))
+            rows.append(np.repeat(inside, counts))
             begin += count
         return Batch(Documents.joined(documents), np.concatenate(rows))
 

@@ -53,8 +53,8 @@ def file_of_rows(
     by their sizes and times. Raises ArgumentError if other processes could not tell that
     theirs is the same."""
     where = choices.where
-    is_path = isinstance(manifest, str | os.PathLike | None) and str(manifest) != "-"
-    if not is_path or callable(where):
+    is_comparable = str(manifest) != "-" and not callable(where)
+    if not (is_comparable and isinstance(manifest, str | os.PathLike | None)):
         raise ArgumentError(
             "shared_in= needs the path of a manifest, and where= as text or columns: other "
             "processes cannot compare tables, standard input or functions"

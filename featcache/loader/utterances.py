@@ -290,10 +290,9 @@ class _Reading:
         versions = []
         for version in self.versions:
             if version.is_column:
-                found = self.compared(manifest, of_rows, version).take(rows)
+                versions.append(self.compared(manifest, of_rows, version).take(rows))
             else:
-                found = self.compared(manifest, of_copies, version)
-            versions.append(found)
+                versions.append(self.compared(manifest, of_copies, version))
         return Utterances(manifest.source, ids, columns, versions)
 
     def keys(self, manifest: Manifest, ids: Strings) -> RowKeys:
@@ -427,9 +426,9 @@ def _of_first(reading: _Reading) -> Utterances:
 
 def _of_parts(manifest: Any, reading: _Reading) -> Utterances:
     """Read the manifests of a corpus's parts, and find each in the part of its name."""
-    pairs = [(version, version.cache) for version in reading.versions]
-    corpora = [(version, corpus) for version, corpus in pairs if isinstance(corpus, Corpus)]
-    if len(corpora) < len(pairs) or not isinstance(manifest, (str, Path)):
+    caches = (version.cache for version in reading.versions)
+    corpora = [cache for cache in caches if isinstance(cache, Corpus)]
+    if len(corpora) < len(reading.versions) or not isinstance(manifest, (str, Path)):
         raise ArgumentError(
             "with a corpus, all versions are corpora, and manifest= is the path of "
             "manifests of parts"
@@ -439,15 +438,16 @@ def _of_parts(manifest: Any, reading: _Reading) -> Utterances:
     not_selected: ManifestError | None = None
     positions: list[list[Ints]] = [[] for _ in corpora]
     for name, path in paths.items():
-        in_part = [replace(version, cache=corpus.part(name)) for version, corpus in corpora]
+        pairs = zip(reading.versions, corpora, strict=True)
+        in_part = [replace(version, cache=corpus.part(name)) for version, corpus in pairs]
         try:
             part = replace(reading, versions=in_part).utterances(path)
         except NoRowError as error:
             not_selected = error
             continue
         parts.append(part)
-        for found, (_, corpus), places in zip(part.versions, corpora, positions, strict=True):
-            inside = found.positions_of(np.arange(len(part.ids)))
+        for version, corpus, places in zip(part.versions, corpora, positions, strict=True):
+            inside = version.positions_of(np.arange(len(part.ids)))
             places.append(np.where(inside < 0, inside, inside + corpus.part_of(name).start))
     if not_selected is not None and not parts:
         raise not_selected

@@ -1,8 +1,9 @@
 """A corpus: several manifests that were extracted into one folder, each into its own cache,
 its part.
 
-<corpus>/ parts/<part>.json   what was known of a part when it was complete; sealed <part>/
-a cache: the versions of one manifest, named after the manifest's file
+    <corpus>/
+      parts/<part>.json   what was known of a part when it was complete; sealed
+      <part>/             a cache: the versions of one manifest, named after its file
 
 A part's file names the shards that it was derived from, so a reader sees whether it still
 holds. Several jobs may extract parts of one corpus: each writes its own files."""

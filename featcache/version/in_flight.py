@@ -61,10 +61,9 @@ class InFlight:
                 for folder in self._folders:
                     opened.enter_context(hold_folder(folder))
                 opened.callback(self._forget)
-                marks = ([folder / name for folder in self._folders] for name in self._names)
                 self._files = [
-                    [opened.enter_context(FileIO(mark, "w")) for mark in of_worker]
-                    for of_worker in marks
+                    [opened.enter_context(FileIO(folder / name, "w")) for folder in self._folders]
+                    for name in self._names
                 ]
                 if not faulthandler.is_enabled():  # else somebody else uses it
                     crash = FileIO(self._folders[0] / _CRASH, "w")
