@@ -128,7 +128,7 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
     """Print mean and variance. Returns them as JSON, with the mean of each group if an
     utterance has one vector."""
     is_ragged = spec.axis.is_ragged
-    unit = "frames" if is_ragged else "utterances"
+    unit = "frame" if is_ragged else "utterance"
     sizes = (stats.group_frames if is_ragged else stats.group_utterances).tolist()
     named = spec.named_units.items()
     for (name, of), mean, std in zip(named, stats.mean, stats.std, strict=False):
@@ -141,14 +141,14 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
         say(f"  {len(stats.still):,} of {stats.mean.size:,} dimensions hardly vary: {still}")
     if stats.by is not None:
         ends = [
-            f"{count:,} {unit} ({stats.groups[sizes.index(count)]})"
+            f"{counted(count, unit)} ({stats.groups[sizes.index(count)]})"
             for count in (min(sizes), max(sizes))
         ]
         say(f"  {counted(len(sizes), 'group')} by {stats.by}, from {' to '.join(ends)}")
         if not is_ragged:
             for name, size, mean in zip(stats.groups, sizes, stats.group_mean, strict=True):
                 shown = [f"{value:.4g}" for value in mean.ravel().tolist()]
-                say(f"    {name}: {size:,} {unit}, mean {first_few(shown, _SHOWN_VALUES)}")
+                say(f"    {name}: {counted(size, unit)}, mean {first_few(shown, _SHOWN_VALUES)}")
     saved = "not saved; -o FILE saves them for featcache.Cmvn.load"
     if output is not None:
         saved = f"saved to {output}"

@@ -72,7 +72,7 @@ def vad(
     from featcache.version.selection import select_version
 
     options.refuse_output(output, force)
-    kind = format_to_write(output, None)
+    kind = format_to_write(output, None, "end it in .csv, .jsonl or .parquet")
     longest = math.inf if max_speech is None else max_speech
     rule = SpeechRule(threshold, min_speech, min_silence, pad, longest)
     version = select_version(path)

@@ -26,15 +26,17 @@ AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
 
 
-def format_to_write(target: Path, name: str | None) -> str:
-    """Return the format of this name, or of the file's suffix. Raises ArgumentError."""
+def format_to_write(target: Path, name: str | None, remedy: str = "") -> str:
+    """Return the format of this name, or of the file's suffix. Raises ArgumentError, with a
+    remedy for a suffix of no format, by default `--to`."""
     chosen = name or PLAIN.get(suffix_of(target))
     if chosen in WRITTEN:
         return chosen
     if name:
         meant = did_you_mean(name, WRITTEN)
         raise ArgumentError(f"--to: there is no {name!r}{meant}: choose {listing(WRITTEN)}")
-    raise ArgumentError(f"-o: {target} does not say the format: give --to {listing(WRITTEN)}")
+    remedy = remedy or f"give --to {listing(WRITTEN)}"
+    raise ArgumentError(f"-o: {target} does not say the format: {remedy}")
 
 
 def to_csv(manifest: Manifest) -> bytes:

@@ -126,6 +126,8 @@ def test_vad_takes_any_whole_hop(version, tmp_path):
 def test_vad_refuses_what_holds_no_probabilities_and_writes_nothing_without_speech(version):
     line = run_here("vad", version.parent / "fbank80", "-o", "s.csv", code=2)
     assert "holds [frames, 80], log mel energy" in line
+    line = run_here("vad", version, "-o", "s.txt", code=2)
+    assert "s.txt does not say the format: end it in .csv, .jsonl or .parquet" in line
     line = run_here("vad", version, "-o", "s.csv", "--min-speech", "9", code=1)
     assert "no segment of speech in 2 utterances: nothing is written" in line
     assert not (version.parent.parent / "s.csv").exists()

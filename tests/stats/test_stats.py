@@ -363,9 +363,10 @@ def test_the_command_says_what_there_is_and_keeps_it_or_why_not(cli, scratch):
     np.testing.assert_array_equal(document["mean"], Stats.load(scratch / "s.npz").mean)
     assert document["output"] == f"{scratch}/s.npz"
 
-    manifest = manifest_of(scratch, [(name, "anna") for name in features])
-    one = cli("stats", scratch / "cache", "--manifest", manifest, "--by", "speaker")
-    assert "1 group by speaker" in one.with_code(0).out
+    one = manifest_of(scratch, [(next(iter(features)), "anna")])
+    printed = cli("stats", scratch / "cache", "--manifest", one, "--by", "speaker").out
+    assert "1 group by speaker" in printed
+
     strangers = manifest_of(scratch, [("nobody", "x")])
     for refused, code in (
         ([scratch / "nowhere"], 1),
