@@ -206,7 +206,9 @@ def _read(source: str | Path) -> tuple[str, Path | None]:
     except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
         reason = getattr(error, "strerror", error)
         message = f"config {source}: cannot be read: {reason}"
-        if not Path(source).suffix:
+        if isinstance(error, IsADirectoryError):
+            message += "; `featcache configs --from` prints a version's config"
+        elif not Path(source).suffix:
             message += f"; {packaged_hint(str(source))}"
         raise ConfigError(message) from error
     if len(data) > _MOST_BYTES:

@@ -233,6 +233,8 @@ def test_a_file_that_cannot_be_read_is_a_fault(tmp_path):
     for path in (tmp_path / "gone.yaml", tmp_path, tmp_path / "bytes.yaml", "a\0b"):
         with pytest.raises(ConfigError, match="cannot be read"):
             load_config(path)
+    with pytest.raises(ConfigError, match="Is a directory; `featcache configs --from` prints"):
+        load_config(tmp_path)  # perhaps a version's
     with pytest.raises(ConfigError, match=r"; did you mean the packaged config fbank80\?"):
         load_config("fbank81")
     with pytest.raises(ConfigError, match=r"; the packaged configs are .*fbank80, .*mfcc13"):
