@@ -24,6 +24,9 @@ from featcache.version.records import root_of
 _LEAST_PAUSE = 0.098
 """The shortest pause, in seconds, at which speech that is too long may be cut."""
 
+_LONGEST = 1e9
+"""More seconds than any file has."""
+
 Span = tuple[int, int]
 """The first sample of a segment, and the sample behind its last."""
 
@@ -43,6 +46,11 @@ class SpeechRule:
     """Seconds that are added at both ends. Neighbours share a pause that is too short."""
     max_speech: float = math.inf
     """Longer segments, in seconds, are cut: at the longest pause, if there is one."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (0 <= value < _LONGEST or (name, value) == ("max_speech", math.inf)):
+                raise ArgumentError(f"{name} is {value}: give a number from 0 to {_LONGEST:g}")
 
 
 def speech_spans(

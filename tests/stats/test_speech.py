@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from processes import run_here
 
 import featcache
+from featcache.errors import ArgumentError
 from featcache.manifest.read import read_manifest
 from featcache.stats.speech import SpeechRule, speech_spans
 
@@ -121,6 +122,12 @@ def test_vad_takes_any_whole_hop(version, tmp_path):
     (tmp_path / "hops.yaml").write_text(config)
     run_here("extract", "m.csv", "-c", "hops.yaml", "-o", "c")
     assert "2 segments of 1 utterance" in run_here("vad", version.parent / "hops", "-o", "s.csv")
+
+
+@pytest.mark.parametrize("rule", [{"pad": math.nan}, {"min_silence": math.inf}, {"threshold": -1}])
+def test_a_rule_has_numbers_of_seconds(rule):
+    with pytest.raises(ArgumentError, match=f"{next(iter(rule))} is .*: give a number"):
+        SpeechRule(**rule)
 
 
 def test_vad_refuses_what_holds_no_probabilities_and_writes_nothing_without_speech(version):
