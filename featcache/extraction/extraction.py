@@ -76,7 +76,10 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, locks: ExitStack, stop: Ev
     is_waiting = False
     while not stop.is_set():
         try:
-            locks.enter_context(Version.create(planned.path, planned.info).at_work("extract"))
+            version = Version.create(planned.path, planned.info)
+            locks.enter_context(version.at_work("extract"))
+            if planned.is_new:
+                locks.callback(_remove_unless_begun, version)
             return
         except LockedError as error:
             if not plan.options.wait:
@@ -161,6 +164,13 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan) -> VersionJob:
     run = Run(version, _asked(plan, planned))
     has_extracted = bool(planned.index.shards)
     return VersionJob(planned.built, batching, version, run, has_extracted)
+
+
+def _remove_unless_begun(version: Version) -> None:
+    """Remove a version that a run has made, if the run ended before it began to fill it."""
+    with suppress(OSError, StoreError):
+        if not version.store.names("wanted"):
+            _remove_if_empty(version)
 
 
 def _remove_if_empty(version: Version) -> None:

@@ -218,23 +218,8 @@ def plan_extraction(
         _plan_version(plan, built, rows_of(built.config.copies, built.label_files))
         for built in all_built
     ]
-    _refuse_same_values(versions)
     plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
-
-
-def _refuse_same_values(versions: Sequence[VersionPlan]) -> None:
-    """Raise ConfigError if two new versions have the same fingerprint."""
-    first_names: dict[str, str] = {}
-    for version in versions:
-        if version.is_new:
-            name = version.config.name
-            first = first_names.setdefault(version.info.fingerprint, name)
-            if first != name:
-                raise ConfigError(
-                    f"configs {first} and {name} have the same fingerprint, so their features "
-                    "are the same: leave one out"
-                )
 
 
 def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) -> _Rows:

@@ -66,6 +66,18 @@ def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate,
     assert len(items(cache)) == len(plain.rows)
 
 
+def test_a_run_that_is_refused_leaves_no_version(cli, job, at_gate, gate, scratch):
+    """Folders are locked in order: that of fbank80 is made before the other is refused."""
+    cache = scratch / "c"
+    before = [path.name for path in cache.iterdir()]
+    refused = cli(*job, "-c", "fbank80").with_code(1)
+    assert f"process {at_gate.pid} on " in refused.err
+    assert [path.name for path in cache.iterdir()] == before
+    gate.unlink()
+    assert at_gate.wait().code == 0
+    cli("verify", cache).with_code(0)
+
+
 def test_with_wait_the_second_does_what_the_first_has_not_unless_it_is_interrupted(
     cli, plain, job, at_gate, gate, scratch
 ):

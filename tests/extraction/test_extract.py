@@ -126,18 +126,6 @@ def test_configs_that_lack_different_rows_are_filled_each_and_two_of_one_name_ar
     )
 
 
-def test_two_configs_of_the_same_values_are_refused(cli, plain, scratch, written):
-    """A cache has one version of a fingerprint."""
-    configs = []
-    for name, seconds in (("first", 5), ("second", 9)):
-        audio = f"audio: {{max_seconds: {seconds}}}"
-        config = written(f"name: {name}\nextractor: fbank\n{audio}\n", f"{name}.yaml")
-        configs += ["-c", config]
-    refused = cli.refused("extract", plain.manifest(), "-o", scratch / "new", *configs)
-    assert "configs first and second have the same fingerprint" in refused
-    assert not (scratch / "new").exists()
-
-
 # Threads
 
 
