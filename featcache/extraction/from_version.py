@@ -31,7 +31,7 @@ from featcache.extraction.padded_rows import Part
 from featcache.extractors.faults import require_tensor
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
-from featcache.manifest.copies import copies_of
+from featcache.manifest.copies import copies_of, noise_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.spec import as_values
@@ -222,6 +222,5 @@ def _refuse_other_copies(config: Config, source: Version) -> None:
             "augment section, or extract these units from audio"
         )
     noise = config.augment and config.augment.noise
-    of_source = (source.info.config.get("augment") or {}).get("noise") or {}
-    if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
+    if noise and (noise.seed, noise.content) != noise_of(source.info.config):
         raise ConfigError(f"{name} has different noise, or a different seed, from {source_name}")

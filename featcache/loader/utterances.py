@@ -27,7 +27,7 @@ from featcache.loader.choices import RESERVED, Choices, read_column
 from featcache.loader.corpus import Corpus
 from featcache.loader.windows import Windows
 from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
-from featcache.manifest.copies import Copies, copies_of
+from featcache.manifest.copies import Copies, copies_of, noise_of
 from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
@@ -269,6 +269,12 @@ class _Reading:
             raise ArgumentError(
                 "the versions have no copies in common: their configs' augment sections make "
                 f"{first}"
+            )
+        are_noisy = any(copy.snr is not None for copy in shared)
+        if are_noisy and len({noise_of(cache.config) for cache in caches}) > 1:
+            raise ArgumentError(
+                "copies of the same ids have different noise, or different seeds, in the versions: "
+                "copies=False reads the utterances alone"
             )
         return Copies(shared)
 

@@ -115,6 +115,13 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
     )
 
 
+def noise_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what decides the noise of a copy, besides its id: the seed and a hash of the
+    noise; None for both without noise."""
+    noise = (config.get("augment") or {}).get("noise") or {}
+    return noise.get("seed"), noise.get("content")
+
+
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
     """Return a manifest with a row for every copy, an utterance's together. Raises
     ManifestError if an id ends in a copy's suffix. At any speed, `start` and `duration` are

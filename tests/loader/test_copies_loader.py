@@ -23,6 +23,10 @@ VERSIONS = {
     "speeds": ({"speed": [0.9, 1.0, 1.1]}, ["_sp0.9", "", "_sp1.1"]),
     "plain": (None, [""]),
     "fast": ({"speed": [1.1]}, ["_sp1.1"]),
+    "other": (
+        {"speed": [1.0], "noise": {"manifest": "noises.csv", "snr": [5], "seed": 1}},
+        ["", "_snr5"],
+    ),
 }
 """The `augment` section of each version, and the suffixes of the copies that it makes."""
 
@@ -98,6 +102,17 @@ def test_of_several_versions_those_copies_are_taken_that_all_have(made, both):
     versions["d"] = featcache.open(made, "fast")
     with pytest.raises(ArgumentError, match="no copies in common"):
         featcache.FeatureDataset(versions, TRAIN)
+
+
+@pytest.mark.parametrize("manifest", [TRAIN, None])
+def test_copies_with_different_noise_are_not_joined(made, both, manifest):
+    versions = {"a": both, "b": featcache.open(made, "other")}
+    with pytest.raises(ArgumentError, match=r"different noise, or different seeds.*copies=False"):
+        featcache.FeatureDataset(versions, manifest)
+    plain = featcache.FeatureDataset(versions, manifest, copies=False)
+    assert list(plain.ids) == (PLAIN_IDS if manifest is None else ["utt-03", "utt-01"])
+    versions["c"] = featcache.open(made, "speeds")
+    assert list(featcache.FeatureDataset(versions, manifest).ids) == list(plain.ids)
 
 
 @pytest.mark.parametrize("columns", [[], ["digit", "speed"], {"digit": str, "snr": float}])
