@@ -36,8 +36,12 @@ SHARDS_TO_SHARE = 32
 """The shards, about, of a manifest of a few hours, so that several processes share it."""
 
 LEAST_WORK, WORK_OF_CLIP = 900.0, 2.0
-"""The least work in such a shard, in seconds of audio: to commit it takes as long as 20.
+"""The work in such a shard, about, in seconds of audio: to commit it takes as long as 20.
 Opening and starting on a clip takes as long as two."""
+
+EVENLY = 4
+"""If there are more of such shards, their number is a multiple of this one: two or four
+processes then end together."""
 
 FEWEST_SHARDS = 256
 """If rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their
@@ -118,7 +122,10 @@ def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int6
     total = math.fsum(np.minimum(seconds, seconds_per_shard).data)
     seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, total / FEWEST_SHARDS))
     work = seconds + WORK_OF_CLIP
-    work_per_range = max(LEAST_WORK, math.fsum(work.data) / SHARDS_TO_SHARE)
+    all_work, work_per_range = math.fsum(work.data), LEAST_WORK
+    if all_work > EVENLY * LEAST_WORK:
+        num_shards = math.ceil(all_work / LEAST_WORK / EVENLY) * EVENLY
+        work_per_range = all_work / min(num_shards, SHARDS_TO_SHARE)
     # A row fills no more than one shard.
     weight = np.maximum(seconds / seconds_per_range, work / work_per_range)
     weight = np.clip(weight, 1 / MAX_ITEMS, 1)
