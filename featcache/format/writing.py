@@ -1,8 +1,9 @@
-"""Writing groups, which zarr-python makes in memory, and shards, batch by batch."""
+"""Writing groups, whose documents zarr-python makes, and shards, batch by batch."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ExtractorError, MissingDependencyError, listing
 from featcache.format.documents import UNSEALED, seal
-from featcache.format.group import NAME_DIGITS, Table, checksum_of, digest_of
+from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, checksum_of, digest_of
 from featcache.format.shard import ITEM_COLUMNS, Item, columns_of
 from featcache.manifest.segments import SegmentColumns
 from featcache.spec import FeatureSpec, all_finite, as_values
@@ -33,15 +34,44 @@ _DIMENSIONS = {"items": ["column", "item"], "text": ["byte"], "features": ["fram
 length, and no array has that name."""
 
 
+class Chunk:
+    """An array, and the file of its only chunk: the little-endian values, and their CRC-32C.
+
+    Args:
+        parts: Arrays of one dtype and item shape. They are joined along their first
+            dimension, and copied once.
+    """
+
+    def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
+        dtype = parts[0].dtype.newbyteorder("<")
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        num_bytes = math.prod(shape) * dtype.itemsize
+        file = np.empty(num_bytes + CHECKSUM_BYTES, np.uint8)
+        values = file[:num_bytes]
+        self.values: NDArray[Any] = values.view(dtype).reshape(shape)
+        np.concatenate(parts, out=self.values)
+        checksum = crc32c(values).to_bytes(CHECKSUM_BYTES, "little")
+        file[num_bytes:] = np.frombuffer(checksum, np.uint8)
+        self.file = file.data
+
+
 def group_files(
-    document: Mapping[str, Any], table: Table, arrays: Arrays, no_code: int, where: object
+    document: Mapping[str, Any],
+    table: Table,
+    arrays: Mapping[str, Chunk],
+    no_code: int,
+    where: object,
 ) -> GroupFiles:
     """Return the digest and the files of a group, from the keys of its document that follow
     neither from its table nor from its arrays. Zarr libraries read `no_code` where the
     chunk of integer `features` is missing. `where` names the version in messages. Raises
     StoreError if the document is too large."""
-    stored = _zarr_group({**arrays, "items": table.matrix, "text": table.text}, no_code, {})
-    files = {path: data for path, data in stored.items() if path != MARK}
+    arrays = {**arrays, "items": Chunk([table.matrix]), "text": Chunk([table.text])}
+    files = _zarr_documents({name: chunk.values for name, chunk in arrays.items()}, no_code, {})
+    del files[MARK]
+    for name, chunk in arrays.items():
+        if chunk.values.size:
+            files["/".join([name, "c", *"0" * chunk.values.ndim])] = chunk.file
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
     digest = digest_of(sizes, table)
     own = {
@@ -56,11 +86,12 @@ def group_files(
 
 def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
     """Return the sealed `zarr.json` of a group with these attributes."""
-    stored = _zarr_group({}, 0, {"featcache": {**attributes, "checksum": UNSEALED}})
-    return seal(bytes(stored[MARK]), where)
+    documents = _zarr_documents({}, 0, {"featcache": {**attributes, "checksum": UNSEALED}})
+    return seal(bytes(documents[MARK]), where)
 
 
-def _zarr_group(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dict[str, Any]:
+def _zarr_documents(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dict[str, Buffer]:
+    """Return each `zarr.json` of a group, as zarr-python makes it, by its path."""
     try:
         from zarr.storage import MemoryStore
     except ImportError as error:
@@ -93,20 +124,19 @@ async def _write_group(
     from zarr.codecs import Crc32cCodec
 
     await create_group(store=store, attributes=attributes)
-    for name, array in arrays.items():
-        values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    for name, values in arrays.items():
         dimensions = [*_DIMENSIONS.get(name, [f"{name}_entry"])]
         dimensions += [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)]
         no_value = no_code if name == "features" else 0
         await create_array(
             store,
             name=name,
-            data=values,
+            shape=values.shape,
+            dtype=values.dtype,
             chunks=tuple(max(1, size) for size in values.shape),
             compressors=Crc32cCodec(),
             fill_value=np.nan if values.dtype.kind == "f" else no_value,
             dimension_names=dimensions,
-            config={"write_empty_chunks": True},
         )
 
 
@@ -148,13 +178,13 @@ class ShardBuilder:
         """Return the name and the files of the shard, to be published as `shards/<name>`,
         and forget its items. See `ShardInfo`; `where` names the version in messages."""
         table = self._table()
-        features = np.concatenate([clip.features for clip in self._clips])
-        num_frames = len(features)
+        parts = [clip.features for clip in self._clips]
+        num_frames = sum(map(len, parts))
         if not num_frames:  # events may be none, and no array is empty
-            features = np.zeros((1, *features.shape[1:]), features.dtype)
-        arrays = {"features": features}
+            parts.append(np.zeros((1, *parts[0].shape[1:]), parts[0].dtype))
+        arrays = {"features": Chunk(parts)}
         for name in (side.name for side in self._spec.side):
-            arrays[f"side_{name}"] = np.concatenate([clip.side[name] for clip in self._clips])
+            arrays[f"side_{name}"] = Chunk([clip.side[name] for clip in self._clips])
         self._clips.clear()
         document = {
             "fingerprint": fingerprint,
@@ -163,7 +193,7 @@ class ShardBuilder:
             "row": row,
             "manifest": manifest,
             "made_by": made_by,
-            "finite": all_finite(as_values(arrays["features"], self._spec.dtype)),
+            "finite": all_finite(as_values(arrays["features"].values, self._spec.dtype)),
         }
         digest, files = group_files(document, table, arrays, _no_code(self._spec), where)
         return digest[:NAME_DIGITS], files
