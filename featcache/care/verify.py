@@ -141,7 +141,7 @@ def _report(
         notes.append(f"{version.path}/{index_folder}: {what}")
     if index is None or len(sound) < len(names):
         index = index_of(sound, are_checked=True)
-    result.utterances = len(index)
+    result.utterances, result.frames = len(index), int(index.num_frames.sum())
     notes += _notes_on_decoders(version, index, sound)
     _compare_repeated(version, index, sound, result)
     problems += _problems_of_records(version, index, damaged)

@@ -96,7 +96,8 @@ _DISPLAY = (
 @options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
 @options.flag(
     "--check-sources",
-    "Re-extract utterances whose file has another size or mtime, or is now decoded otherwise.",
+    "Re-extract utterances whose file has another size or mtime, or is now decoded otherwise. "
+    "With --from, the file that this version was made from counts.",
 )
 @options.flag("--replace", "Re-extract utterances with another path even if they are more than 5%.")
 @click.option(

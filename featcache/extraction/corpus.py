@@ -229,10 +229,14 @@ class _PartRun:
         self._now = _signed(self._known, plan.manifests[name])
         self.is_changed = bool(self._known.hash) and self._now.hash != self._known.hash
         self._rows = self._now.hash
-        """A hash of the manifest's bytes and of how they are read; empty if it is
-        unknown."""
-        if self._rows and plan.reading:
-            self._rows = f"{xxhash.xxh3_64_intdigest(f'{self._rows} {plan.reading}'.encode()):016x}"
+        """A hash of the manifest's bytes, of how they are read and of where the audio is;
+        empty if it is unknown."""
+        if self._rows:
+            root = plan.root or plan.manifests[name].parent
+            if isinstance(root, Path):
+                root = root.absolute()
+            read_as = f"{self._rows} {root} {plan.reading}".encode(errors="surrogateescape")
+            self._rows = f"{xxhash.xxh3_64_intdigest(read_as):016x}"
 
     def unchanged(self, built: Sequence[BuiltConfig]) -> list[PartVersion] | None:
         """Return the records of these versions; None if a run must look at the part."""

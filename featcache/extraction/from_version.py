@@ -36,8 +36,9 @@ from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.spec import as_values
 from featcache.storage.location import Location, ObjectPath, as_location
+from featcache.version.index import Index
 from featcache.version.indexing import open_index
-from featcache.version.join import RowKeys, item_at, join, what_changed
+from featcache.version.join import RowKeys, RowStatus, item_at, join, sources_of, what_changed
 from featcache.version.ledger import Failure, failures_by_row
 from featcache.version.selection import select_versions
 from featcache.version.version import Version
@@ -89,6 +90,20 @@ class SourceVersion:
         lasts = self.version.info.spec.axis.seconds(self._index.num_frames[positions])
         of_version = np.where(positions >= 0, lasts, np.nan)
         return np.where(np.isnan(known), of_version, known)
+
+    def with_changed_items(
+        self, keys: RowKeys, status: RowStatus, version: Version, index: Index
+    ) -> RowStatus:
+        """Mark rows as missing whose features here were made from another file than those
+        in `version`, or decoded otherwise."""
+        here = join(keys, self._index, self._failures)
+        rows = np.flatnonzero(status.present & here.present)
+        made_from = sources_of(version, index, status.positions[rows])
+        present = status.present.copy()
+        present[rows] = (
+            made_from == sources_of(self.version, self._index, here.positions[rows])
+        ).all(axis=1)
+        return replace(status, present=present)
 
     def extract(
         self,

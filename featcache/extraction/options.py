@@ -45,7 +45,8 @@ class Options:
     """Try utterances again that failed in earlier runs, even if their files are
     unchanged."""
     check_sources: bool = False
-    """Extract utterances again if their file has changed in size or mtime."""
+    """Extract utterances again if their file has changed in size or mtime; with a `source`,
+    if that was made from another file."""
     replace: bool = False
     """Extract utterances again if their path has changed, even if they are more than 5 % of
     the version."""

@@ -308,7 +308,9 @@ def _compare(
         failed = [status.failures[row] for row in tried.tolist()]
         stands[tried] = built.would_fail_again(failed, locations_of(manifest, tried))
     status = replace(status, failed=stands)
-    if options.check_sources:
+    if options.check_sources and plan.source is not None:
+        status = plan.source.with_changed_items(rows.keys, status, version, index)
+    elif options.check_sources:
         status = with_changed_files(manifest, status, index, version)
     elif plan.only is None:
         refuse_another_corpus(manifest, status, index, version)

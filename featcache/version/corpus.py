@@ -38,7 +38,8 @@ class PartVersion(msgspec.Struct, frozen=True):
     """A version of a part, as it was when it was complete."""
 
     manifest: _FileHash
-    """The hash of the manifest's file and of the options to read it; empty if unknown."""
+    """The hash of the manifest's file, of the options to read it and of where its audio is;
+    empty if unknown."""
     utterances: Count
     failed: Count
     frames: Count

@@ -194,6 +194,15 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     assert "looked at" not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
 
 
+def test_frames_of_replaced_utterances_are_not_counted(cli, plain, cache):
+    rows = [{**row, "duration": 0.3} if row["id"] == "utt-00" else row for row in plain.rows]
+    cli("extract", plain.manifest(rows, "shorter.csv"), "-o", cache).with_code(0)
+    (verified,) = cli("verify", cache, "--json").json()["versions"]
+    (held,) = cli("info", cache, "--json").json()["versions"]
+    assert held["replaced"] == 1
+    assert (verified["utterances"], verified["frames"]) == (12, held["frames"])
+
+
 @pytest.mark.parametrize("claimed", [True, False])
 def test_values_that_are_not_finite_are_found_and_repaired(cli, plain, sound, cache, claimed):
     """Under right seals; and although the shard says that they are finite, with --values."""

@@ -1,11 +1,14 @@
 """A corpus by one call, in a folder or an object store: what the command makes, part by
 part."""
 
+import shutil
 import uuid
 from contextlib import contextmanager
 
 import pytest
+import soundfile
 from cache_contents import items
+from corpora import speech
 
 import featcache
 from featcache.care.copying import copy_version
@@ -93,6 +96,28 @@ def test_manifests_of_one_name_in_two_folders_are_not_one_part(manifests, tmp_pa
     assert featcache.extract([second], **options).parts["p"].versions[0].extracted == 4
 
 
+def test_a_part_is_not_unchanged_if_its_paths_lead_to_other_audio(plain, manifests, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    copies = [shutil.copy(manifest, other) for manifest in manifests]
+    for row in plain.rows:
+        soundfile.write(other / row["path"], speech(1.5), 16000)
+    options = {"cache": tmp_path / "corpus", "options": ONE}
+    assert len(featcache.extract(manifests, **options).parts) == 3
+    assert len(featcache.extract(manifests, **options).unchanged) == 3
+    for job in ({"reading": {"root": other}, "manifest": manifests}, {"manifest": copies}):
+        errors = featcache.extract(**job, **options).errors
+        assert len(errors) == 3
+        assert "are not what" in str(errors["p0"])
+
+    # A corpus that was moved is looked at once.
+    moved = tmp_path / "moved"
+    shutil.copytree(manifests[0].parent, moved)
+    elsewhere = {"reading": {"root": moved}, **options}
+    assert len(featcache.extract(manifests, **elsewhere).parts) == 3
+    assert len(featcache.extract(manifests, **elsewhere).unchanged) == 3
+
+
 def test_manifests_of_a_corpus_are_read_as_it_is_said_and_anew_if_it_is_said_otherwise(
     plain, manifests, tmp_path
 ):
@@ -107,10 +132,10 @@ def test_manifests_of_a_corpus_are_read_as_it_is_said_and_anew_if_it_is_said_oth
         featcache.extract([table], reading=reading, **options).parts["sb"].versions[0].extracted
         == 3
     )
-    same = {**reading, "root": "/anywhere", "allow_commands": False}
+    same = {**reading, "allow_commands": False}
     assert list(featcache.extract([table], reading=same, **options).unchanged) == ["sb"]
     values = [{"values": {**reading["values"], "of": what}} for what in ("nothing", "something")]
-    for changed in ({"format": None}, *values, {"allow_commands": True}, {}):
+    for changed in ({"root": "/anywhere"}, {"format": None}, *values, {"allow_commands": True}, {}):
         other = {"reading": {**reading, **changed}, **options}
         assert featcache.extract([table], **other).parts["sb"].versions[0].extracted == 0
         assert list(featcache.extract([table], **other).unchanged) == ["sb"]

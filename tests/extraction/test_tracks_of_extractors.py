@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
+from corpora import Corpus, speech
 from damage import flip
 from extractions import ONE_EACH, failures_of, write_config
 
@@ -147,6 +148,29 @@ def test_a_vector_of_frames_is_that_of_the_stored_frames(plain, tmp_path, dtype,
         expected = [exact.mean(0), exact.std(0)][: pool.count("+") + 1]
         np.testing.assert_allclose(vectors[id_], np.concatenate(expected), rtol=1e-6)
         assert vectors[id_].dtype == np.float32
+
+
+def test_check_sources_compares_vectors_with_the_version_that_they_are_made_from(tmp_path):
+    """An older version gives the same vectors however often it is asked, and a newer one
+    gives new ones also where no audio is left."""
+    frames = write(tmp_path, "frames", "{}")
+    pooled = write(tmp_path, "pooled", "{pool: mean}")
+    corpus = Corpus(tmp_path)
+    corpus.record("a", "a.wav", speech(0.4))
+    corpus.record("b", "b.wav", speech(0.5))
+    manifest, cache = corpus.manifest(), tmp_path / "cache"
+    from_version = {"source": cache, "check_sources": True}
+    extract(manifest, frames, cache)
+    extract(manifest, pooled, cache, **from_version)
+    soundfile.write(tmp_path / "b.wav", speech(0.6), 16000)
+    assert extract(manifest, pooled, cache, **from_version).versions[0].extracted == 0
+    extract(manifest, frames, cache, check_sources=True)
+    for path in ("a.wav", "b.wav"):
+        (tmp_path / path).unlink()
+    assert extract(manifest, pooled, cache, **from_version).versions[0].extracted == 1
+    assert extract(manifest, pooled, cache, **from_version).versions[0].extracted == 0
+    mean = featcache.open(cache, "frames")["b"].mean(0, dtype=np.float64)
+    np.testing.assert_allclose(featcache.open(cache, "pooled")["b"], mean, rtol=1e-6)
 
 
 def test_pieces_of_a_clip_are_pooled_together(corpus, tmp_path):
