@@ -130,7 +130,7 @@ class GaussianNoise(Augmentation):
     """The standard deviation of the noise, or its range."""
     snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
     """The signal-to-noise ratio in dB, or its range: the mean square of a row's values, not
-    of its speech, over that of its noise. Zero rows get no noise."""
+    of its speech, over the mean square of its noise. Zero rows get no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -62,7 +62,7 @@ class Cmvn(nn.Module):
     """
 
     mean: Tensor
-    """The means, float32 `[1 + groups, *item_shape]`: row 0 is that of all frames."""
+    """The means, float32 `[1 + groups, *item_shape]`: row 0 is the mean of all frames."""
     std: Tensor
     """The standard deviations, of the same shape."""
     group_numbers: Tensor

@@ -65,7 +65,7 @@ class ConfigError(FeatcacheError):
 
 class ManifestError(FeatcacheError):
     """A manifest that cannot be read, or has faults, which the message lists with their
-    lines; whose rows a cache was not extracted from; or whose files do not exist."""
+    lines. Or a cache was not extracted from its rows, or its files do not exist."""
 
     exit_code = 2
 

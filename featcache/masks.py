@@ -41,8 +41,8 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
 
     Args:
         lengths: The lengths in frames, integers `[batch]`.
-        num_frames: The number of frames that the batch is padded to. By default that of
-            the longest row, but reading it waits for a GPU, so pass `features.shape[1]`.
+        num_frames: The number of frames that the batch is padded to. By default the length
+        of the longest row, but reading it waits for a GPU, so pass `features.shape[1]`.
 
     Returns a new tensor on `lengths`' device, bool `[batch, num_frames]`; rows longer than
     `num_frames` are all True. Raises ArgumentError if `lengths` is no integer tensor
@@ -213,9 +213,9 @@ def _chunk_mask(
 ) -> Tensor:
     """Make a chunk mask in a single pass: all its rows are windows of one line.
 
-    The line is True for as many chunks as a frame may attend to. The rows of the last
-    chunk begin at the line's start, those of each chunk before it `chunk_size` further to
-    the right. With 3 chunks of 2 frames, and 1 chunk to the left:
+    The line is True for as many chunks as a frame may attend to. The rows of the last chunk
+    begin at the line's start, the rows of each chunk before it `chunk_size` further to the
+    right. With 3 chunks of 2 frames, and 1 chunk to the left:
 
         line   0 0 1 1 1 1 0 0 0 0 0 0
         c = 2  0 0 1 1 1 1                  each row twice

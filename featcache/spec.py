@@ -1,8 +1,8 @@
 """Specs of features: tracks with their shape and dtype, and the axes that their entries
 are along.
 
-Rooms outside `extractors/` ask an axis, never for a frame rate: how many frames so many
-samples give, which of them a span of seconds has, how long they last."""
+Rooms outside `extractors/` never ask for a frame rate. They ask an axis how many frames a
+number of samples gives, which frames a span of seconds has, and how long they last."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ class _Axis(Struct, frozen=True):
     fewest: ClassVar[int] = 0
     """The fewest entries of an item."""
     dimensions: ClassVar[tuple[str, ...]] = ("entries",)
-    """The names of the dimensions of an item before those of an entry."""
+    """The names of the dimensions of an item that come before the dimensions of an
+    entry."""
     has_times: ClassVar[bool] = False
     """Whether the values of an entry are its times, so that a span of seconds changes
     them; see `Events.cut`."""
@@ -374,7 +375,7 @@ class FeatureSpec:
     """The size of each codebook, for codes; empty for other features."""
 
     side: Annotated[tuple[Track, ...], Meta(max_length=64)] = ()
-    """The tracks besides the main one."""
+    """The tracks except the main one."""
 
     padded_to: _Samples = 0
     """The number of samples to which the extractor pads shorter clips, so that all of these

@@ -5,6 +5,7 @@ import re
 import runpy
 import shlex
 import shutil
+from typing import get_args
 
 import click
 import numpy as np
@@ -191,6 +192,15 @@ def test_the_format_pages_reader_reads_a_version_and_notices_a_flipped_bit(
     flip(path, data.index(b'"row": 0') + 7 if name == "zarr.json" else 3)
     with pytest.raises(ValueError, match="damaged"):
         reader(version.path)
+
+
+@pytest.mark.parametrize("extractor", sorted(_BUILT_IN))
+def test_the_format_page_names_the_parameters_that_fingerprints_leave_out(extractor):
+    params = find(extractor).Params
+    inner = [part for field in params.model_fields.values() for part in get_args(field.annotation)]
+    later = {name for part in (params, *inner) for name in getattr(part, "added_later", ())}
+    page = text_of("docs/format.md")
+    assert {name for name in later if not re.search(rf"[`.]{name}`", page)} == set()
 
 
 def test_the_format_page_has_every_column():

@@ -61,10 +61,10 @@ def decode(
     """Cut segments out of one file, which stays open until the iterator is exhausted or
     closed.
 
-    A segment is, bit for bit, a part of the decoded file: as many samples as are nearest to
-    its duration, from the one nearest to its start on. Files are seeked if they can be
-    (`Header.can_seek`), else decoded once, up to the last sample that is needed. In a
-    damaged file, the segments before the damage are good and the others fail.
+    A segment is, bit for bit, a part of the decoded file. It begins at the sample nearest
+    to its start, and has the nearest number of samples to its duration. Files are seeked if
+    they can be (`Header.can_seek`), else decoded once, up to the last sample that is
+    needed. In a damaged file, the segments before the damage are good and the others fail.
 
     Args:
         segments: The segments, in any order. They may overlap.

@@ -191,8 +191,8 @@ def gsm_samples(log: str, num_samples: int) -> int:
 
 
 def cut_in_header(fd: int, size: int) -> str | None:
-    """Return how a file that libsndfile refuses was cut off before its samples; None if
-    nothing says so (RFC 9639, section 8.1, and RFC 3533)."""
+    """Return how a file that libsndfile refuses was cut off before its samples; None if it
+    shows no sign of a cut (RFC 9639, section 8.1, and RFC 3533)."""
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
         return ogg_shortfall(fd, size)
@@ -330,8 +330,9 @@ def vorbis_patches(fd: int, size: int) -> dict[int, bytes]:
 
     FFmpeg writes such files when it copies from the middle of another: the position of the
     first page is below its number of samples, and libsndfile counts too few or too many. It
-    takes the difference of two positions, so those of the first and the last page of sound
-    are moved far up. In a complete file that begins at 0, this changes no sample."""
+    takes the difference of two positions, so the positions of the first and the last page
+    of sound are moved far up. In a complete file that begins at 0, this changes no
+    sample."""
     if os.pread(fd, 7, 28) != b"\x01vorbis" or ogg_shortfall(fd, size):
         return {}
     first, packets = 0, 0

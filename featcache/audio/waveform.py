@@ -86,7 +86,8 @@ class WaveformMaker:
     def builder(
         self, rate: int, speed: float, channel: int | None, num_samples: int
     ) -> WaveformBuilder:
-        """Start a waveform, without noise. The arguments are those of `WaveformBuilder`."""
+        """Start a waveform, without noise. The arguments are the same as for
+        `WaveformBuilder`."""
         return WaveformBuilder(rate, self.audio, channel, speed=speed, num_samples=num_samples)
 
     @cached_property

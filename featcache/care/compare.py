@@ -193,11 +193,11 @@ def tied_frames(
 ) -> torch.Tensor:
     """Find the frames that have `others` instead of `codes`, both `[F, Q]`, because of
     rounding, bool `[F]`. `quantize` turns latents `[R, F, D]` into codes `[R, F, Q]`;
-    `latents` are those of `codes`, float32 `[F, D]`.
+    `latents` belong to `codes`, float32 `[F, D]`.
 
     Noise of the size of rounding is added to them, in 64 draws from a fixed seed. A frame
-    is tied if a draw turns the first code that differs into that of `others`, and leaves
-    the codes before it alone."""
+    is tied if a draw turns the first code that differs into the code of `others`, and does
+    not change the codes before it."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(_DRAWS, *latents.shape, generator=generator).to(latents.device)
     noise *= ROUNDING * latents.norm(dim=1, keepdim=True) / latents.shape[1] ** 0.5

@@ -190,7 +190,8 @@ def _read_shard(shard: Shard) -> dict[str, Buffer]:
 
 
 def _join_wanted(version: Version, index: Index, to: Version, copied: Copied) -> None:
-    """Add the version's wanted sets to those of a copy. An unreadable set stays as it is."""
+    """Add the version's wanted sets to a copy's wanted sets. An unreadable set stays as it
+    is."""
     damaged = list[str]()
     source = Copy(version, index, [*read_all_wanted(version, damaged)])
     target = Copy(to, open_index(to, keep=False), [*read_all_wanted(to, damaged)])

@@ -26,7 +26,7 @@ VALUE_COLUMNS = ("row_hash", "item_crc32c", "source_hash")
 
 
 def are_alike(ours: _Columns, theirs: _Columns) -> Flags:
-    """Compare items by their `VALUE_COLUMNS`, `[3, n]`: those of one row are alike if their
+    """Compare items by their `VALUE_COLUMNS`, `[3, n]`: items of one row are alike if their
     features or files are equal. Returns bool `[n]`."""
     same_row, same_features, same_file = ours == theirs
     alike: Flags = same_row & (same_features | (same_file & (ours[2] > 0)))
@@ -48,8 +48,9 @@ class Copy:
 
     def claims(self, runs: Set[str]) -> _Columns:
         """List the ids that the copy has or wants, for another copy that knows `runs`:
-        uint64 `[5, ids]`, sorted: the hashes of id and row, the generation, 1 + the
-        position of the item (0 if it is missing), and 1 if the other copy has seen it."""
+        uint64 `[5, ids]`, sorted. The rows are the hashes of id and row, the generation,
+        1 + the position of the item (0 if it is missing), and 1 if the other copy has seen
+        it."""
         index = self.index
         items = np.stack([index.row_hash, index.generation])[:, index.by_hash]
         held = np.concatenate([index.id_hash[None], items])

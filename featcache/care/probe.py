@@ -89,8 +89,9 @@ class Measured:
     tied: float = 0.0
     mismatch: float = 0.0
     disturbed: float = 0.0
-    """The share of frames that differ by more than rounding from those of each utterance
-    alone at the same precision; for codes without latents, in which a code differs."""
+    """The share of frames that differ by more than rounding from the frames of each
+    utterance alone at the same precision; for codes without latents, of frames in which a
+    code differs."""
     relative: float = 0.0
     absolute: float = 0.0
     first: int = 0
@@ -455,8 +456,8 @@ def _row_batches(
     the number of samples that count for the speed.
 
     With a seed, cuts of other clips fill the batch. All rows of a padded batch count for
-    the speed, since any corpus fills them; of a batch of equal lengths, as many as clips of
-    the sample have this length."""
+    the speed, since any corpus fills them. In a batch of equal lengths, as many rows count
+    as clips of the sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
     batches, num_counted = list[Clips](), 0
     for number, clip in enumerate(clips):
@@ -479,8 +480,8 @@ def _row_batches(
 def _neighbour(
     extractor: Extractor[Params], clips: Clips, number: int, rng: np.random.Generator
 ) -> SampledClip:
-    """Cut another clip than `number`, or repeat it, to a length of the same padded length,
-    or if a few draws do not give one, to the same length."""
+    """Cut another clip than `number`, or repeat it, to a length with the same padded
+    length. If a few draws do not give such a length, take the same length."""
     same_length = len(clips[number].waveform)
     padded = extractor.padded_length(same_length)
     num_samples = same_length

@@ -1,4 +1,4 @@
-"""Compares audio files with those that a version was extracted from."""
+"""Compares audio files with the files that a version was extracted from."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class SourceCheck:
     by_content: bool = False
     """True to compare the hash of their bytes, if known, instead of size and mtime."""
     root: AudioLocation | None = None
-    """The root of relative paths; None for that of the run that extracted each utterance."""
+    """The root of relative paths; None for the root of the run that extracted each
+    utterance."""
     urls: frozenset[Url] = frozenset()
     """The URLs whose files are compared: `Manifest.urls`."""
 

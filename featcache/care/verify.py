@@ -175,7 +175,8 @@ def _check_shards(
     report: OnShard,
     stop: threading.Event,
 ) -> dict[str, CheckedShard]:
-    """Check shards in threads. Returns those that were checked before `stop` was set."""
+    """Check shards in threads. Returns the shards that were checked before `stop` was
+    set."""
     checked: dict[str, CheckedShard] = {}
     ended = threading.Event()
 

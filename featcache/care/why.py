@@ -38,7 +38,7 @@ class Cause:
 def compare_versions(
     config: Config, fingerprint: str, versions: list[Version]
 ) -> list[tuple[Version, Differences]]:
-    """List how a config differs from those of versions, the most similar first."""
+    """List how a config differs from the configs of versions, the most similar first."""
     resolved = config.resolved()
 
     def compare(version: Version) -> Differences:

@@ -168,7 +168,7 @@ def _describe(version: Version, on_disk: bool) -> Document:
 
 
 def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
-    """List the libraries of which runs had several versions, by a shard of each run."""
+    """List the libraries that runs had in several versions, by a shard of each run."""
     shard_of_run = {
         shard.made_by: name for name, shard in zip(index.shards, index.summaries, strict=True)
     }

@@ -270,7 +270,7 @@ def as_config(config: str | Path | Config, set: Values | None = None) -> Config:
 
 
 def as_configs(config: str | Path | Config, set: Values | None = None) -> list[Config]:  # noqa: A002
-    """Return a config, or load those of a file."""
+    """Return a config, or load the configs of a file."""
     if isinstance(config, Config):
         return [as_config(config, set)]
     return load_configs(config, set)
@@ -565,7 +565,7 @@ def find_differences(
 
 
 def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
-    """Return what differs besides keys and the locations of weights."""
+    """Return all differences, except keys and the locations of weights."""
     extractor = extractors.find(config["extractor"])
     locations = extractor.Params.locations
     weights = {name: config["params"][name] for name in locations & config["params"].keys()}

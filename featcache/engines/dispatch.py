@@ -119,7 +119,7 @@ class Chunks:
         return Chunk(tuple(tasks))
 
     def undone(self, worker: int, done: Set[str]) -> int:
-        """Count the worker's chunks that have tasks besides those in `done`, by name."""
+        """Count the worker's chunks that have a task whose name is not in `done`."""
         held = self.held.get(worker, ())
         return sum(any(task.name not in done for task in chunk.tasks) for chunk in held)
 

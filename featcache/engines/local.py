@@ -5,8 +5,8 @@ Each worker takes the most urgent work: it appends the next complete batch in or
 utterances and, unless it becomes rows, extracts it; and at the end computes rows that do
 not fill a batch. On a GPU, some workers do rows only, and the others everything else.
 
-When the run is stopped, no more utterances are taken; those that were are finished, and
-begun shards are committed."""
+When the run is stopped, workers take no more utterances. They finish the utterances that
+they have, and commit begun shards."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class _Workers:
             while True:
                 times, started = WorkerTimes(float), perf_counter()
                 work = self._next(only_rows)
-                # Row workers wait for those that decode, which are the bottleneck then.
+                # Row workers wait for the decoding workers, which are the bottleneck then.
                 if not only_rows:
                     times["wait"] = perf_counter() - started
                 if work is not None:

@@ -241,7 +241,8 @@ class _Worker:
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
-        """Do tasks, and those that come meanwhile. Records and sends the outcome so far."""
+        """Do tasks, and the tasks that come meanwhile. Records and sends the outcome so
+        far."""
         works = 0
 
         def tasks() -> Iterator[ShardTask]:

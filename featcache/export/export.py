@@ -156,7 +156,7 @@ def _select(
 
 
 def _with_texts(manifest: Manifest, names: Sequence[str]) -> Manifest:
-    """Return a manifest whose columns of these names are text, as it is written."""
+    """Return a manifest whose columns of these names are text, as the file has it."""
     values = dict(manifest.values)
     for name in values.keys() & {*names}:
         texts = values[name].texts

@@ -234,7 +234,7 @@ def paths_of_some(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> 
 
 
 def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
-    """Describe why none of these files can be had; an empty string if one may exist."""
+    """Describe why no file of these can be read; an empty string if one may exist."""
     first, *others = map(manifest.resolve, paths)
     fault = _fault(first)
     if not fault or not all(_at_once_if_urls(_fault, others)):

@@ -165,9 +165,9 @@ class RaisedError(AudioError):
 
 @contextmanager
 def errors_of(built: BuiltConfig, ids: Iterable[str], alone: bool = True) -> Iterator[None]:
-    """Turn what an extractor raises about some clips into an `AudioError`, and `sys.exit`
-    into an `ExtractorError`, but not errors of featcache, of memory (see
-    `is_out_of_memory`), and of a lost device."""
+    """Turn an extractor's exceptions about some clips into an `AudioError`, and `sys.exit`
+    into an `ExtractorError`. Errors of featcache, of memory (see `is_out_of_memory`) and of
+    a lost device stay as they are."""
     name = type(built.extractor).__name__
     try:
         yield

@@ -37,7 +37,8 @@ STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waits for a GPU; `wait` is for the disk, or for earlier batches."""
 
 PROGRESS_THREAD = "featcache-progress"
-"""The name of a thread that only shows progress. A process may be forked beside it."""
+"""The name of a thread that only shows progress. featcache may fork processes while it
+runs."""
 
 
 @dataclass(frozen=True)

@@ -316,7 +316,7 @@ def _compare(
         refuse_another_corpus(manifest, status, index, version)
     if plan.only is not None:
         wanted = np.isin(rows.keys.id_hashes, plan.only.hashes())
-        # An item that the version still holds of these ids is older than the lost one.
+        # If the version still holds an item of these ids, it is older than the lost item.
         return replace(status, wanted=wanted, present=status.present & ~wanted)
     if not options.replace:
         refuse_paths(manifest, status, version, index)

@@ -164,7 +164,7 @@ class Rows:
     """The features, `[R, F, *item_shape]` of `spec.dtype`."""
     side: Mapping[str, Tensor] = field(default_factory=dict)
     """The side arrays in `spec.side` by name, `[R, n, *item_shape]`: n entries per piece,
-    or those of its frames."""
+    or the entries of its frames."""
     per_frame: Mapping[str, int] = field(default_factory=dict)
     """The number of entries per frame of side arrays that are along frames."""
 

@@ -1,5 +1,4 @@
-"""Extractors that work frame by frame, and give a frame the same bits whatever surrounds
-it.
+"""Extractors that work frame by frame, and give a frame the same bits with any neighbours.
 
 Kernels are chosen by shape, so the frames of a call go into blocks with a constant number
 of rows, the last filled up with zeros. A call with few frames uses shorter blocks, if a
@@ -31,8 +30,8 @@ _MOST_SHORT_BLOCKS = 3
 """The most short blocks of a call; more take longer than a whole block."""
 
 COLUMN_MULTIPLE = 16
-"""The number of which a product's columns are a multiple, so that all rows of the result
-are aligned alike. Otherwise MKL computes rows differently."""
+"""A product's number of columns is a multiple of this, so that all rows of the result are
+aligned alike. Otherwise MKL computes rows differently."""
 
 
 def aligned_rows(like: Tensor, rows: int, length: int) -> Tensor:

@@ -28,7 +28,7 @@ _N_FFT, _HOP, _BINS = 400, 160, 40
 _VALUES, _LAYERS = 256, 3
 
 _PARTIAL = 160
-"""Frames of a partial utterance, for each of which the network gives a vector."""
+"""Frames of a partial utterance. The network gives a vector for each partial utterance."""
 
 _STEP = 77
 """Frames from one partial's start to the next one's: 1.3 a second."""

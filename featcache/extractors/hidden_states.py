@@ -48,9 +48,9 @@ class Encoder(ABC):
 
 
 class HiddenStatesParams(ModelParams):
-    """The parameters of extractors of hidden states. Layer N is what the N-th transformer
-    layer gives, 0 what goes into the first: `hidden_states[N]` of transformers, and
-    `extract_features` of torchaudio, which calls it N - 1."""
+    """The parameters of extractors of hidden states. Layer N is the output of the N-th
+    transformer layer, and layer 0 the input of the first: `hidden_states[N]` of
+    transformers, and `extract_features` of torchaudio, where its number is N - 1."""
 
     taken: ClassVar[frozenset[str]] = frozenset({"layer", "layers", "weights_per_layer"})
 

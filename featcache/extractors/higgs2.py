@@ -1,8 +1,8 @@
 """The tokenizer of Higgs Audio v2 (Boson AI, 2025), as in transformers.
 
-X-Codec's design at 24 kHz: its HuBERT hears the clip at 16 kHz, of whose frames every
-second is taken, and each codebook has projections around it. transformers' own class
-imports torchaudio, for its resampler."""
+X-Codec's design at 24 kHz. HuBERT hears the clip at 16 kHz; every second frame of it is
+used. Each codebook has projections around it. transformers' own class imports torchaudio,
+for its resampler."""
 
 from __future__ import annotations
 

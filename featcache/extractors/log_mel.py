@@ -78,8 +78,8 @@ class LogMel(FrameExtractor[LogMelParams]):
     """The logarithm of a mel spectrogram: float32 `[T, num_mel_bins]`, by default what
     Whisper's formula gives for the clip alone.
 
-    With `pad_to_seconds: 30` it is Whisper's input: 3,000 frames, of which the clip's last
-    frame, and up to three after it, see both the clip's end and zeros."""
+    With `pad_to_seconds: 30` it is Whisper's input: 3,000 frames. The clip's last frame,
+    and up to three after it, see both the clip's end and zeros."""
 
     Params = LogMelParams
     revision = 1

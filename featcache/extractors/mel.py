@@ -103,9 +103,9 @@ def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
 def hertz_to_mel(hertz: Tensor, scale: MelScale) -> Tensor:
     """Convert frequencies to mel.
 
-    `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney`
-    is that of Slaney's Auditory Toolbox, librosa's default: linear to 1 kHz, or 15 mel;
-    logarithmic above, where 27 mel are a factor of 6.4."""
+    `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney` is
+    the scale of Slaney's Auditory Toolbox, librosa's default: linear to 1 kHz, or 15 mel.
+    Above, it is logarithmic: 27 mel are a factor of 6.4."""
     if scale == "htk":
         return 1127 * torch.log1p(hertz / 700)
     logarithmic = 15 + torch.log(hertz.clamp(min=1000) / 1000) * (27 / math.log(6.4))

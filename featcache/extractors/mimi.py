@@ -25,8 +25,8 @@ _ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",
 
 
 class CausalEncoder:
-    """A causal SEANet, transformer and downsampling convolution, over rows: those of an
-    encoder of transformers in eval mode, with its config."""
+    """A causal SEANet, transformer and downsampling convolution, over rows: the modules of
+    an encoder of transformers in eval mode, with its config."""
 
     def __init__(self, encoder: Any, config: Any) -> None:
         self._seanet = ragged.seanet_layers(encoder.encoder_seanet.layers)

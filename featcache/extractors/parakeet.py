@@ -28,8 +28,9 @@ class Parakeet(Encoder):
     """transformers' `ParakeetEncoder`, in eval mode, on rows. `T` are mel frames, `M` mel
     bins.
 
-    A clip has a frame for each 1,280 samples that have begun, of its whole mel frames: the
-    model gives one more for some clips, and its own mask leaves that out."""
+    A clip has a frame for each 1,280 samples that have begun, counted in its whole mel
+    frames. For some clips, the model gives one frame more, which its own mask leaves
+    out."""
 
     def __init__(self, model: Any) -> None:
         config = model.config

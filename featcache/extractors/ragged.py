@@ -83,8 +83,8 @@ class Convolution:
 
     conv: nn.Conv1d
     causal: bool
-    """True if all columns come before the row, except those that complete a stride;
-    otherwise, half of them do."""
+    """True if all columns come before the row, except the columns that complete a stride;
+    otherwise, half of the columns do."""
     mode: Mode
     """The mode of the padding, as in `torch.nn.functional.pad`; `constant` is zero. A row
     too short to be reflected is first extended by zeros."""

@@ -1,4 +1,4 @@
-"""Extractors that run a model over padded rows, and give a clip the same bits whatever its
+"""Extractors that run a model over padded rows, and give a clip the same bits with any
 neighbours.
 
 Kernels are chosen by shape, so the last bits of a row change with the number and the length
@@ -62,7 +62,7 @@ class RowExtractor(Extractor[P]):
     batchings = ("padded", "equal_length", "single")
     batching: Batching = "padded"
     granularity: int
-    """The number of samples of which padded lengths are multiples, usually the hop."""
+    """Padded lengths are multiples of this number of samples, usually the hop."""
     gpu_factor: ClassVar[int] = 1
     """The factor of `ROW_SECONDS` on a GPU, if few rows take nearly as long as many."""
     _shrunk: int = 1

@@ -88,7 +88,7 @@ class Snac(CodecExtractor[SnacParams]):
         return x_RDT.mT.reshape(len(x_RDT), -1, steps * x_RDT.shape[1])
 
     def quantize(self, latents: Tensor) -> Tensor:
-        """Look up the codes of each frame, first those of the first codebook, as
+        """Look up the codes of each frame, beginning with the first codebook, as
         `ResidualVectorQuantize.forward`, to the same rounding."""
         steps = self._frame_samples // self._hop
         rows, frames, size = latents.shape

@@ -214,9 +214,9 @@ class WideConvolution(nn.Module):
     """A convolution of rows `[R, C, T]` that is many steps wide, in groups of channels. On
     a GPU it replaces `conv`, which has stride 1, a bias, and zeros around the row.
 
-    It multiplies windows, each wide enough for `_BLOCK` steps of the output, by the
-    weights, repeated for each of these steps. cuDNN's repeatable kernels take 2 to 95 × as
-    long on an H100, and tens of GiB of memory."""
+    It multiplies windows by the weights. A window is wide enough for `_BLOCK` steps of the
+    output; the weights are repeated for each step. cuDNN's repeatable kernels take 2 to 95
+    × as long on an H100, and tens of GiB of memory."""
 
     def __init__(self, conv: nn.Conv1d) -> None:
         super().__init__()

@@ -3,9 +3,9 @@ Llama-based Speech Synthesis") and NeuCodec (Julian et al., 2025, "Finite Scalar
 Quantization Enables Redundant and Transmission-Robust Neural Audio Compression at
 Low Bit-rates"), as in transformers.
 
-Two encoders hear a clip: w2v-BERT, with a few convolutions behind it; and DAC's, with an
-activation that runs at twice the rate and repeats the last step at both ends of a clip.
-Finite scalar quantization of both gives one code a frame."""
+Two encoders hear a clip. One is w2v-BERT, with a few convolutions behind it. The other is
+DAC's; its activation runs at twice the rate and repeats the last step at both ends of a
+clip. Finite scalar quantization of both gives one code a frame."""
 
 from __future__ import annotations
 

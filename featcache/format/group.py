@@ -119,7 +119,8 @@ class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
     columns: Annotated[list[tuple[ColumnName, ColumnDtype]], msgspec.Meta(max_length=128)]
     """The columns of the table, and their dtypes."""
     files: Annotated[dict[FilePath, tuple[Count, Count]], msgspec.Meta(max_length=256)]
-    """The size and CRC-32C of each other file; a chunk's is that of the array's bytes."""
+    """The size and CRC-32C of each other file; for a chunk, the CRC-32C of the array's
+    bytes."""
     items: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     text: Count
     """The bytes of text."""
@@ -198,8 +199,8 @@ class Group:
     def map(
         self, name: str, shape: tuple[int, ...], dtype: str, *, check: bool = False
     ) -> NDArray[Any]:
-        """Map an array, read-only. Its size and its checksum must be those of the document;
-        with `check`, all bytes are compared with the checksum."""
+        """Map an array, read-only. Its size and its checksum must be the same as in the
+        document; with `check`, all bytes are compared with the checksum."""
         path, num_bytes = self._chunk(name, shape, dtype)
         if not num_bytes:
             return np.frombuffer(b"", dtype).reshape(shape)

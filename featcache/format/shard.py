@@ -72,7 +72,7 @@ _REPEATED = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item(Utterance):
-    """An utterance as a shard keeps it, besides its features."""
+    """An utterance as a shard keeps it, except its features."""
 
     num_samples: int
     """The samples that the extractor was given, at its rate."""
@@ -253,8 +253,8 @@ class Shard(Group):
             raise self._damaged("items/c/0/0", fault)
 
     def faults(self, *, has_digest: bool = True) -> Iterator[str]:
-        """Yield what is wrong with the table, even if its checksums hold: so no offset leads
-        out of the shard, and no item is taken for another row's.
+        """Yield the faults of the table, even if its checksums hold. So no offset leads out
+        of the shard, and no item is taken for another row's item.
 
         Args:
             has_digest: True to hash the table again, too. Where the checksums hold, only a

@@ -100,7 +100,8 @@ def _zarr_documents(arrays: Arrays, no_code: int, attributes: dict[str, Any]) ->
     stored: dict[str, Any] = {}
 
     def write() -> None:
-        # zarr's other functions hand each array to a thread, which holds up those that extract
+        # zarr's other functions give each array to a thread, and slow down the threads that
+        # extract
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(_write_group(MemoryStore(stored), arrays, no_code, attributes))

@@ -63,13 +63,13 @@ class Cache:
     over ids. `cache[3]` is an array by its position. Nothing is read before it is
     accessed.
 
-    `featcache.open` makes caches, and lists errors. `index` is by default that of all
-    shards; `places` are those of local copies, the nearest one first."""
+    `featcache.open` makes caches, and lists errors. `index` is by default the index of all
+    shards; `places` are the places of local copies, the nearest first."""
 
     spec: FeatureSpec
     """The description of the features: shape of a frame, dtype, frame rate, units."""
     stored_dtype: np.dtype[Any]
-    """The dtype on disk: that of `spec`, unless the features are quantised."""
+    """The dtype on disk: the same as in `spec`, unless the features are quantised."""
     _track_of: tuple[Cache, str] | None = None
     """The cache of a track, and the track's name."""
 
@@ -230,9 +230,9 @@ class Cache:
         """Return the features of one utterance by its id or position, as `cache[key]`; or a
         part of them. Arguments, dtypes and errors are as in `batch`.
 
-        Returns `[frames, *item_shape]`, read-only and memory-mapped; a new array with
-        `check`, or if the features are quantised, or bfloat16, which is float32 here, or with
-        `raw` its bits, uint16. Events are a list of `Event`."""
+        Returns `[frames, *item_shape]`, read-only and memory-mapped. It is a new array with
+        `check`, or if the features are quantised or bfloat16. bfloat16 becomes float32, or
+        with `raw` its bits, uint16. Events are a list of `Event`."""
         position, axis = self.position(key), self.spec.axis
         if axis.has_times:
             events = self.event_reader(check).item(position, start, duration)

@@ -92,7 +92,7 @@ class Choices:
 
     @property
     def types(self) -> dict[str, type]:
-        """The types of columns; that of labels is text."""
+        """The types of columns; labels are text."""
         types: dict[str, Any] = {}
         if isinstance(self.columns, Mapping):
             types = {name: self.columns[name] for name in self.names or ()}
@@ -100,7 +100,7 @@ class Choices:
 
     @property
     def labels(self) -> Mapping[str, Sequence[str] | None]:
-        """The labels of each column of labels; None for those that occur."""
+        """The labels of each column of labels; None for the labels that occur."""
         if isinstance(self.classes, Mapping):
             return self.classes
         return dict.fromkeys([self.classes] if isinstance(self.classes, str) else self.classes)

@@ -271,8 +271,8 @@ def open_parts(
 ) -> tuple[list[_Part], list[str]]:
     """Open a version in the parts of a corpus: by its name or its folder's, or by the name
     and fingerprint of a config. Returns also messages about unfinished parts; unless
-    `strict`, of those that have changed since they were recorded. Raises StoreError if there
-    is no such version, or several."""
+    `strict`, of parts that have changed since they were recorded. Raises StoreError if
+    there is no such version, or several."""
     known = {part.name: part for part in read_parts(corpus)}
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)

@@ -46,7 +46,7 @@ class DataLoader:
     `state_dict`.
 
     Random crops follow the sampler's epoch. Simultaneous iterations do not affect each
-    other, but `state_dict` and `waited` are those of the latest.
+    other, but `state_dict` and `waited` describe the latest.
 
     Args:
         dataset: The dataset to read; or a `torch.utils.data.Subset` of one, also of a
@@ -69,7 +69,8 @@ class DataLoader:
             `shards_in_memory`: arguments of `BucketBatchSampler`.
 
     Attributes:
-        dataset: The dataset, or that of the subset's utterances: `FeatureDataset.subset`.
+        dataset: The dataset, or the dataset of the subset's utterances:
+            `FeatureDataset.subset`.
         batch_sampler: As given, or the loader's own.
 
     Raises:

@@ -97,7 +97,7 @@ class Budget:
         packing: The arguments.
         names: The names of the versions of frames.
         ratios: The frame rate of each, relative to the first one's.
-        rooms: The frames of a row in each, and those that stay free after a document.
+        rooms: The frames of a row in each, and the frames that stay free after a document.
         most: The most tokens of a document.
     """
 

@@ -5,10 +5,10 @@ that is complete. One thread in each process makes the copies for all its caches
 order in which shards were first read, and ends when there is nothing to do.
 
 **A shard of an object store** is copied whole before anything of it is read, so each byte
-is fetched once, however many processes read it. Without room, two kinds of copies go: those
-that nobody holds (see `ShardsAhead`) and nobody has read for a while; and those of which the
-processes together have read as many frames as there are. If all are in use, ranges are read
-from the store: copying a shard again for single utterances would fetch far more.
+is fetched once, however many processes read it. Without room, two kinds of copies go:
+copies that nobody holds (see `ShardsAhead`) and nobody has read for a while; and copies of
+which the processes together have read as many frames as there are. If all are in use,
+ranges are read from the store: copying a shard again for single utterances would fetch far more.
 
 Threads and their locks do not survive a fork: a child begins again when it reads."""
 
@@ -286,9 +286,10 @@ class FolderShards(CopiedShards):
 
 
 class ObjectShards(CopiedShards):
-    """The shards of a version in an object store, copied whole before they are read; without
-    places for copies, ranges of them are read: those of a batch at the same time, neighbours
-    in one request. Raises ArgumentError if there is room for less than a shard."""
+    """The shards of a version in an object store, copied whole before they are read.
+    Without places for copies, ranges of shards are read: all ranges of a batch at the same
+    time, neighbours in one request. Raises ArgumentError if there is room for less than a
+    shard."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

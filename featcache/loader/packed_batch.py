@@ -29,7 +29,7 @@ _OF_FRAMES = ("document_ids", "positions", "cu_seqlens", "max_seqlen")
 """The keys of a packed batch that belong to a version of frames."""
 
 OWN_KEYS = (*_OF_FRAMES, "rows", "parts", "sources")
-"""The keys of a packed batch that those of other batches do not have."""
+"""The keys of a packed batch that other batches do not have."""
 
 _MEMORY = Buffers(kept=8)
 """Memory for document ids and positions: new memory costs more than to write them."""
@@ -106,7 +106,7 @@ class PackedBatch:
         self._parts = self._by_source()
         """The sources in the batch, with the numbers of their documents, and these."""
         self._order = np.argsort(np.concatenate([numbers for _, numbers, _ in self._parts]))
-        """The order that brings values from source to source into that of the documents."""
+        """The order that brings values from source to source into the documents' order."""
 
     def _by_source(self) -> list[tuple[FeatureDataset, Ints, Documents]]:
         datasets, documents = [*self._mixture.sources.values()], self._documents
@@ -191,7 +191,8 @@ class PackedBatch:
         return self._gather(PackedRanges(version, parts, shape, starts))
 
     def _events(self, number: int) -> EventBatch:
-        """Return the events of all documents; in parts of utterances, those of the part."""
+        """Return the events of all documents; in parts of utterances, the events of the
+        part."""
         read = []
         for dataset, inside, documents in self._parts:
             version = dataset.versions[number]

@@ -233,7 +233,7 @@ class PackedRows:
 
     @property
     def _rules(self) -> dict[str, Any]:
-        """What the sequence of rows depends on, besides the utterances."""
+        """The arguments on which the sequence of rows depends, next to the utterances."""
         mixture = self.mixture
         names = ["tokens", "spare", "overflow", "window", "seed"]
         if mixture.one_source:
@@ -364,8 +364,9 @@ class PackedRows:
         return amounts
 
     def _packed(self, documents: Documents, seeds: tuple[int, ...]) -> tuple[Ints, int]:
-        """Pack documents into rows, in a random order; those of each source into full batches
-        of rows, if a batch has one source. Returns the row of each, and the number of rows."""
+        """Pack documents into rows, in a random order. If a batch has one source, pack each
+        source's documents into full batches of rows. Returns the row of each, and the
+        number of rows."""
         random = np.random.PCG64(np.random.SeedSequence(seeds))
         groups = [np.arange(len(documents.rows))]
         if self.mixture.one_source:

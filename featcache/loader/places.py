@@ -154,10 +154,9 @@ class Place:
     """The copies of a version, in a folder on a disk of this machine, or in memory, where
     unused copies do not stay. The folder, which may be slow, is opened at the first look.
 
-    While a process, or a child that it has forked, has copies open, only those of a version
-    in an object store are removed, if they are idle. Unused copies beyond the `limit` are
-    removed at once: the bytes of all copies in the folder; None for all but a tenth of the
-    disk.
+    While a process, or a child that it has forked, has copies open, only idle copies of a
+    version in an object store are removed. Unused copies beyond the `limit` are removed at
+    once: the bytes of all copies in the folder; None for all but a tenth of the disk.
 
     Every method raises OSError if the disk is full, broken, read-only, or lacks locks."""
 

@@ -57,11 +57,11 @@ class BucketBatchSampler(Sampler[list[int]]):
     """Batches of utterances of similar length, as lists of positions; torch's DataLoader
     takes it as `batch_sampler`.
 
-    Every utterance is in exactly one batch of an epoch, over all ranks, and every rank
-    gets the same number of batches: if needed, the batches with the most rows are halved,
-    and if fewer utterances are left than ranks, the last batch of some ranks is the empty
-    list. In each step, the ranks' batches are similar in length. The batches and their order
-    are drawn again in each epoch, and depend only on the arguments and the epoch, on every
+    Every utterance is in exactly one batch of an epoch, over all ranks, and every rank gets
+    the same number of batches. If needed, the batches with the most rows are halved. If
+    fewer utterances are left than ranks, the last batch of some ranks is the empty list. In
+    each step, the ranks' batches are similar in length. The batches and their order are
+    drawn again in each epoch, and depend only on the arguments and the epoch, on every
     machine.
 
     Args:
@@ -85,7 +85,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         shards_in_memory: Take the utterances of that many shards at a time, drawn again in
             each epoch: for data that fits neither into memory nor into `copy_limit`. Then
             an epoch reads each shard once, and utterances of other shards do not share a
-            batch. Rounds over the ranks, and dropped batches, are those of each window.
+            batch. Rounds over the ranks, and dropped batches, belong to each window.
 
     Raises:
         ArgumentError: The arguments contradict each other, or utterances exceed
@@ -417,7 +417,7 @@ def batches_of(
     lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, shards: NDArray[Any] | None
 ) -> Batches:
     """Make an epoch's batches of the utterances at `positions`, None for all. `lengths` and
-    `shards` are those of all utterances, integers `[utterances]`; `shards` with
+    `shards` cover all utterances, integers `[utterances]`; `shards` with
     `rules.shards_in_memory`."""
     random = _random(rules, epoch)
     if shards is None or rules.shards_in_memory is None:

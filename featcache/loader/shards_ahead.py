@@ -75,8 +75,8 @@ class ShardsAhead:
     ) -> Iterator[tuple[list[int], Reading]]:
         """Yield the batches, each with the context to make it in, which raises CancelledError
         if all was closed meanwhile. Windows are taken ahead: at least one, and more while
-        there are threads and room. `sampler` yields the batches, and its `window` is that of
-        the latest."""
+        there are threads and room. `sampler` yields the batches, and its `window` is the
+        window of the latest batch."""
         upcoming: deque[_Window] = deque()
         for _, group in groupby(enumerate(batches), lambda _: sampler.window):
             upcoming.append([*group])

@@ -98,7 +98,7 @@ class Utterances:
     ids: Strings
     columns: Columns
     versions: list[DatasetVersion]
-    """The versions; until `with_joined`, also those that give columns."""
+    """The versions; until `with_joined`, also the versions that give columns."""
     classes: dict[str, list[str]] = field(default_factory=dict)
     """The labels of each column of labels. A number in the column is a place in the list."""
 
@@ -240,7 +240,7 @@ class _Reading:
 
     choices: Choices
     versions: Sequence[DatasetVersion]
-    """The versions that are read, then those that give columns."""
+    """The versions that are read, then the versions that give columns."""
 
     @classmethod
     def of(
@@ -364,7 +364,8 @@ def find_utterances(
     versions: Sequence[DatasetVersion], manifest: Any, choices: Choices
 ) -> tuple[Utterances, list[str]]:
     """Find the utterances of a manifest, or else of the first version, with all copies, next
-    to each other. Returns also the ids of those skipped. `FeatureDataset` lists the errors."""
+    to each other. Returns also the ids of skipped utterances. `FeatureDataset` lists the
+    errors."""
     reading = _Reading.of(choices, versions, versions[0].cache.check)
     if isinstance(manifest, os.PathLike):
         manifest = Path(manifest)

@@ -66,9 +66,9 @@ class Windows:
     """The windows of a crop in several versions, at the same times.
 
     A window's length is counted in frames of the first version along time. In the other
-    versions it begins at the same time, and has as many frames as last as long: exactly if
-    the versions' frames begin together at least once a second, where windows then begin,
-    otherwise to half a frame.
+    versions it begins at the same time, and its frames last as long. This is exact if the
+    versions' frames begin together at least once a second; windows then begin at such
+    times. Otherwise it is right to half a frame.
 
     Versions that are not along time are read whole, and limit no window: see
     `_along_time`. `longest` is the number of frames of the longest utterance in each."""

@@ -84,7 +84,7 @@ class Copies(tuple[Copy, ...]):
         return numbers
 
     def plain_ids(self, ids: Strings) -> Strings:
-        """Return the ids of the utterances of which these are copies."""
+        """Return the ids of the utterances that these are copies of."""
         return Strings.of(id_.removesuffix(self.copy_of(id_).suffix) for id_ in ids)
 
     def ids(self, ids: Strings) -> Strings:
@@ -116,8 +116,8 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
 
 
 def noise_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what decides the noise of a copy, besides its id: the seed and a hash of the
-    noise; None for both without noise."""
+    """Return the seed and a hash of the noise, which together with its id decide the noise
+    of a copy; None for both without noise."""
     noise = (config.get("augment") or {}).get("noise") or {}
     return noise.get("seed"), noise.get("content")
 

@@ -2,8 +2,8 @@
 features.
 
 The parameter `label_files` of a config of labels is a template, such as
-`align/{id}.TextGrid`. For such a version, the path of a row is that of its label file. So a
-label file that has moved, changed or gone is treated as an audio file is.
+`align/{id}.TextGrid`. For such a version, the path of a row is the path of its label file.
+So a label file that has moved, changed or gone is treated as an audio file is.
 
 The manifest of imported features names their files as paths. Any other manifest is compared
 with them by ids alone."""

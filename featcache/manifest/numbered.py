@@ -1,4 +1,5 @@
-"""Numbered files: those that a pattern with braces names, and those that are missing."""
+"""Numbered files: the files that a pattern with braces names, and the files that are
+missing."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ class Manifest(SegmentColumns):
         return {name: values.texts for name, values in self.values.items()}
 
     def available(self) -> dict[str, Strings | NDArray[Any]]:
-        """Return all columns but the ids, as they are written; those that an `Utterance` has
-        unless they are empty."""
+        """Return all columns but the ids, as they are written. Columns of an `Utterance`
+        are left out if they are empty."""
         available: dict[str, Strings | NDArray[Any]] = {}
         if len(self.paths.blob):
             available["path"] = self.paths

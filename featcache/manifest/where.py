@@ -67,7 +67,7 @@ class JoinedColumn(NamedTuple):
 def select_rows(
     manifest: Manifest, where: Where, types: Types, joined: Mapping[str, JoinedColumn]
 ) -> Rows:
-    """Select the rows that fit, rising, int64 `[n]`; also those that may fit. Raises
+    """Select the rows that fit, rising, int64 `[n]`; also the rows that may fit. Raises
     NoRowError if there are none; ManifestError if a column is missing; ArgumentError for an
     expression that cannot be read.
 

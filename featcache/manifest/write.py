@@ -177,7 +177,7 @@ def _columns(
 
 
 def _rows(manifest: Manifest) -> Iterator[tuple[Utterance, dict[str, Any]]]:
-    """Give each row, and its values of other columns, except empty ones and those that
+    """Give each row, and its values of other columns, except empty values, and columns that
     would be taken for its id or path. The columns `SAID` are text."""
     columns = {
         name: values.texts if name in SAID else values.as_json()

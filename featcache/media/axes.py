@@ -40,7 +40,8 @@ class Text(NamedTuple):
 
 
 def round_step(span: float, count: int) -> float:
-    """Return a step of 1, 2 or 5 times a power of ten, of which a span has at most so many."""
+    """Return a step of 1, 2 or 5 times a power of ten, so that a span has at most so many
+    steps."""
     if not span > 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / count))

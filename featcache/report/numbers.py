@@ -76,7 +76,7 @@ class Report:
     duplicates: Document
     """The utterances that were decoded from the same bytes as another."""
     identical_channels: Document
-    """The utterances whose features are those of another channel of the file."""
+    """The utterances whose features are equal to another channel's of the file."""
     shown: list[Document]
     """The utterances whose features are shown: outliers and a sample."""
 
@@ -149,9 +149,9 @@ def collect(
 
 
 def _read_tables(cache: Cache, report: OnShard) -> tuple[Floats, Hashes, Hashes]:
-    """Read the seconds of all utterances; hashes of what was decoded, the file's bytes and
-    the part of it, 0 if unknown; and hashes of features and file of rows with a channel, 0
-    for others."""
+    """Read the seconds of all utterances; hashes of the decoded audio, from the file's
+    bytes and the part, 0 if unknown; and hashes of features and file of rows with a
+    channel, 0 for others."""
     seconds, contents = [np.zeros(0, np.float32)], [np.zeros(0, np.uint64)]
     channels = [np.zeros(0, np.uint64)]
     copies = copies_of(cache.config)

@@ -1,5 +1,6 @@
 """Manifests of features that another program made: a folder of `.npy` or `.pt` files, a
-`feats.scp` of Kaldi's, or features or cuts of Lhotse's. A path is that of the features."""
+`feats.scp` of Kaldi's, or features or cuts of Lhotse's. A path is the path of the
+features."""
 
 from __future__ import annotations
 
