@@ -119,7 +119,7 @@ class AudioError(FeatcacheError):
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason = Reason(reason)
         """The reason, for the failure ledger."""
 
 

@@ -120,11 +120,14 @@ class _Processes:
         events: list[tuple[int, Event]] = []
         ready = wait([process.connection for process in self._processes.values()], seconds)
         for worker, process in [*self._processes.items()]:
+            is_dead = process.has_ended()
             if process.connection in ready:
                 try:
                     events.append((worker, process.connection.recv()))
                 except (EOFError, OSError):
-                    events.append((worker, Died(self._processes.pop(worker).end())))
+                    is_dead = True
+            if is_dead:
+                events.append((worker, Died(self._processes.pop(worker).end())))
         return events
 
     def end(self) -> None:

@@ -61,7 +61,7 @@ class IsolatedProcess:
             return crashed(f"a process of its own cannot begin: {self._obstacle}")
         kills = kills_for_memory()
         try:
-            answer = self._ask(process.connection, (number, utterance))
+            answer = self._ask(process, (number, utterance))
         except (EOFError, OSError):
             ended = self.close()
             if ended == "SIGKILL" and kills_for_memory() > kills:
@@ -74,14 +74,18 @@ class IsolatedProcess:
             times[stage] += seconds
         return extracted
 
-    def _ask(self, connection: Connection, question: tuple[int, Utterance]) -> _Answer:
-        """Ask the other process. A None tells it that the run is being stopped."""
-        connection.send(question)
-        while not connection.poll(_POLL_SECONDS):
-            if self._stop.is_set():
-                connection.send(None)
-                break
-        answer: _Answer = connection.recv()
+    def _ask(self, process: OtherProcess, question: tuple[int, Utterance]) -> _Answer:
+        """Ask the other process. A None tells it that the run is being stopped. Raises
+        EOFError or OSError if it ends."""
+        process.connection.send(question)
+        is_told = False
+        while not process.connection.poll(_POLL_SECONDS):
+            if process.has_ended():
+                raise EOFError
+            if self._stop.is_set() and not is_told:
+                process.connection.send(None)
+                is_told = True
+        answer: _Answer = process.connection.recv()
         return answer
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:

@@ -75,6 +75,11 @@ class OtherProcess:
                 command, stdin=DEVNULL, stdout=2, pass_fds=[file], env=environment
             )
 
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended, and nothing of it is left to receive. The
+        connection does not tell while a process that it has forked lives."""
+        return self._process.poll() is not None and not self.connection.poll()
+
     def end(self) -> str:
         """Close the connection, and wait for the end, or kill the process. Returns how it
         ended: a signal's name, or its exit code."""
@@ -108,11 +113,16 @@ class ForkedProcess:
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
 
+    def has_ended(self) -> bool:
+        """See `OtherProcess`."""
+        return self._process.exitcode is not None and not self.connection.poll()
+
     def end(self) -> str:
         """Close the connection, and wait for the end, or kill the process. Returns how it
         ended: a signal's name, or its exit code."""
         self.connection.close()
-        self._process.join(_SECONDS_TO_END)
+        if self._process.exitcode is None:
+            self._process.join(_SECONDS_TO_END)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()

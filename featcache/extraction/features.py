@@ -4,6 +4,7 @@ clips at fault; if memory runs out, see `until_it_fits`."""
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from featcache.extraction.audio_files import failure_of
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.base import Tracks, tracks_by_name
-from featcache.extractors.faults import describe_raised, fault, require_tensor
+from featcache.extractors.faults import describe_raised, fault, require_tensor, text_of
 from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
@@ -158,24 +159,29 @@ def compute_clips(built: BuiltConfig, waveforms: Mapping[str, Waveform]) -> list
 class RaisedError(AudioError):
     """An exception of an extractor, as text: its frames hold waveforms."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(Reason.EXTRACTOR_ERROR, describe_raised(error))
         self.traceback = "".join(traceback.format_exception(error))
 
 
 @contextmanager
 def errors_of(built: BuiltConfig, ids: Iterable[str], alone: bool = True) -> Iterator[None]:
-    """Turn an extractor's exceptions about some clips into an `AudioError`, and `sys.exit`
-    into an `ExtractorError`. Errors of featcache, of memory (see `is_out_of_memory`) and of
-    a lost device stay as they are."""
+    """Turn an extractor's exceptions about some clips into an `AudioError`, and those that
+    would end the process into an `ExtractorError`. Errors of featcache, of memory (see
+    `is_out_of_memory`) and of a lost device stay as they are, and so do interrupts, which only
+    the main thread gets."""
     name = type(built.extractor).__name__
     try:
         yield
         return
-    except SystemExit as error:
-        exits = f"called sys.exit({error.code!r})"
+    except (SystemExit, KeyboardInterrupt) as error:
+        exits = "raised KeyboardInterrupt"
+        if isinstance(error, SystemExit):
+            exits = f"called sys.exit({error.code!r})"
+        elif threading.current_thread() is threading.main_thread():
+            raise
         raise ExtractorError(f"{name} {exits} while it extracted {listing(ids)}") from error
-    except Exception as error:
+    except BaseException as error:
         if isinstance(error, FeatcacheError) or is_out_of_memory(error, alone):
             raise
         if built.device.is_lost():
@@ -208,26 +214,26 @@ def _compute(built: BuiltConfig, clips: list[Clip]) -> list[Result]:
         returned = extractor.extract(clips)
         features = [*returned] if isinstance(returned, Iterable) else []
         num_frames = [extractor.num_frames(len(clip.waveform)) for clip in clips]
-    if len(features) != len(clips):
-        raise fault(
-            extractor,
-            f"extract returned {type(returned).__name__} of {len(features):,}, and no list of "
-            f"{counted(len(clips), 'tensor')}",
-        )
-    tracks = [
-        _tracks_of(extractor, tensors, count)
-        for tensors, count in zip(features, num_frames, strict=True)
-    ]
-    main = [clip[MAIN] for clip in tracks]
-    stored = download(built, main, built.computed_spec.is_quantized)
-    for number, (result, clip) in enumerate(zip(stored, tracks, strict=True)):
-        if len(clip) > 1 and isinstance(result, ClipFeatures):
-            others = {
-                name: device.download(entries.contiguous()).copy()
-                for name, entries in clip.items()
-                if name != MAIN
-            }
-            stored[number] = ClipFeatures(result.features, {**result.side, **others})
+        if len(features) != len(clips):
+            raise fault(
+                extractor,
+                f"extract returned {type(returned).__name__} of {len(features):,}, and no list of "
+                f"{counted(len(clips), 'tensor')}",
+            )
+        tracks = [
+            _tracks_of(extractor, tensors, count)
+            for tensors, count in zip(features, num_frames, strict=True)
+        ]
+        main = [clip[MAIN] for clip in tracks]
+        stored = download(built, main, built.computed_spec.is_quantized)
+        for number, (result, clip) in enumerate(zip(stored, tracks, strict=True)):
+            if len(clip) > 1 and isinstance(result, ClipFeatures):
+                others = {
+                    name: device.download(entries.detach().contiguous()).copy()
+                    for name, entries in clip.items()
+                    if name != MAIN
+                }
+                stored[number] = ClipFeatures(result.features, {**result.side, **others})
     return stored
 
 
@@ -260,6 +266,8 @@ def download(built: BuiltConfig, clips: Sequence[torch.Tensor], quantizes: bool)
     device, dtype = built.device, built.computed_spec.dtype
     num_frames = [len(clip) for clip in clips]
     joined = torch.cat([*clips])
+    if joined.is_complex():  # a cast would drop the imaginary parts
+        raise fault(built.extractor, f"its features are {joined.dtype}, and {dtype} is stored")
     ends = np.cumsum(num_frames)[:-1]
     if quantizes:
         quantized, scales = quantize(joined, num_frames)
@@ -360,4 +368,5 @@ def is_out_of_memory(error: BaseException, alone: bool = True) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     texts = _OUT_OF_MEMORY if alone else _OUT_OF_MEMORY + _PERHAPS_OUT_OF_MEMORY
-    return any(text in str(error) for text in texts)
+    message = text_of(error)
+    return any(text in message for text in texts)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from featcache.errors import ExtractorError, FeatcacheError, listing
 
-_BELOW_EXTRACTORS = ("featcache", "torch", "contextlib", "importlib")
+_BELOW_EXTRACTORS = ("featcache", "torch", "contextlib", "enum", "importlib")
 
 
 def fault(extractor: object, what: str) -> ExtractorError:
@@ -41,6 +41,14 @@ def require_tensor(extractor: Any, method: str, returned: object, shape: Sequenc
     raise fault(extractor, f"{method} returned {what}; {expected}")
 
 
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; its class may fail to give one."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (it is somebody's code)
+        return "it has no text"
+
+
 def describe_raised(error: BaseException) -> str:
     """Describe an exception in one line, with the extractor's line that raised it."""
     where = ""
@@ -50,7 +58,7 @@ def describe_raised(error: BaseException) -> str:
             code = frame.f_code
             file = "/".join(Path(code.co_filename).parts[-2:])
             where = f" ({file}:{frame.f_lineno}, in {code.co_name})"
-    message = " ".join(str(error).split())
+    message = " ".join(text_of(error).split())
     if message:
         message = f": {message}"
     return f"{type(error).__name__}{message}{where}"
@@ -62,7 +70,7 @@ def blamed_on(kind: type) -> Iterator[None]:
     featcache, of parameters and of memory."""
     try:
         yield
-    except (FeatcacheError, ValidationError, MemoryError):
+    except (FeatcacheError, ValidationError, MemoryError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise fault(kind, describe_raised(error)) from error

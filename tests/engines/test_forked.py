@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from cache_contents import being_written, check
+from cache_contents import being_written, check, ledger
 from extractions import write_config
 from pausing import interrupt
 from processes import python
@@ -40,6 +40,20 @@ def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratc
     done = cli(*job, "-o", scratch / "c", *TWO).with_code(3)
     assert "the process ended at work" in done.err
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
+
+
+def test_a_process_that_a_dead_one_has_forked_does_not_hold_up_the_run(cli, plain, gate, scratch):
+    """It has the connection of the dead one, also of one that extracts suspects."""
+    gate.write_text("1000")
+    config = write_config(scratch, "Crashing", gate=str(gate))
+    job = ("extract", crashing(plain, "orphan"), "-c", config, *IN_SHARDS)
+    running = cli.start(*job, "-o", scratch / "c", *TWO)
+    try:
+        running.wait().with_code(3)
+    finally:
+        gate.unlink()
+    (failure,) = ledger(scratch / "c").values()
+    assert failure.message == "extracting it ended a process: SIGKILL"
 
 
 def test_an_interrupt_keeps_what_the_processes_have(cli, plain, gate, gated_config, scratch):

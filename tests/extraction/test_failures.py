@@ -266,17 +266,19 @@ def test_a_failure_of_a_row_that_nobody_wants_counts_no_more(cli, plain, scratch
 
 
 @pytest.mark.parametrize(
-    ("extractor", "told"),
+    ("extractor", "how", "told"),
     [
-        ("Crashing", r"Crashing called sys\.exit\(0\) while it extracted one!exit"),
-        ("Wrong", r"Wrong \(.*odd_extractors\.py\): extract returned .*num_frames"),
+        ("Crashing", "exit", r"Crashing called sys\.exit\(0\) while it extracted one!exit"),
+        ("Crashing", "interrupt", r"Crashing raised KeyboardInterrupt while it extracted one!"),
+        ("Wrong", "", r"Wrong \(.*odd_extractors\.py\): extract returned .*num_frames"),
     ],
 )
 def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the_run(
-    cli, plain, scratch, extractor, told
+    cli, plain, scratch, extractor, how, told
 ):
     """`sys.exit` says nothing, and may say that all went well."""
-    manifest = plain.manifest([{**plain.rows[0], "id": "one!exit"}, *plain.rows[1:3]], "exit.csv")
+    rows = [{**plain.rows[0], "id": f"one!{how}"}, *plain.rows[1:3]]
+    manifest = plain.manifest(rows, "exit.csv")
     made = cli(
         "extract", manifest, "-o", scratch / "c", "-c", write_config(scratch, extractor)
     ).with_code(1)
@@ -286,6 +288,24 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
 
 
 # Exceptions of extractors
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("cancelled", "CancelledError"),
+        ("mute", "Mute: it has no text"),
+        ("reason", "ValueError: 'loud' is not a valid Reason"),
+    ],
+)
+def test_an_odd_exception_costs_its_clip_alone(cli, plain, scratch, how, told):
+    rows = [*plain.rows[1:4], {**plain.rows[0], "id": f"one!{how}"}]
+    manifest = plain.manifest(rows, "odd.csv")
+    cli("extract", manifest, "-o", scratch, "-c", write_config(scratch, "Crashing")).with_code(3)
+    (failure,) = read_failures(only_version(scratch))
+    assert (failure.id, failure.reason) == (f"one!{how}", "extractor_error")
+    assert failure.message.startswith(f"{told} (")
+    assert len(items(scratch)) == 3
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ OF_WHAT_IS_RETURNED = {
     "Narrow": "extract returned a tensor [40, 1]; ",
     "Transposed": "extract returned a tensor [2, 40]; ",
     "FloatFrames": "num_frames returned 40.0: no whole number",
+    "Complex": "its features are torch.complex64, and float32 is stored",
     "NotCodes": "uint8 cannot hold its features, from 0.5 to 0.5",
     "LargeCodes": "uint8 cannot hold its features, from 300 to 300",
     "NarrowFramed": "compute returned a tensor [640, 1]; ",

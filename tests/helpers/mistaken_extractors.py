@@ -141,6 +141,11 @@ class FloatFrames(Sound):
         return num_samples / HOP
 
 
+class Complex(Sound):
+    def extract(self, clips):
+        return [features * 1j for features in super().extract(clips)]
+
+
 class NotCodes(Sound):
     """Says that it gives codes, and gives floats."""
 

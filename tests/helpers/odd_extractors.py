@@ -1,10 +1,13 @@
 """Extractors for tests: slow, silent, picky, wrong. Configs name them
 `odd_extractors:Slow`."""
 
+import asyncio
 import ctypes
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -173,9 +176,16 @@ class OrderSeen(Slow):
         return [self.extract_clip(clip) + number for number, clip in enumerate(clips)]
 
 
+class Mute(Exception):
+    """Cannot be printed."""
+
+    def __str__(self):
+        raise NotImplementedError
+
+
 class Crashing(Slow):
     """Ends its process at the clips whose id says how: by a signal, or with that exit
-    code."""
+    code; or raises what few extractors raise."""
 
     def extract_clip(self, clip):
         how = clip.id.partition("!")[2]
@@ -185,6 +195,21 @@ class Crashing(Slow):
             ctypes.string_at(0)
         elif how == "exit":
             sys.exit(0)
+        elif how == "interrupt":
+            raise KeyboardInterrupt
+        elif how == "cancelled":
+            raise asyncio.CancelledError
+        elif how == "mute":
+            raise Mute
+        elif how == "reason":
+            raise AudioError("loud", "too loud")
+        elif how == "orphan":
+            if os.fork() == 0:
+                gate = Path(self._params.gate)
+                while gate.exists():
+                    time.sleep(0.01)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
         elif how == "memory":
             torch.empty(1 << 60, dtype=torch.uint8)
         elif how == "numpy":
