@@ -29,7 +29,7 @@ from featcache.cli.process import stoppable
 from featcache.cli.progress import Display
 from featcache.cli.runs import say_plan, say_summary, say_trial
 from featcache.errors import ArgumentError, counted
-from featcache.storage.location import Location
+from featcache.storage.location import Location, as_location
 
 if TYPE_CHECKING:
     from featcache.extraction.corpus import CorpusSummary
@@ -167,7 +167,7 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus -o s3://bucket/features
     """
     printing.quiet = chosen.pop("quiet")
-    shown = Shown(trial, chosen.pop("progress"))
+    shown = Shown(cache, trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if chosen["threads"] is not None:
@@ -216,14 +216,17 @@ def extract(
     )
     if not isinstance(result, Summary):
         return _conclude(cache, result, shown, run_options.dry_run)
-    say_json(shown.documents[cache])
-    return shown.codes[cache]
+    say_json(shown.documents[shown.cache])
+    return shown.codes[shown.cache]
 
 
 class Shown:
-    """Shows each run, and keeps its exit code and its result as JSON, by the cache."""
+    """Shows each run, and keeps its exit code and its result as JSON, by the cache's
+    absolute location: an extractor may change the current folder."""
 
-    def __init__(self, trial: bool, progress_kind: str) -> None:
+    def __init__(self, given: Location, trial: bool, progress_kind: str) -> None:
+        self.cache = given.absolute()
+        self._given = given
         self.stop = threading.Event()
         self.codes: dict[Location, int] = {}
         self.documents: dict[Location, Document] = {}
@@ -246,13 +249,13 @@ class Shown:
 
     def planned(self, plan: ExtractionPlan) -> None:
         """Begin to show a run, or print what a dry run would do."""
-        self._cache = plan.cache
+        self._run_cache = plan.cache
         self._reads_audio = any(version.built.label_files is None for version in plan.versions)
         if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
             return
         self.codes[plan.cache] = 0
-        self.documents[plan.cache] = document = say_plan(plan)
+        self.documents[plan.cache] = document = say_plan(plan, self._named)
         if self._trial:
             document["trial"] = _try(plan)
 
@@ -265,10 +268,19 @@ class Shown:
         document = as_document(summary)
         document["failed"] = summary.failed
         document["times_real_time"] = round(summary.times_real_time, 1)
-        self.documents[self._cache] = document
-        self.codes[self._cache] = say_summary(
-            summary, str(self._cache), reads_audio=self._reads_audio
+        for version in document["versions"]:
+            version["path"] = self._named(version["path"])
+        self.documents[self._run_cache] = document
+        self.codes[self._run_cache] = say_summary(
+            summary, str(self._run_cache), reads_audio=self._reads_audio, named=self._named
         )
+
+    def _named(self, path: str) -> str:
+        """Return the path of something in the cache as the user named the cache."""
+        location = as_location("path", path)
+        if isinstance(location, Path):
+            location = Path(str(self._given), location.relative_to(str(self.cache)))
+        return str(location)
 
 
 def _try(plan: ExtractionPlan) -> Document:
@@ -303,8 +315,9 @@ def _conclude(corpus: Location, result: CorpusSummary, shown: Shown, is_dry_run:
             codes.append(FAILURES_LEFT)
         documents[name] = {"unchanged": True, "versions": msgspec.to_builtins(versions)}
     for name in result.parts:
-        codes.append(shown.codes[corpus / name])
-        documents[name] = {"unchanged": False, **shown.documents[corpus / name]}
+        part = shown.cache / name
+        codes.append(shown.codes[part])
+        documents[name] = {"unchanged": False, **shown.documents[part]}
     code, unchanged = worst(codes), len(result.unchanged)
     parts = [{"part": name, **documents[name]} for name in sorted(documents)]
     say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": parts})

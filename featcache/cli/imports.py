@@ -88,7 +88,7 @@ def import_(
 
     manifest = read_manifest(source, root=root, format="features")
     config = _config_of(manifest, name, sample_rate, described)
-    shown = Shown(trial=False, progress_kind="bar")
+    shown = Shown(cache, trial=False, progress_kind="bar")
     run_options = Options(
         threads=threads, check_sources=check_sources, dry_run=dry_run, device="cpu"
     )
@@ -96,8 +96,8 @@ def import_(
         running=shown.running, planned=shown.planned, progress=shown.progress, done=shown.done
     )
     extract(manifest, config, cache, run_options, observer=observer, stop=shown.stop)
-    say_json(shown.documents[cache])
-    return shown.codes[cache]
+    say_json(shown.documents[shown.cache])
+    return shown.codes[shown.cache]
 
 
 def _config_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,14 @@ _TELLING_SECONDS = 5.0
 """The time after which the shares of stages show what would make a run faster."""
 
 
-def say_plan(plan: ExtractionPlan) -> Document:
-    """Print what a run would do. Returns it as one document."""
+def say_plan(plan: ExtractionPlan, named: Callable[[str], str]) -> Document:
+    """Print what a run would do, with paths as they are `named`. Returns it as one document."""
     versions: list[Document] = []
     for version in plan.versions:
         present, failed = int(version.rows.present.sum()), int(version.rows.failed.sum())
         document = {
             "name": version.config.name,
-            "path": str(version.path),
+            "path": named(str(version.path)),
             "fingerprint": version.info.fingerprint,
             "utterances": len(version.manifest),
             "present": present,
@@ -50,7 +50,7 @@ def say_plan(plan: ExtractionPlan) -> Document:
             if version.built.label_files is not None:  # their length is not known before
                 audio = ""
             work += f": about {audio}{megabytes(version.expected_bytes)} of features"
-        say(f"{version.path}: {work}; {present:,} are there, {failed:,} have failed before")
+        say(f"{document['path']}: {work}; {present:,} are there, {failed:,} have failed before")
         say_failed_before(version.failed_before)
     return {"dry_run": True, "versions": versions}
 
@@ -83,12 +83,15 @@ def _speed(run: Summary | Trial) -> str:
     return f"in {measured} on {devices}, {counted(run.threads, 'thread')}"
 
 
-def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> int:
+def say_summary(
+    summary: Summary, where: str, *, reads_audio: bool = True, named: Callable[[str], str] = str
+) -> int:
     """Print what a run did, into the cache or version `where`, with audio or with other
-    files, such as those of labels. Returns its exit code."""
+    files, such as those of labels, and with paths as they are `named`. Returns its exit
+    code."""
     versions = summary.versions
     for version in versions:
-        say(version.path)
+        say(named(version.path))
         say(f"  {_outcome(version, summary.interrupted)}")
         say_failed_before(version.failed_before)
     not_looked_at = max(version.not_looked_at for version in versions)
@@ -123,7 +126,7 @@ def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> in
             _print_stages(summary)
     failing = [as_location("path", version.path) for version in versions if version.failed]
     if failing and not printing.as_json:
-        _print_first_failure(failing)
+        _print_first_failure(failing, named)
     missing = max(version.missing for version in versions)
     if summary.interrupted and missing > 0:
         extracted = sum(version.extracted for version in versions)
@@ -135,7 +138,7 @@ def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> in
     if summary.too_many_failures:
         why = summary.too_many_failures
         if summary.failed:
-            why += f"; why: featcache info {shlex.quote(where)} --failures"
+            why += f"; why: featcache info {shlex.quote(named(where))} --failures"
         complain("\n  ".join([why, *summary.traceback.splitlines()]))
         return 1
     if summary.interrupted:
@@ -143,7 +146,7 @@ def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> in
     return FAILURES_LEFT if summary.failed else 0
 
 
-def _print_first_failure(failing: Sequence[Location]) -> None:
+def _print_first_failure(failing: Sequence[Location], named: Callable[[str], str]) -> None:
     from featcache.version.ledger import read_failures
     from featcache.version.records import run_names
     from featcache.version.version import Version
@@ -155,7 +158,7 @@ def _print_first_failure(failing: Sequence[Location]) -> None:
             say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
     if len(failing) > 1:
         place = place.parent
-    say(f"why utterances failed: featcache info {shlex.quote(str(place))} --failures")
+    say(f"why utterances failed: featcache info {shlex.quote(named(str(place)))} --failures")
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:

@@ -23,7 +23,7 @@ from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.manifest.label_files import needs_columns
 from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.storage.location import Location, as_location
+from featcache.storage.location import Location, parse_location
 from featcache.version.selection import is_corpus, refuse_version
 
 _READING = ("root", "format", "values", "allow_commands", "allow_queries")
@@ -122,7 +122,7 @@ def extract(
             What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
-    folder = as_location("cache", cache)
+    folder = parse_location("cache", cache)
     options = options or Options()
     reading = dict(reading or {})
     for unknown in sorted(reading.keys() - _READING):

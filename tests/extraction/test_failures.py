@@ -287,6 +287,20 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
     assert [*(scratch / "c").iterdir()] == []
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_extractor_that_changes_the_current_folder_moves_no_cache(cli, plain, scratch, threads):
+    config = write_config(scratch, "Moving")
+    manifest = plain.manifest([{**plain.rows[0], "id": "late"}, *plain.rows[1:]], "moving.csv")
+    job = ("extract", manifest, "-c", config, "-o", "c", "--threads", threads)
+    ended = cli(*job, "--shard-size", "0.001", cwd=scratch).with_code(3)
+    name = only_version(scratch / "c").path.name
+    assert ended.out.startswith(f"c/{name}\n")
+    assert f"featcache info c/{name} --failures" in ended.out
+    assert len(items(scratch / "c")) == len(plain.rows) - 1
+    again = cli(*job, "--json", cwd=scratch).with_code(3).json()
+    assert again["versions"][0]["path"] == f"c/{name}"
+
+
 # Exceptions of extractors
 
 

@@ -176,6 +176,16 @@ class OrderSeen(Slow):
         return [self.extract_clip(clip) + number for number, clip in enumerate(clips)]
 
 
+class Moving(Slow):
+    """Changes the current folder, as some models' own code does."""
+
+    def extract_clip(self, clip):
+        os.chdir("/")
+        if "late" in clip.id:
+            raise AudioError(Reason.EXTRACTOR_REFUSED, "it says so")
+        return super().extract_clip(clip)
+
+
 class Mute(Exception):
     """Cannot be printed."""
 
