@@ -86,8 +86,9 @@ def repair(
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
         path = path.resolve()  # the extraction finds it by its name
     is_restored = _restore_metadata(path)
-    version, stop = Version.open(path), stop or threading.Event()
-    repaired = Repaired(str(version.path), metadata=is_restored)
+    # absolute: an extractor may change the current folder
+    version, stop = Version.open(path.absolute()), stop or threading.Event()
+    repaired = Repaired(str(path), metadata=is_restored)
     with version.at_work("repair"):
         version.store.sweep()
         threads = options.threads or 1

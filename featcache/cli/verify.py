@@ -293,7 +293,11 @@ def repair(
     with stoppable(kill_commands) as stop:
         for folder in version_folders(path):
             repaired.append(repair_version(folder, read, chosen, stop=stop))
-    say_json({"versions": [*map(as_document, repaired)]})
+    documents = [*map(as_document, repaired)]
+    for document in documents:
+        for version in (document["summary"] or {}).get("versions", ()):
+            version["path"] = document["path"]
+    say_json({"versions": documents})
     codes = [_say_repaired(version) for version in repaired]
     if 1 in codes:
         return 1
@@ -326,7 +330,7 @@ def _say_repaired(version: Repaired) -> int:
         say(f"{path}: {records} of what is wanted or has failed removed: run featcache verify")
     code = 0
     if version.summary:
-        code = say_summary(version.summary, version.summary.versions[0].path)
+        code = say_summary(version.summary, version.summary.versions[0].path, named=lambda _: path)
     elif not (version.metadata or version.removed or version.records):
         say(f"{path}: no damage found")
     if version.missing:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cache_contents import check, items, only_version
 from damage import CHUNKS, flip, mend, victim
+from extractions import ONE_EACH, write_config
 from hostile_caches import columns_of, rename_shard
 from make_cache import add_shard
 
@@ -64,6 +65,21 @@ def test_repair_says_paths_as_they_were_given(cli, plain, cache):
     for repaired in said:
         assert f"{cache.name}/fbank80-" in repaired.out
         assert str(cache) not in repaired.out + repaired.err
+
+
+def test_an_extractor_that_changes_the_current_folder_moves_no_repair(cli, plain, scratch):
+    config = write_config(scratch, "Moving")
+    cli(
+        "extract", plain.manifest(), "-c", config, "-o", "c", "--shard-size", ONE_EACH, cwd=scratch
+    ).with_code(0)
+    before = items(scratch / "c")
+    flip(victim(scratch / "c").folder / CHUNKS["features"], 100)
+    job = ("repair", "c", "--manifest", plain.manifest(), "--trust-remote-code")
+    document = cli(*job, "--json", cwd=scratch).with_code(0).json()
+    name = only_version(scratch / "c").path.name
+    (version,) = document["versions"]
+    assert {version["path"], version["summary"]["versions"][0]["path"]} == {f"c/{name}"}
+    assert items(scratch / "c") == before
 
 
 def test_repair_brings_back_what_had_failed_once(cli, plain, scratch, written):
