@@ -11,6 +11,7 @@ they have, and commit begun shards."""
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from time import perf_counter
 from featcache.audio.remote import StoppedError
 from featcache.engines.delivery import Batch, Delivery, OpenShard
 from featcache.engines.isolated import IsolatedProcess
-from featcache.errors import AudioError
+from featcache.errors import AudioError, ExtractorError
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import batches
@@ -86,6 +87,7 @@ class _Workers:
         self.downloads = Downloads(group.root, group.device.workers, control.give_up, control.stop)
         self._group, self._device = group, group.device
         self._control, self._stop = control, control.stop
+        self._folder = os.stat(".")
         self._extract_batch = batch_extractor(
             group.root,
             group.configs,
@@ -151,6 +153,12 @@ class _Workers:
                     times["wait"] = perf_counter() - started
                 if work is not None:
                     work(number, times)
+                    if not os.path.samestat(os.stat("."), self._folder):
+                        raise ExtractorError(
+                            "an extractor has changed the current folder, and relative paths "
+                            "lead elsewhere: let it change the folder back, as contextlib.chdir "
+                            "does"
+                        )
                 self._control.add(Progress(stages=times))
                 if work is None:
                     break

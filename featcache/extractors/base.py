@@ -29,7 +29,7 @@ import msgspec
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
 from featcache.errors import ConfigError, ExtractorError, did_you_mean, listing
-from featcache.extractors.faults import blamed_on, describe_raised, fault, lacking
+from featcache.extractors.faults import blamed_on, describe_raised, fault, keeping_folder, lacking
 from featcache.sections import Section
 from featcache.spec import MAIN, FeatureSpec
 from featcache.trust import remote_code_is_allowed
@@ -373,7 +373,8 @@ def find(name: str) -> type[Extractor[Params]]:
 def _imported(path: str) -> object:
     module_name, _, class_name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
+        with keeping_folder():
+            return getattr(importlib.import_module(module_name), class_name)
     except (Exception, SystemExit) as error:  # also of ":Class" and ".module:Class"
         hint = ""
         package = module_name.partition(".")[0]
@@ -391,7 +392,7 @@ def build(
     mistakes."""
     if kind.__abstractmethods__:
         raise lacking(kind, sorted(kind.__abstractmethods__))
-    with blamed_on(kind):
+    with blamed_on(kind), keeping_folder():
         extractor = kind(params, sample_rate, device)
         bases = [base for base in kind.__mro__ if base.__module__.startswith("featcache.")]
         names = [name for base in bases for name in inspect.get_annotations(base)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,17 @@ def describe_raised(error: BaseException) -> str:
     if message:
         message = f": {message}"
     return f"{type(error).__name__}{message}{where}"
+
+
+@contextmanager
+def keeping_folder() -> Iterator[None]:
+    """Restore the current folder, which somebody's code may change."""
+    folder = os.open(".", os.O_PATH)
+    try:
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
 
 
 @contextmanager

@@ -287,6 +287,23 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
     assert [*(scratch / "c").iterdir()] == []
 
 
+def test_an_extractor_that_is_built_elsewhere_moves_no_cache(cli, plain, scratch):
+    config = write_config(scratch, "Moving")
+    cli("extract", plain.manifest(), "-c", config, "-o", "c", cwd=scratch).with_code(0)
+    assert len(items(scratch / "c")) == len(plain.rows)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_extractor_that_changes_the_current_folder_ends_the_run(cli, plain, scratch, threads):
+    """In the process itself, and in forked ones."""
+    config = write_config(scratch, "Moving")
+    rows = [*plain.rows[:-1], {**plain.rows[-1], "id": "away"}]
+    job = ("extract", plain.manifest(rows, "moving.csv"), "-c", config, "-o", "c", "--threads")
+    ended = cli(*job, threads, "--shard-size", "0.001", cwd=scratch).with_code(1)
+    assert "an extractor has changed the current folder" in ended.err
+    assert "away" not in items(scratch / "c")
+
+
 # Exceptions of extractors
 
 

@@ -176,6 +176,19 @@ class OrderSeen(Slow):
         return [self.extract_clip(clip) + number for number, clip in enumerate(clips)]
 
 
+class Moving(Slow):
+    """Changes the current folder, also when it is built, as some models' own code does."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        os.chdir("/")
+
+    def extract_clip(self, clip):
+        if "away" in clip.id:
+            os.chdir("/")
+        return super().extract_clip(clip)
+
+
 class Mute(Exception):
     """Cannot be printed."""
 
