@@ -451,6 +451,15 @@ def test_a_folder_with_a_list_beside_its_wavs(top, name):
     assert read_manifest(top, format="folder").format == "folder"
 
 
+@pytest.mark.parametrize("name", ["wav.scp", "commands.txt"])
+def test_commands_that_end_in_the_name_of_a_file_are_kaldis(written, name):
+    manifest = read_manifest(
+        written("u1 sph2pipe -f wav a.sph |\nu2 cat b.wav |\n", name), allow_commands=True
+    )
+    assert manifest.format == "kaldi"
+    assert [row.id for row in rows_of(manifest)] == ["u1", "u2"]
+
+
 def test_kaldis_fields_are_between_white_space_of_ascii(top):
     """As Kaldi splits them (`isspace` in the C locale): spaces of other scripts belong to
     ids, paths and texts."""

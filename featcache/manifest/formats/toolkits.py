@@ -278,6 +278,8 @@ def fitting_bars(source: Source) -> list[str]:
         return []
     if _is_header(cells):
         return ["f5"]
+    if all(re.match(r"[^\s|]+\s+[^\s|].*\|\s*$", line.lstrip()) for line in source.first_lines):
+        return []  # ids and commands of Kaldi's
     first, choose = "id", _with_ids
     if names_audio(cells[0]):
         first, choose = "path", _with_speakers
