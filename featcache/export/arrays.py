@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from featcache.export.rows import Rows, encode_npy
 
@@ -12,6 +12,11 @@ def write_numpy(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write `<id>.npy` for each utterance, below a folder for each slash, and `index.jsonl`
     with the ids, files and columns."""
     rows.refuse_names()
+    files = {"index.jsonl", *(f"{id_}.npy" for id_ in rows.ids)}
+    rows.refuse_ids(
+        lambda id_: not files.isdisjoint(map(str, PurePosixPath(id_).parents)),
+        "ids are names of files here, and none may lead below another file",
+    )
     rows.refuse_columns("id", "file")
     with (folder / "index.jsonl").open("w", encoding="utf-8") as index:
         for row in rows:

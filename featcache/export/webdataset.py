@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from collections import Counter
 from pathlib import Path
 
-from featcache.errors import ArgumentError, counted
+from featcache.errors import ArgumentError, counted, listing
 from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
 from featcache.strings import Strings, are_distinct
 
@@ -23,8 +24,11 @@ def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write `features-N.tar`. A key is the id, with `_` for dots and the like."""
     keys = Strings.of(map(_key, rows.ids))
     if not are_distinct(keys.hashes()):
+        ((key, _),) = Counter(keys).most_common(1)
+        alike = listing([repr(id_) for id_ in rows.ids if _key(id_) == key], 3)
         raise ArgumentError(
-            f"{rows.where}: two ids differ only in dots or marks, and WebDataset's keys have none"
+            f"{rows.where}: {alike} differ only in dots or marks, and WebDataset's keys have "
+            "none: rename them, or choose another format"
         )
     for number, group in rows.groups(FILE_BYTES):
         with tarfile.open(folder / f"features-{number:06d}.tar", "w") as tar:

@@ -192,7 +192,7 @@ def test_webdataset_as_its_own_reader_reads_it(tmp_path, floats):
     assert [sample["__key__"] for sample in samples] == ["a_b-1", "x/y", "u2", "z"]
     assert done.notes == ["1 key with _ in the place of dots or marks; .json has the ids"]
     clash = made_cache(tmp_path / "d", renamed(make_features(4), ("a.b", "a_b", "c", "d")))
-    with pytest.raises(ArgumentError, match="two ids differ only in dots"):
+    with pytest.raises(ArgumentError, match=r"'a\.b', 'a_b' differ only in dots"):
         export(clash, "webdataset", tmp_path / "clash")
     assert not (tmp_path / "clash").exists()
 
@@ -209,6 +209,15 @@ def test_numpy_files_are_called_after_ids_and_stay_below_the_folder(tmp_path, fl
         with pytest.raises(ArgumentError, match="ids are names of files here; 1 id does not fit"):
             export(hostile, "numpy", tmp_path / "hostile")
         assert not list(tmp_path.glob("*hostile*"))
+
+
+@pytest.mark.parametrize("below", ["a.npy/b", "a.npy/b/c", "index.jsonl/x"])
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_numpy_file_that_would_be_a_folder_too_is_refused(tmp_path, below, step):
+    features = renamed(make_features(2), ("a", below)[::step])
+    cache = made_cache(tmp_path / "c", features)
+    with pytest.raises(ArgumentError, match=f"below another file; 1 id does not fit: '{below}'"):
+        export(cache, "numpy", tmp_path / "out")
 
 
 def test_codes_as_qwen3_tts_has_them(tmp_path, codes):
