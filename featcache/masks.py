@@ -42,7 +42,7 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
     Args:
         lengths: The lengths in frames, integers `[batch]`.
         num_frames: The number of frames that the batch is padded to. By default the length
-        of the longest row, but reading it waits for a GPU, so pass `features.shape[1]`.
+            of the longest row, but reading it waits for a GPU, so pass `features.shape[1]`.
 
     Returns a new tensor on `lengths`' device, bool `[batch, num_frames]`; rows longer than
     `num_frames` are all True. Raises ArgumentError if `lengths` is no integer tensor
