@@ -411,8 +411,9 @@ def require_registered(name: str) -> None:
     registered, unless `--trust-remote-code` accepts it."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
         raise ConfigError(
-            f"extractor: a cache names {name}, which is not registered; --trust-remote-code "
-            "imports it"
+            f"extractor: a cache names {name}, which is not registered (see "
+            "docs/extractors.md#your-own); commands that extract import it with "
+            "--trust-remote-code"
         )
 
 

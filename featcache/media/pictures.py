@@ -167,7 +167,8 @@ class Picture:
             lines.append(f"{label:>{margin - 1}} {_blocks(above, below, colours)}")
         below_picture = [" "] * columns
         for place, label in self.across.ticks(margin, margin + width - 1):
-            below_picture[int(place) : int(place) + len(label)] = label
+            start = max(0, min(int(place), columns - len(label)))  # the last one whole, too
+            below_picture[start : start + len(label)] = label
         return [*lines, "".join(below_picture).rstrip()[:columns]]
 
     def legend(self) -> list[str]:

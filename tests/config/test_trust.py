@@ -33,7 +33,10 @@ pathlib.Path(__file__).with_name("trace").touch()
 class X(Fbank):
     pass
 """
-REFUSED = "which is not registered; --trust-remote-code imports it"
+REFUSED = (
+    "which is not registered (see docs/extractors.md#your-own); commands that extract import it "
+    "with --trust-remote-code"
+)
 
 IMPORTED = ["venv.__main__", "antigravity", "planted"]
 
@@ -54,6 +57,7 @@ class Shell:
             "repair": ["repair", cache, "--manifest", manifest],
             "info": ["info", cache],
             "show": ["show", cache, "utt-03"],
+            "sound": ["show", cache, "utt-03", "--wav", "utt-03.wav"],
             "stats": ["stats", cache],
             "fit-kmeans": ["fit-kmeans", cache, "-k", "4", "-o", "units.safetensors", "--force"],
             "units": ["extract", manifest, "-c", "units.yaml", "-o", "made"],
@@ -121,7 +125,7 @@ def test_no_command_imports_what_a_cache_names(shell, name):
         assert shell(command).exit_code == 0, command
     opened = featcache.open(shell.cache, check=True)
     assert len(featcache.FeatureDataset(opened, manifest=shell.manifest)[0]["features"])
-    for command in ("recompute", "units", "from"):
+    for command in ("sound", "recompute", "units", "from"):
         shell.refuses(command, name)
     assert shell("extract").exit_code == 0
 

@@ -212,6 +212,13 @@ def test_lines_of_a_terminal_fit_and_have_its_colours():
     assert SHADES == 64
 
 
+@pytest.mark.parametrize("columns", [40, 79, 80])
+def test_the_last_tick_of_a_terminal_is_not_cut(columns):
+    below = draw(EVENTS, [Event(0, 0.2, None)]).as_lines(columns)[-1]
+    assert below.split() == ["0", "0.05", "0.1", "0.15", "0.2"]
+    assert len(below) <= columns
+
+
 def test_a_cache_shows_an_utterance_in_a_notebook(tmp_path):
     cache = made_cache(tmp_path, {"utt<1>": np.ones((30, 40), np.float16)})
     shown = cache.show("utt<1>")
