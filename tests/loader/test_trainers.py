@@ -302,6 +302,67 @@ def test_lightning_goes_on_with_packed_rows_from_any_checkpoint(made, tmp_path):
         assert fit(checkpoint=tmp_path / f"step={step}.ckpt") == whole[step:]
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+def test_lightning_takes_all_batches_of_an_epoch_that_has_more_than_the_first(made, tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    dataset = made.dataset(columns=["digit"])
+
+    def load(seed, epoch):
+        tokens = int(dataset.lengths.max())
+        options = {"tokens": tokens, "rows": 1, "overflow": "error", "window": 2, "seed": seed}
+        loader = featcache.PackedLoader(dataset, **options)
+        loader.set_epoch(epoch)
+        return loader
+
+    seed = next(seed for seed in range(100) if len(load(seed, 0)) < len(load(seed, 1)))
+
+    class Looks(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+            self.seen = []
+
+        def train_dataloader(self):
+            return load(seed, self.current_epoch)
+
+        def training_step(self, batch, number):
+            self.seen.append(batch["ids"])
+            return self.scale * batch["features"].float().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    def fit(*callbacks, checkpoint=None):
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            reload_dataloaders_every_n_epochs=1,
+            callbacks=[*callbacks],
+            enable_checkpointing=bool(callbacks),
+            log_every_n_steps=1,
+            **dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False),
+        )
+        model = Looks()
+        trainer.fit(model, ckpt_path=checkpoint)
+        return model.seen
+
+    each_step = ModelCheckpoint(
+        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
+    )
+    whole = fit(each_step)
+    assert whole == [batch["ids"] for epoch in range(2) for batch in load(seed, epoch)]
+    first_steps = len(load(seed, 0))
+    for step in (1, first_steps - 1, first_steps + 1, len(whole) - 1):
+        assert fit(checkpoint=tmp_path / f"step={step}.ckpt") == whole[step:]
+
+
 def test_accelerate_saves_and_loads_the_state_of_packed_rows(made, tmp_path):
     accelerate = pytest.importorskip("accelerate")
 
