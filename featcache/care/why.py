@@ -10,7 +10,7 @@ import numpy as np
 from featcache.config import Config
 from featcache.config.config import Differences, find_differences
 from featcache.errors import ManifestError
-from featcache.extraction.plan import VersionPlan, file_change
+from featcache.extraction.plan import NOT_THE_NEWEST, VersionPlan, file_change
 from featcache.format.shard import Item
 from featcache.manifest.segments import Segment
 from featcache.spec import Ints
@@ -112,4 +112,7 @@ def _reason_again(
         return f"{', '.join(names)} changed", True, changed
     if failure is not None:
         return f"failed before, with another file: {failure.reason}", True, failure.message
-    return "file changed", True, file_change(item, plan.manifest)
+    change = file_change(plan, row, item)
+    if change == NOT_THE_NEWEST:
+        return "not the newest", True, change
+    return "file changed", True, change

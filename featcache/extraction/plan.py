@@ -428,7 +428,7 @@ def _replacement_notes(plan: VersionPlan) -> list[str]:
     changes = []
     for row in rows[:_NAMED]:
         item = item_at(version, plan.index, int(plan.rows.positions[row]))
-        change = differences(item, plan.manifest[row]) or file_change(item, plan.manifest)
+        change = differences(item, plan.manifest[row]) or file_change(plan, row, item)
         changes.append(f"{item.id}: {change}")
     examples = "; ".join(changes)
     if len(rows) > _NAMED:
@@ -437,11 +437,14 @@ def _replacement_notes(plan: VersionPlan) -> list[str]:
     return [f"{plan.info.folder_name}: {again} extracted again: {examples}"]
 
 
-def file_change(item: Item, manifest: Manifest) -> str:
-    """Describe how the file at an item's path has changed since extraction."""
-    size, mtime_ns = stat_of(manifest.resolve(item.path))
+NOT_THE_NEWEST = "its features are not the newest: those are lost, or another copy's"
+
+
+def file_change(plan: VersionPlan, row: int, item: Item) -> str:
+    """Describe why a row is extracted again that is the item's."""
+    size, mtime_ns = stat_of(plan.manifest.resolve(item.path))
     changes = []
-    if size != item.size:
+    if size != item.size and (size is not None or mtime_ns is None):  # unknown in a container
         changes.append("size")
     if mtime_ns != item.mtime_ns:
         changes.append("mtime")
@@ -449,7 +452,9 @@ def file_change(item: Item, manifest: Manifest) -> str:
         return f"its file's {' and '.join(changes)}"
     if item.decoder == OLD_FFMPEG:
         return "how FFmpeg decodes its file"
-    return "its file, which has failed meanwhile"
+    if row in plan.rows.failures:
+        return "its file, which has failed meanwhile"
+    return NOT_THE_NEWEST
 
 
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:

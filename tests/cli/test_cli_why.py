@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+from cache_contents import shard_folders
 from corpora import Corpus, speech
 from soundfile import write
 
@@ -107,6 +108,24 @@ def test_it_says_that_a_file_has_changed(cli, corpus, cache, scratch):
         "its file's mtime",
     )
     assert cause["ids"] == [f"u{number}" for number in range(3, 40, 6)]
+
+
+def test_older_features_whose_newer_ones_are_lost_are_not_called_a_changed_file(cli, scratch):
+    audio = Corpus(scratch)
+    audio.record("u0", "0.wav", speech(0.5))
+    job = (audio.manifest(), "-o", scratch / "cache")
+    cli("extract", *job).with_code(0)
+    (older,) = shard_folders(scratch / "cache")
+    status = (scratch / "0.wav").stat()
+    os.utime(scratch / "0.wav", ns=(1, 1))
+    cli("extract", *job, "--check-sources").with_code(0)
+    (newer,) = {*shard_folders(scratch / "cache")} - {older}
+    shutil.rmtree(newer)
+    os.utime(scratch / "0.wav", ns=(1, status.st_mtime_ns))
+    why = cli("why", scratch / "cache", audio.manifest(), "-c", "fbank80", "--json")
+    (cause,) = why.json()["plan"]["causes"]
+    assert cause["why"] == "not the newest"
+    assert "u0: its features are not the newest" in cli("extract", *job).with_code(0).err
 
 
 def test_another_corpus_is_said_to_be_refused(cli, corpus, cache):
