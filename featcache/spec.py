@@ -14,7 +14,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct, json, to_builtins
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, did_you_mean, listing
@@ -612,3 +612,7 @@ def _bits_of_infinity(
     """The bits of +inf as a signed integer, and those of -inf as an unsigned one."""
     positive, negative = np.array([np.inf, -np.inf], dtype)[:, None]
     return positive.view(f"i{dtype.itemsize}")[0], negative.view(f"u{dtype.itemsize}")[0]
+
+
+# msgspec resolves a class when it is first used, and crashes if two threads do that at once
+json.Decoder(FeatureSpec)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from processes import run_python
 
 from featcache import spec
 from featcache.spec import all_finite
@@ -28,3 +29,30 @@ def test_a_value_that_is_not_finite_is_found_in_any_block(dtype, value, monkeypa
 def test_codes_and_no_values_at_all_are_finite():
     assert all_finite(np.array([0, 65535], np.uint16))
     assert all_finite(np.empty((0, 80), np.float32))
+
+
+FIRST_USE = """
+import sys, threading
+import msgspec
+from featcache.spec import FeatureSpec
+
+sys.setswitchinterval(1e-6)
+begin = threading.Barrier(16)
+spec = FeatureSpec((80,), "float32", 100.0, 400, 16000, "dB")
+
+def convert():
+    begin.wait()
+    msgspec.convert(msgspec.to_builtins(spec), FeatureSpec)
+
+threads = [threading.Thread(target=convert) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_use_a_spec_for_the_first_time_at_once():
+    """Otherwise, two extractions that begin together end in a segmentation fault."""
+    for _ in range(3):
+        run_python(FIRST_USE)

@@ -111,6 +111,11 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
             raise ValueError(f"silence of {len(self.silence):,} values: frames have others")
 
 
+# while this is imported: see the end of `spec`
+for _kind in (VersionInfo, _Config):
+    msgspec.json.Decoder(_kind)
+
+
 class _Peek(msgspec.Struct):
     """The keys that tell whether this featcache can read the document."""
 
