@@ -71,12 +71,12 @@ class NoisePolicy(Section):
     snr: Annotated[
         tuple[Annotated[float, Field(ge=-50.0, le=100.0)], ...], AfterValidator(distinct)
     ]
-    """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
+    """Signal-to-noise ratios in dB, over the whole clip. Each ratio makes one copy."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """The seed and the copy's id decide which noise a copy gets, and from which sample of
-    the noise it is taken."""
+    """The seed and the copy's id decide which noise a copy gets, and at which sample of the
+    noise the cut begins."""
     content: str | None = Field(default=None, validate_default=True)
-    """A hash of the noise. Leave it out: featcache fills it in. If it is given, any other
+    """A hash of the noise. Leave it out: featcache fills it in. If you give it, any other
     noise is refused."""
 
     @field_validator("manifest")

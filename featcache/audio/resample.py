@@ -27,17 +27,16 @@ class AudioPolicy(Section):
     sample_rate: int = Field(default=16000, ge=1000, le=384000)
     """Sample rate of the extractor's input, in Hz."""
     channel: Literal["mix", "first"] | Annotated[int, Field(ge=0, lt=1 << 31, strict=True)] = "mix"
-    """`mix` averages the channels, `first` takes channel 0, a number takes that channel
+    """`mix` averages the channels. `first` takes channel 0. A number takes that channel
     (from 0). A `channel` in the manifest's row takes precedence."""
     resample: Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"] = "soxr_hq"
-    """Quality with which files at another rate are resampled; with `forbid`, such files
-    fail."""
+    """Quality of resampling, for files at another rate. With `forbid`, such files fail."""
     max_seconds: float | None = Field(default=21600.0, gt=0)
-    """Longer utterances fail; null is no limit. It decides which utterances are
-    extracted, not their values, so the fingerprint leaves it out."""
+    """Longer utterances fail. null sets no limit. The limit changes no values, so the
+    fingerprint leaves it out."""
     min_source_rate: int = Field(default=1000, ge=1)
-    """Files at a lower sample rate, in Hz, fail: such a header is wrong, and resampling
-    would stretch a few samples to hours. The fingerprint leaves it out, too."""
+    """Files at a lower sample rate, in Hz, fail. Their header is wrong, and resampling
+    would stretch a few samples to hours. The fingerprint leaves this key out, too."""
 
 
 class WaveformBuilder:

@@ -54,13 +54,13 @@ class StorePolicy(Section):
         Literal["float64", "float32", "float16", "bfloat16", "uint8", "uint16", "uint32", "int64"]
         | None
     ) = None
-    """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as
-    they are. `bfloat16` has the range of float32 and two or three digits: tensors have
-    this dtype, and numpy arrays are float32."""
+    """Default: the extractor's own dtype. `uint8` quantises features, but does not change
+    codes. `bfloat16` has the range of float32, and two or three digits. Then tensors are
+    bfloat16, and numpy arrays float32."""
     pool: Literal["mean", "mean+std"] | None = None
-    """Store one vector for each utterance instead of its frames: their mean over time, or
-    mean and standard deviation side by side. Frames are rounded to `dtype` before; the
-    vector is float32."""
+    """Store one float32 vector for each utterance instead of its frames: their mean over
+    time, or mean and standard deviation side by side. Frames are rounded to `dtype`
+    first."""
 
 
 class ConfigFile(BaseModel):

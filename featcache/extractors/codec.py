@@ -29,9 +29,9 @@ class CodecParams(ModelParams):
 
     output: Literal["codes", "latents"] = "codes"
     """`latents` are the continuous vectors before the quantiser, float32 `[T, D]`. They do
-    not depend on the number of codebooks, which is ignored then."""
+    not depend on `codebooks`, which is ignored then."""
     codebooks: int | None = Field(default=None, ge=1)
-    """Number of codebooks, from the first on. Default: all that the model has."""
+    """Number of codebooks, from the first on. Default: all."""
 
     @field_validator("codebooks", "bandwidth", check_fields=False)
     @classmethod
@@ -44,9 +44,9 @@ class BandwidthParams(CodecParams):
     """The parameters of codecs that were trained for several bandwidths."""
 
     bandwidth: float | None = Field(default=None, gt=0)
-    """In kbps, one of the bandwidths that the model was trained for: another way to
-    choose the number of codebooks. Without `bandwidth` and `codebooks`, all codebooks.
-    With fewer codebooks, the codes are the first columns of those with more."""
+    """Another way to choose the number of codebooks: a bandwidth that the model was trained
+    for, in kbps. Without `bandwidth` and `codebooks`, all codebooks. The codes of fewer
+    codebooks are the first columns of all codes."""
 
 
 C = TypeVar("C", bound=CodecParams)

@@ -42,16 +42,16 @@ class CrepeParams(PitchParams):
     """The parameters of `crepe`: `weights` are `full.pth` or `tiny.pth`."""
 
     hop: int = Field(default=160, ge=1, le=1 << 24)
-    """From one frame's middle to the next one's, in samples of 16 kHz."""
+    """Samples, at 16 kHz, between the middles of neighbouring frames."""
     fmin: float = Field(default=50.0, ge=31.7)
     """The lowest pitch, in Hz."""
     fmax: float = Field(default=2006.0, le=2006.0)
     """The highest pitch, in Hz."""
     decoder: Literal["weighted", "argmax"] = "weighted"
-    """`argmax` takes the best of 360 bins of 20 cents. `weighted` takes the mean around it,
-    weighted by likelihood, as CREPE's authors do. (torchcrepe's own weights are nearly
-    equal: it applies the sigmoid twice.) Viterbi over a batch is not offered: a frame would
-    depend on its batch."""
+    """`argmax` takes the best of 360 bins of 20 cents. `weighted` takes the mean around
+    this bin, weighted by likelihood, as CREPE's authors do. torchcrepe's weights are nearly
+    equal: it applies the sigmoid twice. featcache has no Viterbi over a batch: a frame
+    would depend on its batch."""
 
 
 class Crepe(Extractor[CrepeParams]):

@@ -55,8 +55,8 @@ class DnsmosParams(WeightFileParams):
     p808_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """The SHA-256 of that file, in hex. Default: any file."""
     windows: Literal["all", "speechmos"] = "all"
-    """The windows of 9.01 s, one second apart, over which scores are averaged. `speechmos`
-    leaves out those that the package skips because of rounding: of 30 s, 14 of 21."""
+    """Scores are averaged over windows of 9.01 s, one second apart. `speechmos` leaves out
+    the windows that the package skips because of rounding: of 30 s, 14 of 21."""
 
     @property
     def p808(self) -> WeightFileParams:

@@ -44,9 +44,8 @@ class GE2EParams(WeightFileParams):
     """The parameters of `ge2e`: `weights` are `pretrained.pt`, read as weights only."""
 
     level: float | None = -30.0
-    """The root mean square, in dB of full scale, to which quieter clips are raised first.
-    Louder clips stay. Without a value, all clips stay, and the vector depends on the
-    level."""
+    """Quieter clips are first raised to this root mean square, in dB of full scale. Louder
+    clips stay. With null, all clips stay, and the vector depends on the level."""
 
 
 class GE2E(VectorExtractor[GE2EParams]):

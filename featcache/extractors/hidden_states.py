@@ -55,14 +55,14 @@ class HiddenStatesParams(ModelParams):
     taken: ClassVar[frozenset[str]] = frozenset({"layer", "layers", "weights_per_layer"})
 
     layer: int | None = Field(default=None, ge=0)
-    """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are
-    the model's output (`last_hidden_state`): the last layer, after the final layer norm
-    if the model has one. Numbered layers are taken before that norm, except Whisper's
-    last layer, which is taken after it, as in transformers 5 and torchaudio."""
+    """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are the
+    model's output (`last_hidden_state`): the last layer, after the final layer norm if the
+    model has one. Numbered layers are taken before this norm. Only Whisper's last layer is
+    taken after it, as in transformers 5 and torchaudio."""
     layers: tuple[int, ...] | None = None
     """Several layers, stacked in this order: features `[frames, layers, D]`."""
     weights_per_layer: tuple[float, ...] | None = None
-    """A weight for each of `layers`: the features are the weighted sum, `[frames, D]`."""
+    """A weight for each of `layers`. The features are the weighted sum, `[frames, D]`."""
 
     @field_validator("layers")
     @classmethod

@@ -30,16 +30,17 @@ class ImportedParams(Params):
     """The parameters of `imported`."""
 
     made_by: Annotated[str, Field(min_length=1, max_length=1000)]
-    """Who made the features, and how: program, config and version. Other words make another
+    """The program, config and version that made the features. Another text makes another
     version."""
     item_shape: tuple[_Size, ...] = ()
     """The shape of a frame, such as [80]."""
     dtype: _Dtype = "float32"
-    """The dtype of the features. Files may have another one that this holds."""
+    """The dtype of the features. Files may have another dtype, if this dtype holds its
+    values."""
     frame_rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """The frames per second. Default: none, and a file holds one vector of its clip."""
+    """Frames per second. Default: a file holds one vector of its clip."""
     units: Annotated[str, Field(max_length=200)] = "imported features"
-    """What a value means, for readers."""
+    """The meaning of a value, for readers."""
     codebook_sizes: tuple[_Size, ...] = ()
     """For codes, the size of each codebook."""
 

@@ -36,17 +36,17 @@ class KaldiParams(Params):
     added_later: ClassVar[frozenset[str]] = frozenset({"waveform_scale"})
 
     waveform_scale: float = Field(default=_SIXTEEN_BITS, gt=0)
-    """Factor by which samples, in [-1, 1], are multiplied first. Kaldi and most tools
-    after it compute on 16-bit integers: 32768. Lhotse and icefall compute on [-1, 1]: 1,
-    which makes log energies 20.794 (ln 32768²) lower."""
+    """Samples, in [-1, 1], are first multiplied by this. 32768 gives the range of 16-bit
+    integers, as in Kaldi and most later tools. 1 keeps [-1, 1], as in Lhotse and icefall:
+    log energies are 20.794 (ln 32768²) lower."""
     frame_length: float = Field(default=25.0, gt=0, le=1000)
-    """In milliseconds; rounded down to whole samples."""
+    """Length in milliseconds, rounded down to whole samples."""
     frame_shift: float = Field(default=10.0, gt=0, le=60_000)
-    """From one frame's start to the next frame's, in milliseconds; rounded down to whole
+    """Milliseconds between the starts of neighbouring frames, rounded down to whole
     samples."""
     snip_edges: bool = True
-    """If true, only frames that lie inside the clip. If false, round(num_samples / shift)
-    frames, each centred on its part of the clip, which is reflected at its ends."""
+    """If true, frames lie inside the clip. If false, round(num_samples / shift) frames,
+    each centred on its part of the clip. The clip is reflected at its ends."""
     dither: float = Field(default=0.0, ge=0)
     """Standard deviation, in units of the scaled waveform, of Gaussian noise added to
     every frame. It is seeded by the utterance's id, so a clip always gets the same noise.
@@ -54,8 +54,8 @@ class KaldiParams(Params):
     remove_dc_offset: bool = True
     """Subtract each frame's mean."""
     preemphasis_coefficient: float = Field(default=0.97, ge=0, le=1)
-    """This fraction of the preceding sample is subtracted from each sample; the first
-    sample counts as its own predecessor."""
+    """Subtract this fraction of the preceding sample from each sample. The first sample is
+    its own predecessor."""
     window_type: Literal["povey", "hanning", "hamming", "rectangular", "blackman"] = "povey"
     """`povey` is a Hann window to the power of 0.85. All are symmetric."""
     blackman_coeff: float = 0.42
@@ -63,19 +63,19 @@ class KaldiParams(Params):
     round_to_power_of_two: bool = True
     """Zero-pad frames to a power of two before the Fourier transform."""
     num_mel_bins: int = Field(default=23, ge=3, le=mel.MOST_BINS)
-    """Triangular filters, equidistant in mel."""
+    """Number of triangular filters, equally spaced in mel."""
     low_freq: float = Field(default=20.0, ge=0)
     """Where the first filter begins, in Hz."""
     high_freq: float = 0.0
-    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist
+    """Where the last filter ends, in Hz. 0 or less is an offset from the Nyquist
     frequency."""
     use_energy: bool = False
     """Add the frame's log energy as one more value."""
     raw_energy: bool = True
-    """Compute this energy before pre-emphasis and windowing."""
+    """Compute the energy before pre-emphasis and windowing."""
     energy_floor: float = Field(default=0.0, ge=0)
-    """Floor of this energy before the logarithm, in units of the scaled waveform,
-    squared. torchaudio's default is 1."""
+    """Lowest energy before the logarithm, in units of the scaled waveform, squared.
+    torchaudio's default is 1."""
     htk_compat: bool = False
     """Put the energy (or the zeroth cepstrum) last."""
 
@@ -86,7 +86,7 @@ class FbankParams(KaldiParams):
     num_mel_bins: int = Field(default=80, ge=3, le=mel.MOST_BINS)
     """Number of triangular filters, equally spaced in mel. Kaldi's default is 23."""
     use_log_fbank: bool = True
-    """If true, the logarithm of each filter's energy; if false, the energy itself."""
+    """If true, take the logarithm of each filter's energy; if false, the energy."""
     use_power: bool = True
     """If true, filter the power spectrum; if false, the magnitude spectrum."""
 
@@ -97,7 +97,7 @@ class MfccParams(KaldiParams):
     num_ceps: int = Field(default=13, ge=1)
     """Number of cepstra, including the zeroth."""
     cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Liftering as in HTK, which scales higher cepstra up more; 0 turns it off."""
+    """Liftering as in HTK, which scales up higher cepstra more. 0 turns it off."""
     use_energy: bool = True
     """Replace the zeroth cepstrum by the frame's log energy. This is Kaldi's default;
     torchaudio and most of Kaldi's recipes use false."""

@@ -33,15 +33,15 @@ class LabelsParams(Params):
     """The parameters of `labels`."""
 
     label_files: Annotated[str, Field(min_length=1)]
-    """The label file of each row, instead of its audio: `align/{id}.TextGrid`,
-    `{folder}/{stem}.TextGrid` for files beside the audio, `{textgrid}` for paths in the
-    manifest's column `textgrid`, `train.ctm/{stem}` for one of many recordings in a CTM or
-    RTTM. A relative path is relative to the manifest's root."""
+    """The label file of each row, instead of its audio: `align/{id}.TextGrid`, or
+    `{folder}/{stem}.TextGrid` for files next to the audio. `{textgrid}` takes paths from
+    the manifest's column `textgrid`; `train.ctm/{stem}` takes one of many recordings in a
+    CTM or RTTM. A relative path is relative to the manifest's root."""
     tier: Annotated[str, Field(min_length=1)] | None = None
-    """The tier of a TextGrid. Default: its only tier. In an RTTM, the type of lines; default:
-    `SPEAKER`. A CTM has none."""
+    """The tier of a TextGrid. Default: its only tier. In an RTTM, the type of lines.
+    Default: `SPEAKER`. A CTM has no tiers."""
     empty: Literal["drop", "keep"] = "drop"
-    """What becomes of empty labels, which mostly are silence."""
+    """Drop or keep empty labels, which mostly are silence."""
 
 
 class LabelFile(NamedTuple):

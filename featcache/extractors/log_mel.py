@@ -30,39 +30,39 @@ class LogMelParams(Params):
     added_later: ClassVar[frozenset[str]] = frozenset({"pad_to_seconds"})
 
     pad_to_seconds: float | None = Field(default=None, gt=0, le=3600)
-    """Pad clips with zeros to this length before anything else, as Whisper does to 30 s.
-    Longer clips fail. Default: no zeros."""
+    """First pad clips with zeros to this length, as Whisper does to 30 s. Longer clips
+    fail. Default: no padding."""
     n_fft: int = Field(default=400, ge=2, le=1 << 16)
     """Length of the Fourier transform, in samples."""
     win_length: int | None = Field(default=None, ge=2)
     """Length of the window in samples, centred in `n_fft`. Default: `n_fft`."""
     hop_length: int = Field(default=160, ge=1, le=1 << 24)
-    """From one frame's start to the next frame's, in samples."""
+    """Samples between the starts of neighbouring frames."""
     padding: Literal["center", "same", "none"] = "center"
-    """How many samples are added at each end, by reflection, before frames are cut.
-    `center`: n_fft / 2, so that frame t is centred on sample t * hop_length. `same`:
-    (n_fft - hop_length) / 2, as in HiFi-GAN, so that there is one frame per whole hop.
-    `none`: no samples. A clip must be longer than the samples added."""
+    """Number of samples added at each end, by reflection, before frames are cut. `center`:
+    n_fft / 2; frame t is centred on sample t * hop_length. `same`: (n_fft - hop_length) /
+    2, as in HiFi-GAN; each whole hop has one frame. `none`: 0. A clip must be longer than
+    the added samples."""
     drop_last_frame: bool = True
-    """Drop the last frame, as Whisper does, so that with `center` there is one frame per
-    whole hop."""
+    """Drop the last frame, as Whisper does. Then, with `center`, each whole hop has one
+    frame."""
     power: Literal[1, 2] = 2
     """1 filters the magnitude spectrum, 2 the power spectrum."""
     power_offset: float = Field(default=0.0, ge=0)
-    """Added to the power spectrum, with `power: 1` before the square root. HiFi-GAN adds
+    """Added to the power spectrum; with `power: 1`, before the square root. HiFi-GAN adds
     1e-9."""
     num_mel_bins: int = Field(default=80, ge=1, le=mel.MOST_BINS)
     """Number of triangular filters, equally spaced in mel."""
     mel_scale: mel.MelScale = "slaney"
-    """`slaney`, librosa's default, is linear up to 1 kHz; `htk` is 2595 log10(1 + f /
+    """`slaney`, librosa's default, is linear up to 1 kHz. `htk` is 2595 log10(1 + f /
     700)."""
     mel_norm: Literal["slaney", "none"] = "slaney"
-    """`slaney` divides each filter by its area in Hz; with `none`, each filter has a peak
+    """`slaney` divides each filter by its area in Hz. With `none`, each filter has a peak
     of 1."""
     low_freq: float = Field(default=0.0, ge=0)
     """Where the first filter begins, in Hz."""
     high_freq: float = 0.0
-    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist
+    """Where the last filter ends, in Hz. 0 or less is an offset from the Nyquist
     frequency."""
     floor: float = Field(default=1e-10, gt=0)
     """Smaller values are raised to this before the logarithm."""

@@ -54,9 +54,9 @@ class MimiParams(CodecParams):
 
     codebooks: int | None = Field(default=8, ge=1, validate_default=True)
     """Number of codebooks. The first holds the words, the others the sound. Moshi is
-    trained on 8 codebooks, and the codec's authors report results for 8: 1.1 kbps. null
-    means all 32, the default of `MimiModel.encode`; for Qwen3-TTS, its 16. With fewer
-    codebooks, the codes are the first columns of those with more."""
+    trained on 8, and the codec's authors report results for 8: 1.1 kbps. null means all:
+    32, the default of `MimiModel.encode`, or 16 for Qwen3-TTS. The codes of fewer codebooks
+    are the first columns of all codes."""
 
 
 class Mimi(CodecExtractor[MimiParams]):

@@ -36,9 +36,9 @@ class Chunk(Params):
     seconds: float = Field(gt=0)
     """Length of a chunk."""
     overlap: float = Field(ge=0)
-    """Seconds that neighbouring chunks share. Of each chunk of a causal model, the frames
-    of the first `overlap` seconds are left out; with other models, half of them at each
-    end. Chunks are exact if the model's receptive field is no longer than the overlap."""
+    """Seconds that neighbouring chunks share. Each chunk of a causal model loses the frames
+    of its first `overlap` seconds. A chunk of another model loses half as many at each end.
+    Chunks are exact if the overlap is at least the model's receptive field."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Chunk:
@@ -61,9 +61,9 @@ class ModelParams(Params):
     revision: str | None = None
     """The commit, 40 hex digits. Required with a model id."""
     precision: Precision = "fp32"
-    """The precision of the model. `tf32` lets a GPU round the inputs of matrix products
-    and convolutions to ten bits; `bf16` and `fp16` use torch's autocast. All except fp32
-    change values: `featcache probe` says how much."""
+    """The precision of the model. `tf32` lets a GPU round the inputs of matrix products and
+    convolutions to ten bits. `bf16` and `fp16` use torch's autocast. All except fp32 change
+    values: `featcache probe` measures how much."""
     chunk: Chunk | None = None
     """Cut long clips into overlapping chunks. Without it, long clips fail."""
 

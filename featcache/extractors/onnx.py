@@ -42,16 +42,17 @@ class Window(Params):
     length: int = Field(ge=1)
     """Steps in a window."""
     hop: int = Field(ge=1)
-    """Steps from one window's start to the next one's. A window gives the frames of `hop`
+    """Steps between the starts of neighbouring windows. A window gives the frames of `hop`
     steps, or a vector."""
     before: int = Field(default=0, ge=0)
-    """Steps of a window that are only context for what follows them."""
+    """Number of first steps of a window that are only context."""
     pad: bool = False
-    """Fill windows with zeros where they reach beyond the clip, so that all have one
-    length. Otherwise they end with the clip."""
+    """Fill windows that reach beyond the clip with zeros, so that all have equal length.
+    Otherwise they end with the clip."""
     keep_ends: bool = False
-    """Begin the first window with the clip, and take its first `before` steps too. A window
-    that reaches the end of the clip gives all that is left, and is the last one."""
+    """Begin the first window with the clip, and take its first `before` steps too. The
+    first window that reaches the clip's end is the last one, and gives all remaining
+    frames."""
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
@@ -75,33 +76,33 @@ class OnnxParams(WeightFileParams):
     fbank: FbankParams | None = None
     """The parameters of `fbank`, if the model takes its frames: `{num_mel_bins: 80}`."""
     log_mel: LogMelParams | None = None
-    """The parameters of `log_mel`, if the model takes its frames. With neither, it takes
-    the waveform. A step is a frame of these features, or a sample."""
+    """The parameters of `log_mel`, if the model takes its frames. Without `fbank` and
+    `log_mel`, it takes the waveform. A step is a frame of these features, or a sample."""
     subtract_mean: bool = False
     """Subtract the mean over the clip from each dimension of the features."""
     length_input: str | None = None
-    """The name of an input for the number of steps, if there is one."""
+    """The name of the input for the number of steps, if the model has one."""
     constants: dict[str, float] = Field(default_factory=dict)
-    """The values of further inputs, by name."""
+    """The values of other inputs, by name."""
     states: dict[str, str] = Field(default_factory=dict)
-    """Inputs that are zeros at first, and in each later window of a clip the output of this
-    name from the window before."""
+    """Inputs, each with the name of an output. In a clip's first window, the input is
+    zeros. In later windows, it is this output of the window before."""
     output: str
     """The name of the output that is stored."""
     output_axes: Literal["T", "BT", "TD", "BTD", "DT", "BDT", "D", "BD"] = "BTD"
-    """The dimensions of the output, as in `input_axes`. Without `T`, it is one vector for
-    the clip: of several windows, the mean."""
+    """The dimensions of the output, as in `input_axes`. Without `T`, the output is one
+    vector for the clip, the mean over its windows."""
     stride: int = Field(default=1, ge=1)
     """Steps from one frame of the output to the next. The model must give `(n + extra) //
     stride` frames for `n` steps."""
     extra: int = 0
-    """See `stride`: `stride - 1` if a frame that has begun counts; below 0 if a frame needs
-    more than `stride` steps."""
+    """See `stride`. `stride - 1` if the model also gives an incomplete last frame. Below 0
+    if a frame needs more than `stride` steps."""
     codebook_size: int | None = Field(default=None, ge=2, le=1 << 24)
     """The number of codewords, if the output is codes."""
     window: Window | None = None
-    """Windows, for long recordings. Without it, clips are computed whole, and may have 120
-    s."""
+    """Windows, for long recordings. Without windows, a clip is computed whole, and may have
+    120 s."""
 
     @model_validator(mode="after")
     def _fits(self) -> OnnxParams:

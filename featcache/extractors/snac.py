@@ -29,8 +29,8 @@ class SnacParams(CodecParams):
     output: Literal["codes"] = "codes"
     """SNAC has codes only: its codebooks quantise latents of several rates."""
     codebooks: int | None = Field(default=None, ge=1)
-    """Number of codebooks, each with its track, from the one with the fewest frames on.
-    Default: all that the model has."""
+    """Number of codebooks, each with its track. The first one has the fewest frames.
+    Default: all."""
 
 
 class Snac(CodecExtractor[SnacParams]):

@@ -33,11 +33,11 @@ class TorchaudioSSLParams(HiddenStatesParams):
 
     bundle: str
     """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M,
-    WAVLM_LARGE … It decides how the model is built, and whether waveforms are normalised
-    to zero mean and unit variance."""
+    WAVLM_LARGE … It decides the model's structure, and whether waveforms get zero mean and
+    unit variance."""
     weights: LocalPath = ""
-    """A file with the bundle's weights. Default: the file that torchaudio has downloaded
-    into torch hub's cache. featcache does not download it."""
+    """A file with the bundle's weights. Default: the file that torchaudio has put into
+    torch hub's cache. featcache does not download it."""
     revision: None = None
     """Not used: `bundle` names the weights."""
 

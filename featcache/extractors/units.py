@@ -50,13 +50,13 @@ class UnitsParams(Params):
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "features"})
 
     weights: LocalPath
-    """The file written by `featcache fit-kmeans`, with the centroids and the config of
+    """The file that `featcache fit-kmeans` wrote. It has the centroids, and the config of
     the features that they were fitted to. A relative path is relative to the config
     file."""
     features: dict[str, LocalPath] = Field(default_factory=dict)
-    """The location of the weights of those features, if it has changed since the
-    centroids were fitted: `weights` and `revision`, as in their config. The content must
-    be the same."""
+    """The new location of the weights of those features, if it has changed since the
+    centroids were fitted: `weights` and `revision`, as in their config. The content must be
+    the same."""
 
 
 class Units(RowExtractor[UnitsParams]):

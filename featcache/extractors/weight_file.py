@@ -17,7 +17,7 @@ class WeightFileParams(Params):
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "sha256"})
 
     weights: LocalPath
-    """The file; or `package:NAME==VERSION/PATH` for one inside an installed package, which
+    """The file. `package:NAME==VERSION/PATH` is a file inside an installed package, which
     is not imported. A relative path is relative to the config file. The fingerprint
     includes the file's content, not its location."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")

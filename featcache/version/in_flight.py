@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from featcache.errors import Reason, StoreError
+from featcache.format.documents import decoder_of
 from featcache.storage.files import hold_folder, is_held
 from featcache.storage.opening import open_store
 from featcache.strings import Strings
@@ -186,7 +187,7 @@ def _marks(run: Path) -> Iterator[_Mark]:
             # it is cleared, or not ours
             with suppress(OSError, ValueError, StoreError):
                 line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
-                yield msgspec.json.decode(line, type=_Mark)
+                yield decoder_of(_Mark).decode(line)
 
 
 def _was_fatal(run: Path) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from featcache.errors import DamagedError
-from featcache.format.documents import NotNegative, put_document, read_document
+from featcache.format.documents import NotNegative, decoder_of, put_document, read_document
 from featcache.format.shard import Shard
 from featcache.manifest.audio_locations import AudioLocation, Url, is_audio_url
 from featcache.manifest.columns import WRITTEN, Values
@@ -147,6 +147,9 @@ class _Probe(msgspec.Struct):
     date: str = ""
     fastest: _Trial | None = None
     measured: Annotated[list[_Trial], msgspec.Meta(max_length=1000)] = []
+
+
+decoder_of(_Probe)  # while this is imported: see the end of `spec`
 
 
 class _ProbeRecord(msgspec.Struct):
