@@ -47,8 +47,8 @@ class Window(Params):
     before: int = Field(default=0, ge=0)
     """Number of first steps of a window that are only context."""
     pad: bool = False
-    """Fill windows that reach beyond the clip with zeros, so that all have equal length.
-    Otherwise they end with the clip."""
+    """If a window reaches beyond the clip, fill it with zeros, so that all have equal
+    length. Otherwise windows end with the clip."""
     keep_ends: bool = False
     """Begin the first window with the clip, and take its first `before` steps too. The
     first window that reaches the clip's end is the last one, and gives all remaining
