@@ -30,7 +30,7 @@ EXAMPLES = ROOT / "examples"
 FEATCACHE = [sys.executable, "-m", "featcache"]
 
 SHOWN = (
-    *("torch", "torchaudio", "transformers", "av", "pyarrow", "obstore", "ray", "zarr", "numpy"),
+    *("torch", "torchaudio", "transformers", "av", "pyarrow", "obstore", "ray", "numpy"),
     *("snac", "speechtokenizer", "speechbrain", "lhotse", "datasets", "pillow"),
 )
 """The packages whose versions are printed."""

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import sys
-import warnings
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
@@ -55,7 +54,7 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 """The exit code if the reader of our output has gone, as of most programs in a shell."""
 
 _FEWEST_FILES = 16
-"""The number of open files that zarr-python's event loop needs."""
+"""The number of open files that commands need."""
 
 _NO_THREAD = "can't start new thread"
 """The message of the RuntimeError if there is no room for another thread."""
@@ -113,8 +112,6 @@ class _Commands(click.Group):
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
-            # zarr warns of the coroutines that it had begun
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited")
             remedy = "give the process more (ulimit -v, ulimit -u), or --threads 1"
             _fail(ctx, "MemoryError", f"{str(error) or 'out of memory'}: {remedy}")
         ctx.exit(code or 0)

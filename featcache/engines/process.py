@@ -141,8 +141,8 @@ def _child(
 def can_fork() -> bool:
     """Return True if a forked child of this process can extract.
 
-    It cannot if it lacks threads that may hold a lock: zarr starts its own again in a
-    child, but obstore does not. A daemon of multiprocessing may have no children."""
+    It cannot if it lacks threads that may hold a lock, such as those of obstore. No child uses
+    zarr, which a program may have imported. A daemon of multiprocessing may have no children."""
     others = {thread.name for thread in threading.enumerate()} - _HARMLESS_THREADS
     return not (others or "obstore" in sys.modules or current_process().daemon)
 

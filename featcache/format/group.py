@@ -1,8 +1,8 @@
 """Zarr groups: a sealed document in their attributes, a table, and more arrays, each of
 one chunk.
 
-zarr-python writes them from memory, and is not needed to read them: a chunk is the array's
-bytes and their CRC-32C. The document has the size and checksum of every other file: so any
+Any Zarr library reads them, and none is needed: a chunk is the array's bytes and their
+CRC-32C. The document has the size and checksum of every other file: so any
 flip, cut or exchange is noticed. A group's name is a hash of its content, which never
 changes."""
 

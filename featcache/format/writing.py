@@ -1,11 +1,13 @@
-"""Writing groups, whose documents zarr-python makes, and shards, batch by batch."""
+"""Writing groups, and shards batch by batch.
+
+The names of shards depend on the bytes of their `zarr.json`. These are made here, so that no
+release of zarr-python changes them."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from featcache.errors import ExtractorError, MissingDependencyError, listing
+from featcache.errors import ExtractorError, listing
 from featcache.format.documents import UNSEALED, seal
 from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, checksum_of, digest_of
 from featcache.format.shard import ITEM_COLUMNS, Item, columns_of
@@ -67,9 +69,9 @@ def group_files(
     chunk of integer `features` is missing. `where` names the version in messages. Raises
     StoreError if the document is too large."""
     arrays = {**arrays, "items": Chunk([table.matrix]), "text": Chunk([table.text])}
-    files = _zarr_documents({name: chunk.values for name, chunk in arrays.items()}, no_code, {})
-    del files[MARK]
+    files: dict[str, Buffer] = {}
     for name, chunk in arrays.items():
+        files[f"{name}/{MARK}"] = _array_document(name, chunk.values, no_code)
         if chunk.values.size:
             files["/".join([name, "c", *"0" * chunk.values.ndim])] = chunk.file
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
@@ -86,59 +88,41 @@ def group_files(
 
 def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
     """Return the sealed `zarr.json` of a group with these attributes."""
-    documents = _zarr_documents({}, 0, {"featcache": {**attributes, "checksum": UNSEALED}})
-    return seal(bytes(documents[MARK]), where)
+    unsealed = {"featcache": {**attributes, "checksum": UNSEALED}}
+    return seal(_zarr_json({"attributes": unsealed, "zarr_format": 3, "node_type": "group"}), where)
 
 
-def _zarr_documents(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dict[str, Buffer]:
-    """Return each `zarr.json` of a group, as zarr-python makes it, by its path."""
-    try:
-        from zarr.storage import MemoryStore
-    except ImportError as error:
-        raise MissingDependencyError("zarr", "writing a cache") from error
+def _array_document(name: str, values: NDArray[Any], no_code: int) -> bytes:
+    """Return the `zarr.json` of an array with one chunk, byte for byte as zarr-python writes
+    it."""
+    dimensions = [*_DIMENSIONS.get(name, [f"{name}_entry"])]
+    dimensions += [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)]
+    fill_value: object = no_code if name == "features" else 0
+    if values.dtype.kind in "fb":
+        fill_value = "NaN" if values.dtype.kind == "f" else False
+    as_bytes: dict[str, Any] = {"name": "bytes"}
+    if values.itemsize > 1:
+        as_bytes["configuration"] = {"endian": "little"}
+    chunk_shape = [max(1, size) for size in values.shape]
+    return _zarr_json(
+        {
+            "shape": values.shape,
+            "data_type": values.dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": fill_value,
+            "codecs": [as_bytes, {"name": "crc32c"}],
+            "attributes": {},
+            "dimension_names": dimensions,
+            "zarr_format": 3,
+            "node_type": "array",
+            "storage_transformers": [],
+        }
+    )
 
-    stored: dict[str, Any] = {}
 
-    def write() -> None:
-        # zarr's other functions give each array to a thread, and slow down the threads that
-        # extract
-        loop = asyncio.new_event_loop()
-        try:
-            loop.run_until_complete(_write_group(MemoryStore(stored), arrays, no_code, attributes))
-        finally:
-            loop.close()
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        write()
-    else:  # a notebook's: a thread runs one loop at a time
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(write).result()
-    return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
-
-
-async def _write_group(
-    store: Any, arrays: Arrays, no_code: int, attributes: dict[str, Any]
-) -> None:
-    from zarr.api.asynchronous import create_array, create_group
-    from zarr.codecs import Crc32cCodec
-
-    await create_group(store=store, attributes=attributes)
-    for name, values in arrays.items():
-        dimensions = [*_DIMENSIONS.get(name, [f"{name}_entry"])]
-        dimensions += [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)]
-        no_value = no_code if name == "features" else 0
-        await create_array(
-            store,
-            name=name,
-            shape=values.shape,
-            dtype=values.dtype,
-            chunks=tuple(max(1, size) for size in values.shape),
-            compressors=Crc32cCodec(),
-            fill_value=np.nan if values.dtype.kind == "f" else no_value,
-            dimension_names=dimensions,
-        )
+def _zarr_json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=2).encode()
 
 
 class _Clip(NamedTuple):

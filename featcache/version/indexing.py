@@ -50,7 +50,7 @@ def make_index(version: Version, *, keep: bool = True) -> Index:
     """Build the index that `open_index` cannot load, with its option and errors."""
     index = version.reading(lambda: build_index(version))
     if keep:
-        # a full disk, a read-only cache, or no zarr
+        # a full disk, or a read-only cache
         with suppress(OSError, FeatcacheError):
             write_index(index, version)
             return load_index(version, index.shards) or index
@@ -92,8 +92,7 @@ def _by_size(version: Version, shards: Set[str]) -> list[tuple[str, int]]:
 
 
 def write_index(index: Index, version: Version) -> None:
-    """Write or replace an index, and remove all but the largest others. Raises
-    MissingDependencyError without zarr-python."""
+    """Write or replace an index, and remove all but the largest others."""
     # most readers need no writing
     from featcache.format.writing import group_files
 

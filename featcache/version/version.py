@@ -51,7 +51,6 @@ _LIBRARIES = (
     "av",
     "praatio",
     "soxr",
-    "zarr",
 )
 
 Name = Annotated[

@@ -1,7 +1,6 @@
 """A shard keeps what it was given, is named after it, is plain Zarr, and takes only what
 its version holds."""
 
-import asyncio
 import math
 import shutil
 from dataclasses import replace
@@ -142,14 +141,31 @@ def test_a_code_that_is_missing_is_none(scratch):
 # Written
 
 
-def test_a_shard_is_written_by_no_thread_of_zarr(version, monkeypatch):
-    """Nor does the loop of a notebook, in which a cell runs, change anything."""
-    monkeypatch.setattr("zarr.core.sync._get_loop", None)  # it would begin one
-
-    async def write_in_a_loop() -> str:
-        return write(create(version.path / "elsewhere"), [item("a")]).name
-
-    assert asyncio.run(write_in_a_loop()) == write(version, [item("a")]).name
+@pytest.mark.parametrize("dtype", sorted({*DTYPES} - {"bfloat16"}))
+def test_documents_are_byte_for_byte_those_of_zarr_python(scratch, dtype):
+    """So that a shard has the name that it had when zarr-python wrote it."""
+    sides = (Track("all", (2, 3), dtype, ""), Track("empty", (), dtype, ""))
+    spec = replace(SPEC, dtype=dtype, side=sides)
+    side = [{"all": np.ones((3, 2, 3), dtype), "empty": np.ones(0, dtype)}]
+    shard = write(create(scratch, structs.replace(INFO, spec=spec)), [item("a")], side=side)
+    made: dict[str, zarr.core.buffer.Buffer] = {}
+    store = zarr.storage.MemoryStore(made)
+    group = zarr.open_group(shard.folder, mode="r")
+    zarr.create_group(store, attributes=dict(group.attrs))
+    for name, array in group.arrays():
+        zarr.create_array(
+            store,
+            name=name,
+            shape=array.shape,
+            dtype=array.dtype,
+            chunks=tuple(max(1, size) for size in array.shape),
+            compressors=zarr.codecs.Crc32cCodec(),
+            fill_value=array.fill_value,
+            dimension_names=array.metadata.dimension_names,
+        )
+    assert len(made) == 6
+    for path, document in made.items():
+        assert document.to_bytes() == (shard.folder / path).read_bytes(), path
 
 
 # Names

@@ -38,7 +38,7 @@ warnings.filterwarnings(
     "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
 )
 
-PRELOADED = ["numpy.ma", "soxr", "tqdm", "zarr", "featcache.cli.runs", "featcache.extractors.kaldi"]
+PRELOADED = ["numpy.ma", "soxr", "tqdm", "featcache.cli.runs", "featcache.extractors.kaldi"]
 PRELOADED += [
     "featcache.care.prune",
     "featcache.care.recompute",
