@@ -103,9 +103,9 @@ def _options(context: click.Context) -> list[tuple[click.Option, tuple[str, str]
 
 
 def _section(title: str, text: str) -> list[str]:
-    lines = "\n".join(
-        line.rstrip() for line in text.splitlines() if not line.startswith("  -h, --help ")
-    )
+    # click keeps the option of the first context that asks for it, with the names of that one
+    of_help = "  -h, --help ", "  --help "
+    lines = "\n".join(line.rstrip() for line in text.splitlines() if not line.startswith(of_help))
     lines = lines.replace("\n\nOptions:\n\nAnd:", "\n\nOptions:").removesuffix("\n\nOptions:")
     return [f"## {title}", f"```text\n{lines}\n```"]
 
