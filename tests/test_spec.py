@@ -49,10 +49,11 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+print("all have converted it")
 """
 
 
 def test_threads_may_use_a_spec_for_the_first_time_at_once():
     """Otherwise, two extractions that begin together end in a segmentation fault."""
     for _ in range(3):
-        run_python(FIRST_USE)
+        assert run_python(FIRST_USE) == "all have converted it\n"
