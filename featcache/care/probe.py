@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from featcache.audio.decode import probe_seconds
 from featcache.audio.remote import each_at_once
@@ -241,7 +242,7 @@ def _sample(
     for utterance in utterances_by_length(rows, count):
         longest_cut = longest * waveform_maker.speed(utterance.id)
         if longest_cut < _seconds(manifest, utterance) < math.inf:
-            utterance = replace(utterance, duration=longest_cut)
+            utterance = structs.replace(utterance, duration=longest_cut)
         try:
             waveform = decode_waveform(utterance, manifest.root, waveform_maker)[:max_samples]
             if not extractor.num_frames(len(waveform)):

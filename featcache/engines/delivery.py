@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
 
+from msgspec import structs
+
 from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
@@ -67,7 +69,7 @@ class OpenShard:
 
     def _with_generation(self, record: _Record) -> _Record:
         generation = self._generations[record.id]
-        return record if generation == 1 else replace(record, generation=generation)
+        return record if generation == 1 else structs.replace(record, generation=generation)
 
     def commit(self) -> DoneTask:
         """Record the failures, and make the shards visible. Raises StoreError if the

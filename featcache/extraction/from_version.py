@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from crc32c import crc32c
+from msgspec import structs
 from numpy.typing import NDArray
 
 from featcache.config import Config
@@ -155,7 +156,7 @@ class SourceVersion:
                 if parameters is not None:
                     features = dequantize_array(features, *parameters[number])
                 features = as_values(features, opened.spec.dtype)
-                stored[position] = StoredUtterance(replace(item, generation=1), features)
+                stored[position] = StoredUtterance(structs.replace(item, generation=1), features)
         return stored
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:

@@ -70,8 +70,7 @@ _REPEATED = 4096
 """Half the number of values that numpy's buffer holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item(Utterance):
+class Item(Utterance, frozen=True, kw_only=True):
     """An utterance as a shard keeps it, except its features."""
 
     num_samples: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -17,8 +17,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 """Seconds in documents, whose readers check types."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of one channel of an audio file, as in Kaldi. Equal segments have the same
     features."""
 
@@ -32,8 +31,7 @@ class Segment:
     """The number of the file's channel, from 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utterance(Segment):
+class Utterance(Segment, frozen=True, kw_only=True):
     """One row of a manifest."""
 
     id: str
@@ -59,7 +57,7 @@ class Utterance(Segment):
 
     def document(self) -> dict[str, Any]:
         """Return all values by name, for JSON: the row first."""
-        return {**self.row(), **asdict(self)}
+        return {**self.row(), **msgspec.structs.asdict(self)}
 
 
 @dataclass(frozen=True, eq=False)

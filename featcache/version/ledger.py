@@ -6,7 +6,6 @@ one. Damaged lines are skipped: their utterances count as missing, and are tried
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -24,8 +23,7 @@ _MESSAGE = 10_000
 """The longest message of a failure that is kept, in characters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(Utterance):
+class Failure(Utterance, frozen=True, kw_only=True):
     """An utterance that could not be extracted."""
 
     reason: str

@@ -197,7 +197,10 @@ def test_names_are_content(version):
         [item("b", start=0.5), item("a")],
         [item("a"), item("b")],
         [item("a", path="elsewhere.wav"), items[1]],
-        *([item("a"), replace(items[1], **{field: value})] for field, value in changes.items()),
+        *(
+            [item("a"), structs.replace(items[1], **{field: value})]
+            for field, value in changes.items()
+        ),
     ]
     names = {write(version, other).name for other in others}
     values = np.zeros((6, 2), np.float32)
