@@ -1,6 +1,7 @@
 """The command `featcache`, and `python -m featcache`."""
 
 import gc
+import os
 import sys
 
 _GARBAGE_AFTER = 20_000
@@ -12,6 +13,8 @@ short run."""
 def main() -> None:
     """Run the command line. An interrupt while it is imported ends it as later ones do."""
     gc.set_threshold(_GARBAGE_AFTER)
+    # Pydantic would search all installed packages for plugins that watch its models.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     try:
         from featcache.cli import main as run
     except KeyboardInterrupt:

@@ -263,22 +263,20 @@ _BEGINNING = (
     rf"|(?:\b|{_ESCAPED})(?:s3[an]?|gs|az|memory){_COLON}{_SLASH}"
     rf"|(?:\b|{_ESCAPED})(?:https?|s?ftps?){_COLON}{_SLASH}?)"
 )
-_URL = re.compile(rf"{_BEGINNING}(?P<authority>[^\\/?#]*)", re.IGNORECASE)
+# Texts, not compiled: this file is imported by every command, and few of them meet a URL.
+_URL = rf"(?i){_BEGINNING}(?P<authority>[^\\/?#]*)"
 """The beginning of a URL, or of what was meant for one: `https://host`, `s3:/bucket`,
 `https:/user@host`, `//user:password@host`, `HTTPS%3A%2F%2Fhost`."""
 
-_HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
-_QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
+_HOST = r"(?i)(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?"
+_QUERY = r"[?#]|[;&][\w.%-]+="
 # of a file, a `?` that is percent-encoded is only the name
-_QUERY_IN_CODE = re.compile(r"[?#;][\w.-]+=")
+_QUERY_IN_CODE = r"[?#;][\w.-]+="
 _MARKS = "@?#;&%"  # all that is refused has one of these, and few paths have
-_WORD = re.compile(
-    # a password may have blanks in it
-    rf"(?:\S*?{_BEGINNING}[^\\/?#\r\n]{{0,500}}{_AT})?\S+",
-    re.IGNORECASE,
-)
+# a password may have blanks in it
+_WORD = rf"(?i)(?:\S*?{_BEGINNING}[^\\/?#\r\n]{{0,500}}{_AT})?\S+"
 _AFTER_WORDS = "'\".,:;?)]"
-_OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
+_OF_THIS_MACHINE = r"(?i)file://(?:localhost)?/"
 
 
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
@@ -288,10 +286,14 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
         return None
     query = _QUERY
     for _ in range(4):  # a URL may be percent-encoded as a whole, and the whole of that
-        urls = [url for url in _URL.finditer(text) if not _OF_THIS_MACHINE.match(text, url.start())]
-        if not all(_HOST.fullmatch(unquote(url["authority"])) for url in urls):
+        urls = [
+            url
+            for url in re.finditer(_URL, text)
+            if not re.match(_OF_THIS_MACHINE, text[url.start() : url.end() + 1])
+        ]
+        if not all(re.fullmatch(_HOST, unquote(url["authority"])) for url in urls):
             return "has a user or a password, or no valid host"
-        if urls and not allow_query and query.search(text, urls[0].end()):
+        if urls and not allow_query and re.search(query, text[urls[0].end() :]):
             return "has a query or a fragment, which may be a signature"
         if (decoded := unquote(text)) == text:
             break
@@ -311,14 +313,14 @@ def without_secrets(text: str, *, allow_query: bool = False) -> str:
     prints or raises passes through here."""
     if not may_have_secret(text):
         return text
-    return _WORD.sub(lambda word: _shown(word[0], allow_query), text)
+    return re.sub(_WORD, lambda word: _shown(word[0], allow_query), text)
 
 
 def _shown(whole: str, allow_query: bool) -> str:
     word = whole.rstrip(_AFTER_WORDS)
     if secret_in(word, allow_query=allow_query) is None:
         return whole
-    url = _URL.search(word)
+    url = re.search(_URL, word)
     if url is None:  # its percent signs are encoded themselves
         shown = word.partition("%")[0]
     elif secret_in(word, allow_query=True) is None:

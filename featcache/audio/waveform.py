@@ -3,11 +3,11 @@ copy's noise."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Self
 
-import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from featcache.audio.blocks import Samples
@@ -73,7 +73,7 @@ class WaveformMaker:
     @property
     def seconds_per_second(self) -> float:
         """The seconds of waveforms, of all speeds, for a second of a recording."""
-        return float((1 / np.unique(self.copies.speeds)).sum())
+        return math.fsum(1 / speed for speed in {*self.copies.speeds.tolist()})
 
     def with_noise(self, waveform: Samples, id_: str) -> Samples:
         """Add a copy's noise, if it has any. Raises ConfigError if the noise cannot be

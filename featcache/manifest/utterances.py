@@ -170,7 +170,7 @@ class Manifest(SegmentColumns):
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
     """Return at most that many of `count` rows, rising; int64."""
-    return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
+    return np.linspace(0, count - 1, min(count, at_most)).astype(np.int64)
 
 
 LONGEST = 4000
