@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).parents[1]
 # Layers, from the ground up: a file or folder of the package may import from the layers
 # below its own, and from its own folder.
 LAYERS = {
-    "ground": {"errors", "strings", "trust"},
+    "ground": {"errors", "trust"},
     "model": {"spec"},
     "values": {"quantize", "device", "masks", "sections"},
     "inputs": {"manifest", "storage", "weights"},
@@ -35,30 +35,30 @@ LAYERS = {
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
-FLAT = {"errors", "spec", "strings", "manifest", "storage"}
+FLAT = {"errors", "spec", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
-    "manifest": {"errors", "strings", "trust"},
+    "manifest": {"errors", "trust"},
     "storage": {"errors"},
     "format": FLAT,
     "version": FLAT | {"format"},
     "extractors": {
         "device",
         "errors",
+        "manifest",
         "quantize",
         "sections",
         "spec",
-        "strings",
         "trust",
         "weights",
     },
     "media": FLAT | {"config", "extractors", "version"},
     "loader": FLAT | {"device", "quantize", "format", "media", "version"},
     "masks": {"errors"},
-    "augment": {"errors", "masks", "strings"},
+    "augment": {"errors", "manifest", "masks"},
     "cmvn": {"errors", "loader", "masks", "stats"},
-    "adapters": {"errors", "export", "loader", "manifest", "strings"},
+    "adapters": {"errors", "export", "loader", "manifest"},
     "export": FLAT | {"loader", "version"},
     "report": FLAT | {"audio", "loader", "media", "stats", "version"},
 }
@@ -177,7 +177,7 @@ print(sum(Path(file).stat().st_size for file in files.values()), *files)
     assert int(size) <= 225_000  # bytes of the package, which training has to trust
     around = {name for name in loaded if name.startswith(("loader.", "manifest.", "device"))}
     core = {"loader.opening", "loader.cache", "loader.buffers", "loader.shards"}
-    assert around == core | {"manifest.segments"}
+    assert around == core | {"manifest.segments", "manifest.strings"}
     others = {"storage.bucket", "version.corpus", "version.tags", "version.indexing"}
     assert not {*others, "format.writing"} & {*loaded}
 

@@ -27,9 +27,9 @@ from featcache.loader.choices import Choices
 from featcache.loader.utterances import find_utterances, flat, versions_of
 from featcache.manifest.columns import TEXT, Values
 from featcache.manifest.formats.lhotse import SAID
+from featcache.manifest.strings import are_distinct
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush, make_folder
-from featcache.strings import are_distinct
 from featcache.version.ledger import standing_failures
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from featcache.export.rows import Rows
 from featcache.manifest.columns import TypedColumn, carried, to_arrow
 from featcache.manifest.formats.tables import pyarrow
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 _GROUP_BYTES = 32 << 20
 """About so many bytes of features stand in a row group."""

@@ -18,8 +18,8 @@ from featcache.errors import ArgumentError, counted, listing
 from featcache.loader.cache import Cache
 from featcache.loader.utterances import Columns, take
 from featcache.manifest.columns import records_of
+from featcache.manifest.strings import Strings
 from featcache.spec import FeatureSpec
-from featcache.strings import Strings
 
 FILE_BYTES = 256 << 20
 """About so many bytes of features stand in a tar."""

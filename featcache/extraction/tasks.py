@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ManifestError
 from featcache.manifest.segments import Utterance
+from featcache.manifest.strings import are_distinct
 from featcache.manifest.utterances import Manifest
-from featcache.strings import are_distinct
 from featcache.version.index import Index
 from featcache.version.join import RowStatus
 from featcache.version.wanted import Wanted

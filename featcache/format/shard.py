@@ -26,9 +26,9 @@ from featcache.format.group import (
     rise,
 )
 from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.strings import are_distinct
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite, as_values
 from featcache.storage.base import MARK, Opened, Store
-from featcache.strings import are_distinct
 
 COLUMNS = {
     "frame_offset": "uint64",

@@ -35,8 +35,8 @@ from featcache.loader.buffers import (
     tensor_of,
 )
 from featcache.loader.shards import Shards, Spans
+from featcache.manifest.strings import Strings
 from featcache.spec import BFLOAT16, MAIN, FeatureSpec, Ints, as_values, bfloat16_bits
-from featcache.strings import Strings
 from featcache.version.index import Index, load_index
 from featcache.version.version import Version
 

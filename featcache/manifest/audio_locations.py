@@ -26,7 +26,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from featcache.errors import refuse_secrets
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
 """The beginnings of URLs that are fetched."""

@@ -29,6 +29,7 @@ from featcache.manifest.formats.source import (
 )
 from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.segments import SegmentColumns, repeated_rows
+from featcache.manifest.strings import GrowingStrings, Strings
 from featcache.manifest.utterances import (
     COLUMNS,
     LONGEST,
@@ -41,7 +42,6 @@ from featcache.manifest.utterances import (
     path_or_command,
     refuse_secrets,
 )
-from featcache.strings import GrowingStrings, Strings
 
 
 def read_manifest(
