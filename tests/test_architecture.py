@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).parents[1]
 LAYERS = {
     "ground": {"errors", "trust"},
     "model": {"spec"},
-    "values": {"quantize", "device", "masks", "sections"},
+    "values": {"device", "masks", "sections"},
     "inputs": {"manifest", "storage", "weights"},
     "features": {"format", "audio", "extractors", "augment"},
     "configs": {"config", "version"},
@@ -43,18 +43,9 @@ ONLY = {
     "storage": {"errors"},
     "format": FLAT,
     "version": FLAT | {"format"},
-    "extractors": {
-        "device",
-        "errors",
-        "manifest",
-        "quantize",
-        "sections",
-        "spec",
-        "trust",
-        "weights",
-    },
+    "extractors": {"device", "errors", "manifest", "sections", "spec", "trust", "weights"},
     "media": FLAT | {"config", "extractors", "version"},
-    "loader": FLAT | {"device", "quantize", "format", "media", "version"},
+    "loader": FLAT | {"device", "format", "media", "version"},
     "masks": {"errors"},
     "augment": {"errors", "manifest", "masks"},
     "cmvn": {"errors", "loader", "masks", "stats"},
@@ -150,7 +141,7 @@ def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_vers
 
 
 def test_no_room_but_extractors_asks_for_a_frame_rate():
-    """Others ask the axis of a spec (`featcache/spec.py`), which has one answer for all."""
+    """Others ask the axis of a spec (`featcache/spec/`), which has one answer for all."""
     asks = {"frame_rate", "frame_length", "padded_to"}
     exempt = {"extractors", "spec", "testing"}
     asking = {

@@ -28,8 +28,8 @@ from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, Command, Member, Url, locate, url_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import nearest_sample
-from featcache.quantize import is_quantized
 from featcache.spec import LABELS, Events
+from featcache.spec.quantize import is_quantized
 
 
 def read_files(

@@ -332,7 +332,7 @@ def dequantize_array(
     levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None
 ) -> _Floats:
     """Compute the values of features stored as uint8, with numpy alone; see
-    `featcache.quantize`.
+    `featcache.spec.quantize`.
 
     Args:
         levels: The stored levels, uint8 `[frames, *item_shape]`.

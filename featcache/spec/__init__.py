@@ -21,7 +21,7 @@ from featcache.errors import ArgumentError, did_you_mean, listing
 
 QUANTIZATION = "quantization"
 """The track that every version of quantised features has, and no other version: see
-`featcache.quantize`."""
+`featcache.spec.quantize`."""
 
 BFLOAT16 = "bfloat16"
 """A dtype that numpy lacks: stored as its bits, uint16, and read by numpy as float32."""
