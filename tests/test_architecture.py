@@ -50,7 +50,7 @@ ONLY = {
     "augment": {"errors", "manifest", "masks"},
     "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "export", "loader", "manifest"},
-    "export": FLAT | {"loader", "version"},
+    "export": {"errors", "loader", "manifest", "storage"},
     "report": FLAT | {"audio", "loader", "media", "stats", "version"},
 }
 EXTRACT_ONLY = {

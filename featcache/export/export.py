@@ -30,7 +30,6 @@ from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.strings import are_distinct
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush, make_folder
-from featcache.version.ledger import standing_failures
 
 
 class Format(NamedTuple):
@@ -127,7 +126,7 @@ def export(
         notes = chosen.write(rows, staged, output.absolute())
         paths = [staged, *staged.rglob("*")]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
-    failures = standing_failures(cache.version, cache.index) if absent else {}
+    failures = cache.failures if absent else {}
     return Exported(
         output=str(output),
         format=format,

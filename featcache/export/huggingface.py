@@ -56,7 +56,8 @@ def _value(dtype: str) -> dict[str, str]:
 
 
 def _type_of_features(rows: Rows) -> dict[str, Any]:
-    spec, dtype = rows.spec, rows.spec.values_dtype.name
+    spec = rows.cache.spec
+    dtype = spec.values_dtype.name
     shape: list[int | None] = [*spec.item_shape]
     if spec.axis.dimensions:
         shape = [None, *shape]

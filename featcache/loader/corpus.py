@@ -95,7 +95,8 @@ class Corpus(Cache):
         return self.index.parts[number].name, inside
 
     @cached_property
-    def _failures(self) -> dict[str, Failure]:
+    def failures(self) -> dict[str, Failure]:
+        """The failures of all parts."""
         failures: dict[str, Failure] = {}
         for part in self.index.parts:
             failures.update(standing_failures(part.version, part.index))
