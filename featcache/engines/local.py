@@ -36,8 +36,7 @@ from featcache.extraction.jobs import (
     batch_extractor,
 )
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
-from featcache.extraction.tasks import ShardTask
-from featcache.spec import seconds_that_fill
+from featcache.extraction.tasks import ShardTask, seconds_that_fill
 from featcache.version.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4

@@ -61,6 +61,12 @@ class ShardTask:
     manifest: str
 
 
+def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
+    """Return the seconds of audio whose features take so many bytes; infinite if seconds take
+    none, as those of vectors."""
+    return num_bytes / bytes_per_second if bytes_per_second else math.inf
+
+
 def want(
     manifest: str,
     keys: Sequence[NDArray[np.uint64]],

@@ -578,12 +578,6 @@ def bfloat16_bits(values: ArrayLike) -> NDArray[np.uint16]:
     return np.asarray(rounded >> 16, np.uint16)
 
 
-def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
-    """Return the seconds of audio whose features take so many bytes; infinite if seconds take
-    none, as those of vectors."""
-    return num_bytes / bytes_per_second if bytes_per_second else math.inf
-
-
 def all_finite(array: NDArray[Any]) -> bool:
     """Tell whether no value of a C-contiguous array is NaN or infinite, at memory speed.
 
