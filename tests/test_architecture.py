@@ -39,7 +39,7 @@ FLAT = {"errors", "spec", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
-    "manifest": {"errors", "trust"},
+    "manifest": {"errors"},
     "storage": {"errors"},
     "format": FLAT,
     "version": FLAT | {"format"},
