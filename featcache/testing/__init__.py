@@ -9,9 +9,8 @@ pytest runs each check; a failure names the guarantee and the clip that violates
 suite needs pytest and the extra `extract`.
 """
 
-from featcache.testing.clips import extract, make_clip
+from featcache.testing.clips import assert_same, extract, make_clip
 from featcache.testing.declarations import Declarations
-from featcache.testing.differences import assert_same
 from featcache.testing.independence import Independence
 from featcache.testing.rows import RowChecks
 from featcache.testing.values import Values

@@ -14,8 +14,14 @@ from featcache.errors import ConfigError
 from featcache.extractors import Clip
 from featcache.extractors.base import Batching, declared_batchings
 from featcache.testing.checks import Alone, Checks
-from featcache.testing.clips import AnyExtractor, Features, extract, granularity_of, label
-from featcache.testing.differences import largest_error
+from featcache.testing.clips import (
+    AnyExtractor,
+    Features,
+    extract,
+    granularity_of,
+    label,
+    largest_error,
+)
 from featcache.testing.values import check_features
 
 
