@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from featcache.loader.packed_loader import PackedLoader as PackedLoader
     from featcache.loader.sampler import BucketBatchSampler as BucketBatchSampler
     from featcache.loader.windows import Crop as Crop
-    from featcache.quantize import dequantize as dequantize
+    from featcache.spec.quantize import dequantize as dequantize
 
 __version__ = "0.2.0"
 
@@ -53,7 +53,7 @@ _HOME = {
     "Observer": "engines.main_job",
     "Options": "extraction.options",
     "PackedLoader": "loader.packed_loader",
-    "dequantize": "quantize",
+    "dequantize": "spec.quantize",
     "extract": "engines.main_job",
     "extractor": "extraction.live",
     "open": "loader.opening",

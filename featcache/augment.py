@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, is_number, require_int, require_number
+from featcache.manifest.strings import hash_of
 from featcache.masks import check_floats, expand, frame_mask
-from featcache.strings import hash_of
 
 __all__ = [
     "Augmentation",

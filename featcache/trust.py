@@ -1,14 +1,13 @@
-"""The permissions that data from elsewhere needs: to run code or commands that it names,
-and to download weights."""
+"""The permissions that data from elsewhere needs: to run code that it names, and to download
+weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _remote_code_is_allowed = False
-_commands: frozenset[str] = frozenset()
 _may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
@@ -22,18 +21,6 @@ def allow_remote_code() -> None:
 def remote_code_is_allowed() -> bool:
     """Tell whether `allow_remote_code` was called."""
     return _remote_code_is_allowed
-
-
-def allow_commands(commands: Iterable[str]) -> None:
-    """Let these commands, which print audio, run in the rest of the process, as
-    `--allow-commands` lets a manifest's. A cache that names others runs none of them."""
-    global _commands
-    _commands |= frozenset(commands)
-
-
-def allowed_commands() -> frozenset[str]:
-    """The commands that `allow_commands` was called with."""
-    return _commands
 
 
 @contextmanager

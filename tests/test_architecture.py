@@ -20,9 +20,9 @@ CHECKOUT = Path(__file__).parents[1]
 # Layers, from the ground up: a file or folder of the package may import from the layers
 # below its own, and from its own folder.
 LAYERS = {
-    "ground": {"errors", "strings", "trust"},
+    "ground": {"errors", "trust"},
     "model": {"spec"},
-    "values": {"quantize", "device", "masks", "sections"},
+    "values": {"device", "masks", "sections"},
     "inputs": {"manifest", "storage", "weights"},
     "features": {"format", "audio", "extractors", "augment"},
     "configs": {"config", "version"},
@@ -35,31 +35,22 @@ LAYERS = {
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
-FLAT = {"errors", "spec", "strings", "manifest", "storage"}
+FLAT = {"errors", "spec", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
-    "manifest": {"errors", "strings", "trust"},
+    "manifest": {"errors"},
     "storage": {"errors"},
     "format": FLAT,
     "version": FLAT | {"format"},
-    "extractors": {
-        "device",
-        "errors",
-        "quantize",
-        "sections",
-        "spec",
-        "strings",
-        "trust",
-        "weights",
-    },
+    "extractors": {"device", "errors", "manifest", "sections", "spec", "trust", "weights"},
     "media": FLAT | {"config", "extractors", "version"},
-    "loader": FLAT | {"device", "quantize", "format", "media", "version"},
+    "loader": FLAT | {"device", "format", "media", "version"},
     "masks": {"errors"},
-    "augment": {"errors", "masks", "strings"},
+    "augment": {"errors", "manifest", "masks"},
     "cmvn": {"errors", "loader", "masks", "stats"},
-    "adapters": {"errors", "export", "loader", "manifest", "strings"},
-    "export": FLAT | {"loader", "version"},
+    "adapters": {"errors", "export", "loader", "manifest"},
+    "export": {"errors", "loader", "manifest", "storage"},
     "report": FLAT | {"audio", "loader", "media", "stats", "version"},
 }
 EXTRACT_ONLY = {
@@ -150,7 +141,7 @@ def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_vers
 
 
 def test_no_room_but_extractors_asks_for_a_frame_rate():
-    """Others ask the axis of a spec (`featcache/spec.py`), which has one answer for all."""
+    """Others ask the axis of a spec (`featcache/spec/`), which has one answer for all."""
     asks = {"frame_rate", "frame_length", "padded_to"}
     exempt = {"extractors", "spec", "testing"}
     asking = {
@@ -177,7 +168,7 @@ print(sum(Path(file).stat().st_size for file in files.values()), *files)
     assert int(size) <= 225_000  # bytes of the package, which training has to trust
     around = {name for name in loaded if name.startswith(("loader.", "manifest.", "device"))}
     core = {"loader.opening", "loader.cache", "loader.buffers", "loader.shards"}
-    assert around == core | {"manifest.segments"}
+    assert around == core | {"manifest.segments", "manifest.strings"}
     others = {"storage.bucket", "version.corpus", "version.tags", "version.indexing"}
     assert not {*others, "format.writing"} & {*loaded}
 

@@ -21,7 +21,7 @@ from featcache.loader.dataset import FeatureDataset
 from featcache.loader.shards import Spans
 from featcache.loader.utterances import flat
 from featcache.manifest.columns import records_of
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 try:
     from lhotse import CutSet, Features, MonoCut, SupervisionSegment

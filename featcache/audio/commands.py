@@ -16,8 +16,7 @@ from typing import IO
 
 from featcache.audio.remote import Fetched, FileStamp, Wait, kept_on_disk
 from featcache.errors import AudioError, Reason, ending
-from featcache.manifest.audio_locations import Command
-from featcache.trust import allowed_commands
+from featcache.manifest.audio_locations import Command, allowed_commands
 
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=")
 _MOST_SECONDS = 3600

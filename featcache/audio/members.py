@@ -53,7 +53,7 @@ from featcache.manifest.audio_locations import (
     is_compressed,
     suffix_of,
 )
-from featcache.strings import other_spellings
+from featcache.manifest.strings import other_spellings
 
 _INDEX_BYTES = 512 << 20  # of memory, for 20 million members of tars
 _MOST_LARGE = 2  # copies of large members that are kept, for other segments of them

@@ -40,9 +40,10 @@ from featcache.errors import (
     Reason,
 )
 from featcache.extraction.audio_files import rows_of_first_copy
-from featcache.extraction.batching import BATCHINGS, declared_batchings, precision_of
+from featcache.extraction.batching import precision_of
 from featcache.extraction.features import until_it_fits
 from featcache.extractors import Extractor, Params
+from featcache.extractors.base import BATCHINGS, declared_batchings
 from featcache.manifest.copies import expand
 from featcache.manifest.label_files import template_of
 from featcache.manifest.segments import Utterance

@@ -25,9 +25,9 @@ from featcache.errors import (
 from featcache.format.shard import Shard
 from featcache.format.writing import ShardBuilder
 from featcache.manifest.label_files import rows_of
+from featcache.manifest.strings import Hashes
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import in_parallel
-from featcache.strings import Hashes
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.join import (

@@ -27,11 +27,11 @@ from featcache.care.sources import SourceCheck
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason, listing
-from featcache.extraction.batching import BATCHINGS
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.jobs import batch_extractor
 from featcache.extraction.padded_rows import compute_now
+from featcache.extractors.base import BATCHINGS
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION, numpy_dtype

@@ -32,11 +32,11 @@ from featcache.format.shard import Shard
 from featcache.format.writing import seal_group
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.label_files import is_imported, rows_of
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, Store
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
-from featcache.strings import Strings
 from featcache.version.index import load_index
 from featcache.version.indexing import open_index
 from featcache.version.ledger import read_failures, rewrite_failures

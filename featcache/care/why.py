@@ -13,8 +13,8 @@ from featcache.errors import ManifestError
 from featcache.extraction.plan import NOT_THE_NEWEST, VersionPlan, file_change
 from featcache.format.shard import Item
 from featcache.manifest.segments import Segment
+from featcache.manifest.strings import Strings
 from featcache.spec import Ints
-from featcache.strings import Strings
 from featcache.version.join import by_shard, differences, refuse_paths
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.version import Version

@@ -10,7 +10,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import note, say_json
 from featcache.cli.extract import Shown, import_torch_when_used
-from featcache.errors import ArgumentError, AudioError, ManifestError
+from featcache.errors import ArgumentError, ManifestError
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -107,18 +107,9 @@ def _config_of(
     import numpy as np
 
     from featcache.config.config import config_from
-    from featcache.extractors.imported import read_array
-    from featcache.manifest.audio_locations import Member
+    from featcache.extraction.from_files import read_first
 
-    location = manifest.resolve(manifest.paths[0])
-    file, inside = str(location), ""
-    if isinstance(location, Member):
-        file, inside = str(location.container), location.name
-    try:
-        first = read_array(file, inside)
-    except AudioError as error:
-        where = f"{manifest.source}: {manifest.ids[0]}"
-        raise ManifestError(f"{where}: {file}: {error}") from error
+    first = read_first(manifest)
     codebook_size = described.pop("codebook_size")
     params = {key: value for key, value in described.items() if value is not None}
     if "frame_rate" not in params:

@@ -66,8 +66,8 @@ def report(
       featcache report features --manifest train.csv -o train.html
       featcache report features/fbank80 --against features/fbank80-6f0612afda6c
     """
-    from featcache.care.diff import diff
     from featcache.report import collect, make_clips, make_page
+    from featcache.stats.diff import diff
     from featcache.storage.files import write_file
 
     if printing.as_json and output is not None:

@@ -32,10 +32,10 @@ from featcache.storage.location import Location
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from featcache.care.diff import ValuesDiff, VersionDiff
     from featcache.care.why import Cause
     from featcache.extraction.plan import VersionPlan
     from featcache.media.look import Shown
+    from featcache.stats.diff import ValuesDiff, VersionDiff
     from featcache.version.version import Version
 
 _SHOWN = 5
@@ -414,8 +414,8 @@ def diff(first: Location, second: Location, values: int) -> None:
       featcache diff features/fbank80-2a8b3903b266 features/fbank80-6f0612afda6c
       featcache diff features/fbank80 /backup/features/fbank80 --values 1000
     """
-    from featcache.care.diff import diff as compare
     from featcache.loader.cache import Cache
+    from featcache.stats.diff import diff as compare
     from featcache.version.selection import select_version
 
     result = compare(Cache(select_version(first)), Cache(select_version(second)), values)

@@ -22,7 +22,7 @@ from itertools import chain, count
 from time import perf_counter
 
 from featcache.audio.remote import StoppedError
-from featcache.engines.delivery import Batch, Delivery, OpenShard
+from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.errors import AudioError, ExtractorError
 from featcache.extraction.downloads import Downloads
@@ -35,9 +35,9 @@ from featcache.extraction.jobs import (
     RunControl,
     batch_extractor,
 )
+from featcache.extraction.open_shard import OpenShard
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
-from featcache.extraction.tasks import ShardTask
-from featcache.spec import seconds_that_fill
+from featcache.extraction.tasks import ShardTask, seconds_that_fill
 from featcache.version.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4

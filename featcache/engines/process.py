@@ -26,14 +26,14 @@ from featcache.extraction.audio_files import paths_there
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import PROGRESS_THREAD, JobGroup
-from featcache.manifest.audio_locations import AudioLocation, locate
-from featcache.storage.location import Location
-from featcache.trust import (
+from featcache.manifest.audio_locations import (
+    AudioLocation,
     allow_commands,
-    allow_remote_code,
     allowed_commands,
-    remote_code_is_allowed,
+    locate,
 )
+from featcache.storage.location import Location
+from featcache.trust import allow_remote_code, remote_code_is_allowed
 from featcache.version.version import Version
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -27,10 +27,9 @@ from featcache.loader.choices import Choices
 from featcache.loader.utterances import find_utterances, flat, versions_of
 from featcache.manifest.columns import TEXT, Values
 from featcache.manifest.formats.lhotse import SAID
+from featcache.manifest.strings import are_distinct
 from featcache.manifest.utterances import Manifest
 from featcache.storage.files import flush, make_folder
-from featcache.strings import are_distinct
-from featcache.version.ledger import standing_failures
 
 
 class Format(NamedTuple):
@@ -127,7 +126,7 @@ def export(
         notes = chosen.write(rows, staged, output.absolute())
         paths = [staged, *staged.rglob("*")]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
-    failures = standing_failures(cache.version, cache.index) if absent else {}
+    failures = cache.failures if absent else {}
     return Exported(
         output=str(output),
         format=format,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from featcache.export.rows import Rows
 from featcache.manifest.columns import TypedColumn, carried, to_arrow
 from featcache.manifest.formats.tables import pyarrow
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 _GROUP_BYTES = 32 << 20
 """About so many bytes of features stand in a row group."""
@@ -56,7 +56,8 @@ def _value(dtype: str) -> dict[str, str]:
 
 
 def _type_of_features(rows: Rows) -> dict[str, Any]:
-    spec, dtype = rows.spec, rows.spec.values_dtype.name
+    spec = rows.cache.spec
+    dtype = spec.values_dtype.name
     shape: list[int | None] = [*spec.item_shape]
     if spec.axis.dimensions:
         shape = [None, *shape]

@@ -26,8 +26,8 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
     rows.refuse_ids(lambda id_: id_.split() != [id_], "an id of Kaldi's has no white space")
     if any(char.isspace() for char in str(target)):
         raise ArgumentError(f"-o: {target}: a path in feats.scp has no white space")
-    dtype = rows.spec.values_dtype
-    largest = max(rows.spec.codebook_sizes, default=0)
+    dtype = rows.cache.spec.values_dtype
+    largest = max(rows.cache.spec.codebook_sizes, default=0)
     if dtype.kind != "f" and not largest:
         largest = int(np.iinfo(dtype).max)
     if largest > _EXACT:

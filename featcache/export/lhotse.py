@@ -15,7 +15,7 @@ from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 
 def write_lhotse(rows: Rows, file: Path, target: Path) -> list[str]:

@@ -14,8 +14,9 @@ _NEEDED = ("path", "text", "ref_audio")
 
 def write_qwen3_tts(rows: Rows, file: Path, target: Path) -> list[str]:
     """Write `audio`, `text`, `ref_audio` and `audio_codes`, `[frames][codebooks]`."""
-    if not rows.spec.codebook_sizes or rows.spec.item_shape != (_CODEBOOKS,):
-        shape = rows.spec.main.shape_text()
+    spec = rows.cache.spec
+    if not spec.codebook_sizes or spec.item_shape != (_CODEBOOKS,):
+        shape = spec.main.shape_text()
         what = f"Qwen3-TTS needs {_CODEBOOKS} codes a frame: extract -c qwen3-tts-12hz"
         raise ArgumentError(f"{rows.where}: has features {shape}; {what}")
     rows.refuse_columns("id", "audio", "audio_codes")

@@ -18,8 +18,7 @@ from featcache.errors import ArgumentError, counted, listing
 from featcache.loader.cache import Cache
 from featcache.loader.utterances import Columns, take
 from featcache.manifest.columns import records_of
-from featcache.spec import FeatureSpec
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 FILE_BYTES = 256 << 20
 """About so many bytes of features stand in a tar."""
@@ -77,11 +76,6 @@ class Rows:
         return enumerate(group for _, group in groupby(self, group_of))
 
     @property
-    def spec(self) -> FeatureSpec:
-        """The description of the features."""
-        return self.cache.spec
-
-    @property
     def where(self) -> str:
         """The version, for messages."""
         return str(self.cache.version.path)
@@ -113,9 +107,10 @@ class Rows:
 
     def require_frames(self, format_name: str, most_dimensions: int = 2) -> None:
         """Raise ArgumentError if an utterance has more dimensions than a format can hold."""
-        dimensions = len(self.spec.axis.dimensions) + len(self.spec.item_shape)
+        spec = self.cache.spec
+        dimensions = len(spec.axis.dimensions) + len(spec.item_shape)
         if dimensions > most_dimensions:
-            shape = self.spec.main.shape_text()
+            shape = spec.main.shape_text()
             raise ArgumentError(
                 f"{self.where}: has features {shape}, and {format_name} holds at most "
                 f"{most_dimensions} dimensions: --to numpy holds any"

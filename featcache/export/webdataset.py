@@ -11,7 +11,7 @@ from pathlib import Path
 
 from featcache.errors import ArgumentError, counted, listing
 from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
-from featcache.strings import Strings, are_distinct
+from featcache.manifest.strings import Strings, are_distinct
 
 _NOT_IN_KEYS = re.compile(r"[^\w/+=@%,-]")
 """A key ends at the first dot of a name's last component, so it has none."""

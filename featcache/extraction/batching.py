@@ -8,9 +8,7 @@ from typing import Any
 
 from featcache.errors import ConfigError, did_you_mean, listing, percent
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import Batching
-
-BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
+from featcache.extractors.base import BATCHINGS, Batching, declared_batchings
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,6 @@ class BatchingChoice:
     """The share of codes (or of frames of floats) that differed from each clip alone in
     fp32, in a probe of this device with this batching; None without a probe."""
     note: str | None = None
-
-
-def declared_batchings(extractor: Extractor[Params]) -> tuple[Batching, ...]:
-    """List the batchings that an extractor declares to be safe, from the strictest."""
-    return BATCHINGS[: BATCHINGS.index(extractor.batching) + 1]
 
 
 def precision_of(params: Params | None) -> str:

@@ -22,8 +22,8 @@ from featcache.extractors import Extractor, Params, fingerprint
 from featcache.extractors.faults import blamed_on
 from featcache.manifest.audio_locations import AudioSource, Command
 from featcache.manifest.label_files import template_of
-from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import MAIN, Clip, FeatureSpec, Track, numpy_dtype
+from featcache.spec.quantize import is_quantized, stored_spec
 from featcache.version.ledger import Failure
 from featcache.version.version import VersionInfo, library_versions
 

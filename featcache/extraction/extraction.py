@@ -26,8 +26,7 @@ from featcache.extraction.jobs import (
     maker,
 )
 from featcache.extraction.plan import ExtractionPlan, VersionPlan, group_versions
-from featcache.extraction.tasks import shard_tasks
-from featcache.spec import seconds_that_fill
+from featcache.extraction.tasks import seconds_that_fill, shard_tasks
 from featcache.version.in_flight import forget_suspects
 from featcache.version.records import Run
 from featcache.version.version import Version

@@ -27,8 +27,8 @@ from featcache.extractors.faults import describe_raised, fault, require_tensor, 
 from featcache.format.shard import Item, dequantize_array
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
-from featcache.quantize import quantize
 from featcache.spec import BFLOAT16, MAIN, QUANTIZATION, FeatureSpec, all_finite, as_values
+from featcache.spec.quantize import quantize
 from featcache.version.ledger import Failure
 
 _Input = TypeVar("_Input")

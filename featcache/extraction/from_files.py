@@ -8,28 +8,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from featcache.audio.content_hash import hash_of_content
 from featcache.audio.members import open_file, stamp_now
 from featcache.audio.remote import FileStamp, os_errors_as
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, ManifestError, Reason
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, Extracted, Result, WorkerTimes, download
 from featcache.extraction.from_audio import Fetch
 from featcache.extraction.padded_rows import PendingRows
-from featcache.extractors.imported import Imported
+from featcache.extractors.imported import Imported, read_array
 from featcache.extractors.labels import Labels, packed
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, Command, Member, Url, locate, url_of
 from featcache.manifest.segments import Utterance
-from featcache.manifest.utterances import nearest_sample
-from featcache.quantize import is_quantized
+from featcache.manifest.utterances import Manifest, nearest_sample
 from featcache.spec import LABELS, Events
+from featcache.spec.quantize import is_quantized
 
 
 def read_files(
@@ -58,6 +59,20 @@ def read_files(
     for result in results:
         result.seconds = (perf_counter() - began) / len(results)
     yield [*results]
+
+
+def read_first(manifest: Manifest) -> NDArray[Any]:
+    """Read the array of the first row, as another program made it. Raises ManifestError if
+    it is damaged."""
+    location = manifest.resolve(manifest.paths[0])
+    file, inside = str(location), ""
+    if isinstance(location, Member):
+        file, inside = str(location.container), location.name
+    try:
+        return read_array(file, inside)
+    except AudioError as error:
+        where = f"{manifest.source}: {manifest.ids[0]}"
+        raise ManifestError(f"{where}: {file}: {error}") from error
 
 
 def _read_features(

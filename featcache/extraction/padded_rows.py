@@ -31,8 +31,8 @@ from featcache.extractors.base import Piece, Rows
 from featcache.extractors.faults import fault, require_tensor
 from featcache.extractors.rows import cut_clip
 from featcache.format.shard import Item
-from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
+from featcache.spec.quantize import quantize
 
 
 @dataclass(frozen=True, eq=False)

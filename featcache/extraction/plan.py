@@ -41,11 +41,11 @@ from featcache.extraction.tasks import want
 from featcache.format.shard import Item
 from featcache.manifest.copies import Copies, expand
 from featcache.manifest.label_files import with_label_files
+from featcache.manifest.strings import Strings, hash_of
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK
 from featcache.storage.location import Location, as_location
 from featcache.storage.opening import open_store
-from featcache.strings import Strings, hash_of
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index
 from featcache.version.indexing import index_of, open_index

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ManifestError
 from featcache.manifest.segments import Utterance
+from featcache.manifest.strings import are_distinct
 from featcache.manifest.utterances import Manifest
-from featcache.strings import are_distinct
 from featcache.version.index import Index
 from featcache.version.join import RowStatus
 from featcache.version.wanted import Wanted
@@ -59,6 +59,12 @@ class ShardTask:
     """Seconds of audio of each utterance, known or estimated."""
     generations: tuple[int, ...]
     manifest: str
+
+
+def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
+    """Return the seconds of audio whose features take so many bytes; infinite if seconds take
+    none, as those of vectors."""
+    return num_bytes / bytes_per_second if bytes_per_second else math.inf
 
 
 def want(

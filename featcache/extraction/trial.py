@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.plan import ExtractionPlan, VersionPlan, group_versions, plan_extraction
-from featcache.spec import seconds_that_fill
+from featcache.extraction.tasks import seconds_that_fill
 
 SECONDS = 10.0
 """Seconds that are measured."""

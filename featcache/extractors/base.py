@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 
 Batching = Literal["frames", "padded", "equal_length", "single"]
+BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
+"""The ways in which rows share a batch, from the strictest."""
 
 _OWN = {
     "audio_stats": "audio_stats:AudioStats",
@@ -336,6 +338,11 @@ class Extractor(ABC, Generic[P]):
         """Return a hash of the weights' content, for the fingerprint; None without
         weights."""
         return None
+
+
+def declared_batchings(extractor: Extractor[Params]) -> tuple[Batching, ...]:
+    """List the batchings that an extractor declares to be safe, from the strictest."""
+    return BATCHINGS[: BATCHINGS.index(extractor.batching) + 1]
 
 
 def require_rate(sample_rate: int, expected: int, model: str) -> None:

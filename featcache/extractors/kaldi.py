@@ -19,8 +19,8 @@ from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
 from featcache.extractors.frames import FrameExtractor, aligned_rows, with_whole_columns
 from featcache.extractors.griffin_lim import griffin_lim
+from featcache.manifest.strings import hash_of
 from featcache.spec import MAIN, FeatureSpec
-from featcache.strings import hash_of
 
 if TYPE_CHECKING:  # torch is executed when it is used
     from torch import Tensor

@@ -38,7 +38,7 @@ from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.ragged import is_inside
 from featcache.extractors.rows import RowExtractor
-from featcache.quantize import dequantize, is_quantized, quantize
+from featcache.spec.quantize import dequantize, is_quantized, quantize
 from featcache.weights import weights_error
 
 FORMAT = "featcache units 1"

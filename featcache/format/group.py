@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import AT_MOST_BYTES, Count, Hex, parse
+from featcache.manifest.strings import Strings
 from featcache.storage.base import MARK, Store, as_bytes
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
-from featcache.strings import Strings
 
 NAME_DIGITS = 16
 """The digits of a digest that name a group."""

@@ -26,9 +26,9 @@ from featcache.format.group import (
     rise,
 )
 from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.strings import are_distinct
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite, as_values
 from featcache.storage.base import MARK, Opened, Store
-from featcache.strings import are_distinct
 
 COLUMNS = {
     "frame_offset": "uint64",
@@ -331,7 +331,7 @@ def dequantize_array(
     levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None
 ) -> _Floats:
     """Compute the values of features stored as uint8, with numpy alone; see
-    `featcache.quantize`.
+    `featcache.spec.quantize`.
 
     Args:
         levels: The stored levels, uint8 `[frames, *item_shape]`.

@@ -20,9 +20,9 @@ from featcache.format.documents import UNSEALED, seal
 from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, checksum_of, digest_of
 from featcache.format.shard import ITEM_COLUMNS, Item, columns_of
 from featcache.manifest.segments import SegmentColumns
+from featcache.manifest.strings import Strings
 from featcache.spec import FeatureSpec, all_finite, as_values
 from featcache.storage.base import MARK, Buffer
-from featcache.strings import Strings
 
 Arrays = Mapping[str, NDArray[Any]]
 

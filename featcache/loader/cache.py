@@ -35,8 +35,8 @@ from featcache.loader.buffers import (
     tensor_of,
 )
 from featcache.loader.shards import Shards, Spans
+from featcache.manifest.strings import Strings
 from featcache.spec import BFLOAT16, MAIN, FeatureSpec, Ints, as_values, bfloat16_bits
-from featcache.strings import Strings
 from featcache.version.index import Index, load_index
 from featcache.version.version import Version
 
@@ -468,10 +468,11 @@ class Cache:
         """Return the error for missing ids, of `num_wanted` in all."""
         from featcache.version.join import missing_error
 
-        return missing_error(self.version, self.index, self._failures, ids, num_wanted)
+        return missing_error(self.version, self.index, self.failures, ids, num_wanted)
 
     @cached_property
-    def _failures(self) -> dict[str, Failure]:
+    def failures(self) -> dict[str, Failure]:
+        """The utterances that failed and have no newer item, by id."""
         from featcache.version.ledger import standing_failures
 
         return standing_failures(self.version, self.index)

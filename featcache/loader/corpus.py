@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, StoreError, counted, did_you_mean, listing
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
+from featcache.manifest.strings import Strings, hash_of
 from featcache.spec import Ints
 from featcache.storage.base import in_parallel
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
-from featcache.strings import Strings, hash_of
 from featcache.version.corpus import gone_parts, read_parts
 from featcache.version.index import Index, index_name
 from featcache.version.indexing import open_index
@@ -95,7 +95,8 @@ class Corpus(Cache):
         return self.index.parts[number].name, inside
 
     @cached_property
-    def _failures(self) -> dict[str, Failure]:
+    def failures(self) -> dict[str, Failure]:
+        """The failures of all parts."""
         failures: dict[str, Failure] = {}
         for part in self.index.parts:
             failures.update(standing_failures(part.version, part.index))

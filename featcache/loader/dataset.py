@@ -35,10 +35,10 @@ from featcache.loader.utterances import ByName, DatasetVersion, find_utterances,
 from featcache.loader.windows import Crop, Windows
 from featcache.manifest.columns import TypedColumn, Values
 from featcache.manifest.read import Table
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.manifest.where import Where
 from featcache.spec import Ints
-from featcache.strings import Strings
 
 _Value = TypeVar("_Value")
 

@@ -13,7 +13,7 @@ from featcache.errors import ArgumentError, is_number, listing
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.utterances import DatasetVersion
 from featcache.manifest.columns import TypedColumn
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 By = Literal["tokens", "seconds", "utterances"]
 """The unit of weights and shares."""

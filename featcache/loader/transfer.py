@@ -14,7 +14,7 @@ from featcache.device import PinnedMemory, on_this_device
 from featcache.loader.buffers import Buffers, Memory
 from featcache.loader.dataset import FrameRanges, Move
 from featcache.loader.utterances import DatasetVersion
-from featcache.quantize import dequantize
+from featcache.spec.quantize import dequantize
 
 
 class Gathered(Protocol):

@@ -30,10 +30,10 @@ from featcache.manifest.columns import TypedColumn, Types, concatenate, holding
 from featcache.manifest.copies import Copies, copies_of, noise_of
 from featcache.manifest.label_files import needs_columns, template_of, with_own_paths
 from featcache.manifest.read import manifest_of, read_manifest
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.manifest.where import JoinedColumn, NoRowError, select_rows
 from featcache.spec import Ints
-from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.join import RowKeys, RowStatus, describe_changed, join, with_other_files
 from featcache.version.ledger import failures_by_row

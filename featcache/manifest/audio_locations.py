@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from os.path import isabs
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from featcache.errors import refuse_secrets
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
 """The beginnings of URLs that are fetched."""
@@ -38,6 +38,8 @@ _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|ctm|rttm|lca|h5|tgz|tar\.(?:gz|bz2
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
+
+_commands: frozenset[str] = frozenset()
 
 
 class Url(str):
@@ -78,6 +80,18 @@ CopiedSource = Url | Member | Command
 def is_command(path: str) -> bool:
     """Tell whether a path is a command."""
     return path.rstrip().endswith("|")
+
+
+def allow_commands(commands: Iterable[str]) -> None:
+    """Let these commands, which print audio, run in the rest of the process, as
+    `--allow-commands` lets a manifest's. A cache that names others runs none of them."""
+    global _commands
+    _commands |= frozenset(commands)
+
+
+def allowed_commands() -> frozenset[str]:
+    """The commands that `allow_commands` was called with."""
+    return _commands
 
 
 def is_audio_url(path: str) -> bool:

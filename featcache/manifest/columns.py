@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.strings import GrowingStrings, Strings
+from featcache.manifest.strings import GrowingStrings, Strings
 
 WRITTEN, TEXT, JSON = range(3)
 """The kinds of cells: written text; text; another value as JSON, empty for None."""

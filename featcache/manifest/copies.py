@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ManifestError, listing
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
-from featcache.strings import Strings
 
 
 class Copy(NamedTuple):

@@ -18,8 +18,8 @@ from typing import Any
 
 from featcache.errors import ConfigError, ManifestError, did_you_mean, listing
 from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
-from featcache.strings import Strings
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 

@@ -13,9 +13,14 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, counted, listing, refuse_url
-from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
+from featcache.manifest.audio_locations import (
+    Url,
+    allow_commands,
+    as_root,
+    is_audio_url,
+    is_command,
+)
 from featcache.manifest.columns import GrowingValues, Values, carried
 from featcache.manifest.formats import FORMATS, features, format_of, tables
 from featcache.manifest.formats.source import (
@@ -29,6 +34,7 @@ from featcache.manifest.formats.source import (
 )
 from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.segments import SegmentColumns, repeated_rows
+from featcache.manifest.strings import GrowingStrings, Strings
 from featcache.manifest.utterances import (
     COLUMNS,
     LONGEST,
@@ -41,7 +47,6 @@ from featcache.manifest.utterances import (
     path_or_command,
     refuse_secrets,
 )
-from featcache.strings import GrowingStrings, Strings
 
 
 def read_manifest(
@@ -158,7 +163,7 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
         )
     faults.raise_if_any()
     if source.allow_commands and ord("|") in paths.blob:
-        trust.allow_commands(path for path in paths if is_command(path))
+        allow_commands(path for path in paths if is_command(path))
     given_root = source.given_root
     if given_root is None:
         given_root = source.root or source.folder

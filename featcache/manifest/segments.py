@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.strings import Strings, extend_hashes
+from featcache.manifest.strings import Strings, extend_hashes
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 """Seconds in documents, whose readers check types."""

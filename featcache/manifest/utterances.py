@@ -28,8 +28,8 @@ from featcache.manifest.audio_locations import (
 )
 from featcache.manifest.columns import TypedColumn, Types, Values, booleans, numbers
 from featcache.manifest.segments import SegmentColumns, Utterance, repeated_rows
+from featcache.manifest.strings import GrowingStrings, Strings
 from featcache.manifest.times import times_of
-from featcache.strings import GrowingStrings, Strings
 
 
 def nearest_sample(seconds: float, rate: float) -> int:

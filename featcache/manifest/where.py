@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, ManifestError, did_you_mean, listing
 from featcache.manifest.columns import Types, Values, records_of
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
-from featcache.strings import Strings
 
 Where = str | Mapping[str, object] | Callable[[dict[str, Any]], object]
 """The rows to select: an expression, values of columns, or a function of a row."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from featcache.errors import MissingDependencyError
 from featcache.media.axes import Box, Scale, Text, Tick, draw_frame, number, texts_of
 from featcache.spec import FeatureSpec
-from featcache.strings import hash_of
 
 Shades = NDArray[np.uint8]
 """An image, `[rows, columns]`, from the top left, of the palette's shades from 0 on."""
@@ -316,7 +315,7 @@ def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
     for lane, number_of in lanes:
         text = _one_line(events[number_of].label or "")
         first, last = edges[number_of].tolist()
-        shade = _EVENT_SHADES.start + hash_of(text) % len(_EVENT_SHADES)
+        shade = _EVENT_SHADES[zlib.crc32(text.encode()) % len(_EVENT_SHADES)]
         top = lane * _LANE_ROWS
         shades[top + 1 : top + _LANE_ROWS - 1, first : max(last, first + 1)] = shade
         place = (lane + 0.5) / count

@@ -12,8 +12,8 @@ from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import Command, url_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.utterances import Manifest
+from featcache.media.look import encode_wav
 from featcache.media.pictures import encode_png, picture_of
-from featcache.media.sound import encode_wav
 from featcache.report.numbers import Document, Report
 from featcache.version.version import Version
 

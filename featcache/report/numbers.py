@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.strings import Strings, extend_hashes
 from featcache.manifest.utterances import Manifest
 from featcache.report.statistics import Floats, Statistics, parts_of, read_statistics
 from featcache.report.values import Histogram, Scatter, by_decades, by_steps, characters_of, scatter
 from featcache.report.voices import compare_speakers, has_voices, nearest_voices
 from featcache.spec import Ints
 from featcache.stats import moments, usage
-from featcache.strings import Strings, extend_hashes
 from featcache.version.join import RowKeys, by_shard, join
 from featcache.version.progress import OnShard, no_progress
 

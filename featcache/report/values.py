@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.manifest.strings import Strings
 from featcache.media.axes import round_step
-from featcache.strings import Strings
 
 _BINS = 32
 _DECADES = 6

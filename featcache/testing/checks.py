@@ -19,13 +19,15 @@ from featcache.extractors import Clip
 from featcache.testing.clips import (
     AnyExtractor,
     Features,
+    assert_same,
+    described_difference,
+    differing_frames,
     extract,
     granularity_of,
     hop_of,
     label,
     make_clip,
 )
-from featcache.testing.differences import assert_same, described_difference, differing_frames
 
 _MOST_SECONDS = 60
 

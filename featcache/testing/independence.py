@@ -12,8 +12,7 @@ from featcache.config import Config
 from featcache.extractors import Clip
 from featcache.extractors.base import main_track
 from featcache.testing.checks import Alone, Checks
-from featcache.testing.clips import AnyExtractor, extract, label
-from featcache.testing.differences import assert_same
+from featcache.testing.clips import AnyExtractor, assert_same, extract, label
 
 
 class Independence(Checks):

@@ -11,12 +11,17 @@ import torch
 
 from featcache.config import Config, as_config
 from featcache.errors import ConfigError
-from featcache.extraction.batching import declared_batchings
 from featcache.extractors import Clip
-from featcache.extractors.base import Batching
+from featcache.extractors.base import Batching, declared_batchings
 from featcache.testing.checks import Alone, Checks
-from featcache.testing.clips import AnyExtractor, Features, extract, granularity_of, label
-from featcache.testing.differences import largest_error
+from featcache.testing.clips import (
+    AnyExtractor,
+    Features,
+    extract,
+    granularity_of,
+    label,
+    largest_error,
+)
 from featcache.testing.values import check_features
 
 

@@ -14,8 +14,15 @@ from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor
 from featcache.extractors.base import tracks_by_name
 from featcache.testing.checks import Alone, Checks
-from featcache.testing.clips import UNUSUAL, AnyExtractor, Features, extract, hop_of, label
-from featcache.testing.differences import differing_frames
+from featcache.testing.clips import (
+    UNUSUAL,
+    AnyExtractor,
+    Features,
+    differing_frames,
+    extract,
+    hop_of,
+    label,
+)
 
 
 class Values(Checks):

@@ -30,9 +30,9 @@ import numpy as np
 
 from featcache.errors import Reason, StoreError
 from featcache.format.documents import decoder_of
+from featcache.manifest.strings import Strings
 from featcache.storage.files import hold_folder, is_held
 from featcache.storage.opening import open_store
-from featcache.strings import Strings
 from featcache.version.index import Index
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.version import Version

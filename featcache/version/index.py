@@ -13,8 +13,8 @@ import numpy as np
 from featcache.errors import DamagedError
 from featcache.format.documents import Count, Hash, NotNegative
 from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
+from featcache.manifest.strings import Hashes, Strings, hash_of
 from featcache.spec import Ints
-from featcache.strings import Hashes, Strings, hash_of
 from featcache.version.version import Version
 
 ITEM_COLUMNS = ("row_hash", "generation", "shard", "item", "first_frame", "num_frames")

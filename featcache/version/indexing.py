@@ -17,9 +17,9 @@ from featcache.errors import DamagedError, FeatcacheError, StoreError
 from featcache.format.documents import decoder_of
 from featcache.format.group import Group, Table
 from featcache.format.shard import Shard
+from featcache.manifest.strings import Strings
 from featcache.spec import Ints
 from featcache.storage.base import in_parallel, tidying
-from featcache.strings import Strings
 from featcache.version.index import (
     COLUMNS,
     ITEM_COLUMNS,

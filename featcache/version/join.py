@@ -24,10 +24,10 @@ from featcache.format.shard import Item, Shard
 from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Segment, SegmentColumns, Utterance
+from featcache.manifest.strings import Hashes, Strings, hash_of, other_spellings
 from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.spec import Flags, Ints
 from featcache.storage.base import in_parallel
-from featcache.strings import Hashes, Strings, hash_of, other_spellings
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, RowFailures, standing_failures

@@ -13,8 +13,8 @@ import msgspec
 from featcache.errors import DamagedError
 from featcache.format.documents import Int64, Positive, encode_line, parse
 from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.strings import Strings
 from featcache.storage.base import in_parallel
-from featcache.strings import Strings
 from featcache.version.index import Index
 from featcache.version.version import Version
 

@@ -20,9 +20,9 @@ from featcache.manifest.audio_locations import AudioLocation, Url, is_audio_url
 from featcache.manifest.columns import WRITTEN, Values
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import SegmentColumns
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import Store
-from featcache.strings import Strings
 from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, put_failures
 from featcache.version.version import Version

@@ -23,9 +23,9 @@ from xxhash import xxh3_64_hexdigest
 
 from featcache.errors import DamagedError, counted, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
+from featcache.manifest.strings import Hashes
 from featcache.spec import Flags, Ints
 from featcache.storage.base import as_bytes, tidying
-from featcache.strings import Hashes
 from featcache.version.index import Index, positions_of
 from featcache.version.ledger import (
     Failure,

@@ -17,8 +17,8 @@ from featcache.care.verify import verify
 from featcache.errors import ArgumentError, StoreError
 from featcache.extraction.tasks import want
 from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.strings import Strings
 from featcache.storage.location import ObjectPath
-from featcache.strings import Strings
 from featcache.version.corpus import Part, put_part, read_parts
 from featcache.version.indexing import open_index
 from featcache.version.join import item_at

@@ -15,7 +15,8 @@ from featcache.care.probe import probe, utterances_by_length
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ConfigError
-from featcache.extraction.batching import BATCHINGS, choose_batching
+from featcache.extraction.batching import choose_batching
+from featcache.extractors.base import BATCHINGS
 from featcache.manifest.read import read_manifest
 from featcache.version.records import read_probes
 

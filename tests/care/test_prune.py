@@ -19,9 +19,9 @@ from featcache.care.prune import plan_prune, prune, remove_version, rewrite
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, LockedError, StoreError
 from featcache.manifest.segments import SegmentColumns
+from featcache.manifest.strings import Strings
 from featcache.storage.directory import Directory
 from featcache.storage.opening import open_store
-from featcache.strings import Strings
 from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure, put_failures, read_failures, rewrite_failures
 from featcache.version.tags import at_tag, make_tag

@@ -22,9 +22,8 @@ from featcache.errors import AudioError
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest.audio_locations import Command
+from featcache.manifest.audio_locations import Command, allow_commands
 from featcache.manifest.read import read_manifest
-from featcache.trust import allow_commands
 from featcache.version.in_flight import Suspects
 
 

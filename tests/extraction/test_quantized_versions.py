@@ -25,8 +25,8 @@ from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
 from featcache.format.shard import dequantize_array
 from featcache.manifest.segments import Utterance
-from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
+from featcache.spec.quantize import quantize
 from featcache.stats.kmeans import draw_frames, fit_version
 from featcache.version.indexing import open_index
 

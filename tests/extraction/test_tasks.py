@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from featcache.extraction.tasks import MAX_ITEMS, shard_ranges, shard_tasks, want
 from featcache.format.group import Table
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
-from featcache.strings import Strings
 from featcache.version.index import COLUMNS, Index, ShardSummary
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, by_row

@@ -11,7 +11,7 @@ from label_files import ctm_of, long_textgrid, short_textgrid
 
 from featcache.errors import AudioError, ConfigError, Reason
 from featcache.extractors.labels import Labels, LabelsParams, packed
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 pytest.importorskip("praatio")
 

@@ -26,7 +26,7 @@ from featcache.extractors.vibevoice import VibeVoice
 from featcache.extractors.wavtokenizer import WavTokenizer
 from featcache.extractors.xcodec import Xcodec
 from featcache.extractors.xcodec2 import NeuCodec, Xcodec2
-from featcache.media.sound import synthesize
+from featcache.media.look import synthesize
 from featcache.spec import MAIN
 from featcache.version.version import VersionInfo
 

@@ -14,8 +14,8 @@ from small_shards import create, item, publish
 import featcache
 from featcache.format.writing import ShardBuilder
 from featcache.loader.cache import Cache
-from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, Frames, Track
+from featcache.spec.quantize import quantize, stored_spec
 from featcache.storage.location import ObjectPath
 from featcache.version.version import VersionInfo
 

@@ -13,7 +13,7 @@ from make_cache import add_shard, make_features, make_version, padded_reference
 
 import featcache
 from featcache.errors import ArgumentError, FeatcacheError, MissingItemError, Reason
-from featcache.strings import Strings, hash_of
+from featcache.manifest.strings import Strings, hash_of
 from featcache.version.ledger import Failure
 from featcache.version.records import Run
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from featcache import FeatureDataset
 from featcache.errors import ArgumentError, ManifestError
 from featcache.manifest.columns import numbers
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 
 @pytest.mark.parametrize(

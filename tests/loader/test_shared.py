@@ -13,8 +13,8 @@ import featcache
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError
 from featcache.loader import dataset as dataset_module
 from featcache.loader.shared import SharedArrays
+from featcache.manifest.strings import Strings
 from featcache.spec import Frames, Track
-from featcache.strings import Strings
 
 
 def read(value, connection) -> None:

@@ -1,6 +1,7 @@
 """Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two
 ranks of DDP."""
 
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -116,23 +117,27 @@ def test_fits_and_validates_in_epochs_that_differ(made, tmp_path, kind):
     assert np.isfinite(model.losses).all()
 
 
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:The .srun. command is available")
-@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
-@pytest.mark.parametrize("has_sampler", [False, True])
-def test_lightning_goes_on_from_any_checkpoint_as_without_it(made, tmp_path, has_sampler):
-    lightning = pytest.importorskip("lightning")
-    from lightning.pytorch.callbacks import ModelCheckpoint
+EACH_STEP = {
+    "filename": "{step}",
+    "every_n_train_steps": 1,
+    "save_top_k": -1,
+    "save_on_train_epoch_end": False,
+}
+
+
+def seen_in_training(folder, load, checkpoint=None, callbacks=(), **options):
+    """Train in Lightning on the loader that `load` returns for an epoch. Returns the epoch
+    of each batch, its ids, and the sum of its features, which tells crops apart."""
+    import lightning
 
     class Looks(lightning.LightningModule):
-        """Notes what it sees: the utterances, and their crops."""
-
         def __init__(self):
             super().__init__()
             self.scale = torch.nn.Parameter(torch.zeros(()))
             self.seen = []
+
+        def train_dataloader(self):
+            return load(self.current_epoch)
 
         def training_step(self, batch, number):
             self.seen.append(
@@ -143,38 +148,48 @@ def test_lightning_goes_on_from_any_checkpoint_as_without_it(made, tmp_path, has
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.5)
 
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[*callbacks],
+        enable_checkpointing=bool(callbacks),
+        log_every_n_steps=1,
+        **dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False),
+        **options,
+    )
+    model = Looks()
+    trainer.fit(model, ckpt_path=checkpoint)
+    return model.seen
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+@pytest.mark.parametrize("has_sampler", [False, True])
+def test_lightning_goes_on_from_any_checkpoint_as_without_it(made, tmp_path, has_sampler):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
     dataset = made.dataset(columns=["digit"], crop=7)
     size = len(dataset) // 3 + 1  # three batches in an epoch
 
-    def fit(epochs, callbacks=(), checkpoint=None):
+    def fit(**options):
         loader = featcache.DataLoader(dataset, batch_size=size)
         if has_sampler:
             sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=size)
             loader = featcache.DataLoader(dataset, sampler)
-        off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            use_distributed_sampler=False,
-            callbacks=[*callbacks],
-            enable_checkpointing=bool(callbacks),
-            log_every_n_steps=1,
-            **off,
-        )
-        model = Looks()
-        trainer.fit(model, loader, ckpt_path=checkpoint)
-        return model.seen
+        options |= {"max_epochs": 3, "use_distributed_sampler": False}
+        return seen_in_training(tmp_path, lambda epoch: loader, **options)
 
-    each_step = ModelCheckpoint(
-        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
-    )
+    each_step = ModelCheckpoint(tmp_path, **EACH_STEP)
     each_epoch = ModelCheckpoint(tmp_path, "end-{step}", every_n_epochs=1, save_top_k=-1)
-    whole = fit(3, [each_step, each_epoch])
+    whole = fit(callbacks=[each_step, each_epoch])
     assert [epoch for epoch, *_ in whole] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert len({total for *_, total in whole}) == 9
     for name in ("step=1", "step=3", "step=5", "end-step=3"):
-        assert fit(3, checkpoint=tmp_path / f"{name}.ckpt") == whole[int(name[-1]) :]
+        assert fit(checkpoint=tmp_path / f"{name}.ckpt") == whole[int(name[-1]) :]
 
 
 RANK = """
@@ -253,47 +268,20 @@ def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(cli, ma
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 def test_lightning_goes_on_with_packed_rows_from_any_checkpoint(made, tmp_path):
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    class Looks(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.zeros(()))
-            self.seen = []
-
-        def training_step(self, batch, number):
-            self.seen.append((self.current_epoch, batch["ids"]))
-            return self.scale * batch["features"].float().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.5)
-
     dataset = made.dataset(columns=["digit"])
-    off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
 
-    def fit(callbacks=(), checkpoint=None):
+    def fit(**options):
         tokens = int(dataset.lengths.max())
         loader = featcache.PackedLoader(dataset, tokens=tokens, rows=2, overflow="error")
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            use_distributed_sampler=False,
-            callbacks=[*callbacks],
-            enable_checkpointing=bool(callbacks),
-            log_every_n_steps=1,
-            **off,
-        )
-        model = Looks()
-        trainer.fit(model, loader, ckpt_path=checkpoint)
-        return model.seen
+        options |= {"max_epochs": 2, "use_distributed_sampler": False}
+        return seen_in_training(tmp_path, lambda epoch: loader, **options)
 
-    each_step = ModelCheckpoint(
-        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
-    )
-    whole = fit([each_step])
-    epochs = [[ids for epoch, ids in whole if epoch == number] for number in range(2)]
+    each_step = ModelCheckpoint(tmp_path, **EACH_STEP)
+    whole = fit(callbacks=[each_step])
+    epochs = [[ids for epoch, ids, _ in whole if epoch == number] for number in range(2)]
     assert epochs[0] != epochs[1]
     for batches in epochs:
         assert sorted(chain(*batches)) == sorted(made.rows)
@@ -308,7 +296,7 @@ def test_lightning_goes_on_with_packed_rows_from_any_checkpoint(made, tmp_path):
 @pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 def test_lightning_takes_all_batches_of_an_epoch_that_has_more_than_the_first(made, tmp_path):
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     dataset = made.dataset(columns=["digit"])
@@ -322,42 +310,14 @@ def test_lightning_takes_all_batches_of_an_epoch_that_has_more_than_the_first(ma
 
     seed = next(seed for seed in range(100) if len(load(seed, 0)) < len(load(seed, 1)))
 
-    class Looks(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.zeros(()))
-            self.seen = []
+    def fit(**options):
+        options |= {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
+        return seen_in_training(tmp_path, partial(load, seed), **options)
 
-        def train_dataloader(self):
-            return load(seed, self.current_epoch)
-
-        def training_step(self, batch, number):
-            self.seen.append(batch["ids"])
-            return self.scale * batch["features"].float().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.5)
-
-    def fit(*callbacks, checkpoint=None):
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            reload_dataloaders_every_n_epochs=1,
-            callbacks=[*callbacks],
-            enable_checkpointing=bool(callbacks),
-            log_every_n_steps=1,
-            **dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False),
-        )
-        model = Looks()
-        trainer.fit(model, ckpt_path=checkpoint)
-        return model.seen
-
-    each_step = ModelCheckpoint(
-        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
-    )
-    whole = fit(each_step)
-    assert whole == [batch["ids"] for epoch in range(2) for batch in load(seed, epoch)]
+    each_step = ModelCheckpoint(tmp_path, **EACH_STEP)
+    whole = fit(callbacks=[each_step])
+    ids = [batch["ids"] for epoch in range(2) for batch in load(seed, epoch)]
+    assert [seen for _, seen, _ in whole] == ids
     first_steps = len(load(seed, 0))
     for step in (1, first_steps - 1, first_steps + 1, len(whole) - 1):
         assert fit(checkpoint=tmp_path / f"step={step}.ckpt") == whole[step:]

@@ -19,9 +19,9 @@ from manifests import faults_of, refused
 from featcache.errors import ArgumentError, ManifestError, refuse_url, secret_in, without_secrets
 from featcache.manifest.audio_locations import as_root
 from featcache.manifest.read import read_manifest
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import SPELLINGS
 from featcache.storage.location import parse_location
-from featcache.strings import Strings
 from featcache.version.corpus import Part, put_part
 
 

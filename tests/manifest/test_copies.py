@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from featcache.errors import ManifestError
 from featcache.manifest.copies import PLAIN, copies_of, expand
 from featcache.manifest.read import manifest_of
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 
 SPEEDS = st.lists(
     st.sampled_from([0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0]), min_size=1, unique=True

@@ -21,8 +21,8 @@ from manifests import faults_of, refused, rows_of
 from featcache.errors import secret_in
 from featcache.manifest.read import read_manifest
 from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import COLUMNS, SPELLINGS
-from featcache.strings import Strings
 
 # What is read
 

@@ -19,8 +19,8 @@ from make_cache import codes_cache, make_features, make_version
 
 from featcache.cli.info import describe_versions
 from featcache.loader.cache import Cache
+from featcache.media.look import encode_wav
 from featcache.media.pictures import encode_png
-from featcache.media.sound import encode_wav
 from featcache.report import collect, make_page
 from featcache.report.clips import RATE, Clip
 from featcache.spec import Events

@@ -11,8 +11,8 @@ from small_shards import create, item, write
 
 from featcache.errors import StoreError
 from featcache.manifest.segments import SegmentColumns
+from featcache.manifest.strings import Strings
 from featcache.storage.files import Lock, is_held
-from featcache.strings import Strings
 from featcache.version.in_flight import (
     InFlight,
     Suspects,

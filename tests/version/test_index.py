@@ -19,7 +19,7 @@ from featcache.care.verify import verify
 from featcache.errors import DamagedError, StoreError
 from featcache.format.group import Group
 from featcache.format.shard import Shard
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 from featcache.version.index import Index, Maker, index_name, load_index
 from featcache.version.indexing import build_index, keep_index, open_index
 from featcache.version.version import ShardGoneError, Version

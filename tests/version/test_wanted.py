@@ -17,7 +17,7 @@ from featcache.errors import DamagedError, ManifestError
 from featcache.extraction.tasks import want
 from featcache.format.documents import encode_line
 from featcache.manifest.segments import SegmentColumns, Utterance
-from featcache.strings import Strings
+from featcache.manifest.strings import Strings
 from featcache.version.indexing import build_index, open_index
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import (

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from featcache.errors import ManifestError, counted
 from featcache.manifest.segments import SegmentColumns, repeated_rows
+from featcache.manifest.strings import Strings
 from featcache.manifest.times import Time
-from featcache.strings import Strings
 
 _KINDS = (
     "wav wave bwf rf64 w64 flac caf aif aiff aifc au snd sph nist voc avr paf pvf sds sf ircam svx "

@@ -28,9 +28,9 @@ from featcache.manifest.formats.source import (
     lines_of,
     names_audio,
 )
+from featcache.manifest.strings import Strings
 from featcache.manifest.times import UNITS, Time, may_be_time, times_of
 from featcache.manifest.utterances import SPELLINGS, meaning_of, names_of_whole_files, shown
-from featcache.strings import Strings
 
 _OF_CLIPS = {"slice_file_name", "fsid"}
 """Columns of UrbanSound8K, in lower case: its files are clips already."""

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from make_cache import codes_cache, make_features, make_version
 
-from featcache.care.diff import diff
 from featcache.errors import ArgumentError, DamagedError
 from featcache.loader.cache import Cache
 from featcache.spec import Clip, Track
+from featcache.stats.diff import diff
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from featcache.errors import ArgumentError, did_you_mean, listing
 
 QUANTIZATION = "quantization"
 """The track that every version of quantised features has, and no other version: see
-`featcache.quantize`."""
+`featcache.spec.quantize`."""
 
 BFLOAT16 = "bfloat16"
 """A dtype that numpy lacks: stored as its bits, uint16, and read by numpy as float32."""
@@ -576,12 +576,6 @@ def bfloat16_bits(values: ArrayLike) -> NDArray[np.uint16]:
     bits = np.asarray(values, np.float32).view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return np.asarray(rounded >> 16, np.uint16)
-
-
-def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
-    """Return the seconds of audio whose features take so many bytes; infinite if seconds take
-    none, as those of vectors."""
-    return num_bytes / bytes_per_second if bytes_per_second else math.inf
 
 
 def all_finite(array: NDArray[Any]) -> bool:

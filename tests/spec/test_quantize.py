@@ -17,8 +17,8 @@ import featcache
 from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
 from featcache.format.shard import dequantize_array
-from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, Track
+from featcache.spec.quantize import dequantize, quantize, stored_spec
 
 EPS = float(np.finfo(np.float32).eps)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError
 from featcache.format.documents import differing_keys
 from featcache.loader.cache import Cache
+from featcache.manifest.strings import Strings
 from featcache.spec import LABELS, FeatureSpec
-from featcache.strings import Strings
 
 
 @dataclass
