@@ -315,7 +315,7 @@ def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
     for lane, number_of in lanes:
         text = _one_line(events[number_of].label or "")
         first, last = edges[number_of].tolist()
-        shade = _EVENT_SHADES[zlib.crc32(text.encode()) % len(_EVENT_SHADES)]
+        shade = _EVENT_SHADES[zlib.crc32(text.encode(errors="replace")) % len(_EVENT_SHADES)]
         top = lane * _LANE_ROWS
         shades[top + 1 : top + _LANE_ROWS - 1, first : max(last, first + 1)] = shade
         place = (lane + 0.5) / count
