@@ -45,6 +45,7 @@ def open(  # noqa: A001
             selects among several versions. "features/fbank80@paper" does the same.
         check: True to compare every utterance with its checksum. It is then read, and not
             mapped: a disk that fails raises DamagedError, instead of ending the process by SIGBUS.
+            Side arrays and other tracks are compared once for each shard, and then mapped.
         strict: True to refuse an unfinished version, instead of a warning. An unfinished
             version lacks utterances of a manifest that are not in the failure ledger, has
             lost shards, or has no records of what is wanted.

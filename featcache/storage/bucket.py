@@ -191,7 +191,8 @@ class Bucket(Store):
         def send(connection: Any, path: str) -> None:
             connection.put(path, data, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
 
-        asked(self.location / checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
+        is_long = len(data) > _STREAMED_BYTES
+        asked(self.location / checked_key(key), send, is_long=is_long, writes=True)
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
         lacking = self._lacking(files, folder)
@@ -237,7 +238,8 @@ class Bucket(Store):
         # some stores say so, and then may have left out others
         with suppress(FileNotFoundError):
             what = paths[0] if len(paths) == 1 else paths
-            asked(self._place(keys[0]), lambda connection, _: connection.delete(what))
+            place = self._place(keys[0])
+            asked(place, lambda connection, _: connection.delete(what), writes=True)
 
     def destroy(self) -> None:
         self._delete([MARK])

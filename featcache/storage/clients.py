@@ -6,7 +6,7 @@ would wait for ever. torch's DataLoader forks. So a child whose parent has used 
 loads a second copy, from a copy of its files (20 ms, 15 MB).
 
 obstore repeats a request until the answer begins, for two minutes or
-`FEATCACHE_STORE_SECONDS`. If the answer breaks off, `asked` repeats the request."""
+`FEATCACHE_STORE_SECONDS`. If the answer breaks off or stops, `asked` repeats the request."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MOST_CLIENTS = 64
 
 _SECONDS = "FEATCACHE_STORE_SECONDS"
+_STALLED = 0.25
+"""The part of these seconds after which an answer that stops is asked for again."""
+
 _RETRIES = 10_000  # so that only the time ends them
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0  # seconds between obstore's
 _PAUSES = (0.1, 0.2, 0.4, 0.8)
@@ -96,24 +99,26 @@ _of_parent: list[Any] = []
 _used_by_parent = False
 
 
-def client(base: str, *, retries: bool = True) -> Any:
+def client(base: str, *, retries: bool = True, writes: bool = False) -> Any:
     """Connect to a bucket or a web server, by the beginning of its URLs, such as
     `s3://bucket` or `https://host`. The environment gives credentials, region and
-    endpoint. With `retries`, obstore repeats requests that fail.
+    endpoint. With `retries`, obstore repeats requests that fail. Only a connection that
+    `writes` waits long for the first byte of an answer.
 
     Raises StoreError if the URL or the environment makes no sense, with obstore's error
     as its cause; MissingDependencyError if obstore is not installed."""
+    writes &= not base.startswith("memory:")  # where the connection is the store
     with _lock:
-        return _connected(base, retries)
+        return _connected(base, retries, writes)
 
 
-def _connect(base: str, retries: bool) -> Any:
+def _connect(base: str, retries: bool, writes: bool = False) -> Any:
     stores = library().store
     _check_environment(base)
     if base.startswith("memory://"):
         return stores.MemoryStore()
     seconds = seconds_to_wait()
-    # `timeout` is for a whole file; a `read_timeout` would end long uploads
+    # `timeout` is for a whole file
     options: Any = {"connect_timeout": "10s", "timeout": "10m"}
     repeating: Any = {
         "max_retries": _RETRIES,
@@ -129,6 +134,8 @@ def _connect(base: str, retries: bool) -> Any:
         repeating = {"max_retries": 0}
     elif _SECONDS in os.environ:
         options = {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
+    if retries and not writes:  # it would end long uploads
+        options["read_timeout"] = f"{seconds * _STALLED}s"
     addresses = [base]
     if not base.startswith("https://"):
         addresses += [os.environ[name] for name in os.environ if name.startswith(_ENDPOINTS)]
@@ -275,14 +282,21 @@ def _in_child() -> None:
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
 
 
-def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
+def asked(
+    place: ObjectPath,
+    request: Callable[[Any, str], _T],
+    *,
+    is_long: bool = False,
+    writes: bool = False,
+) -> _T:
     """Make a request about a file, with the connection and the file's key, and return its
-    result. A request that `is_long` sends or fetches much. Raises what `Store` does."""
+    result. A request that `is_long` sends or fetches much; one that `writes` changes what
+    is stored. Raises what `Store` does."""
     given_up_at = time.monotonic() + seconds_to_wait()
     pauses = iter(_PAUSES)
     while True:
         try:
-            connection = client(place.root)
+            connection = client(place.root, writes=writes)
             ask = partial(panics_raised, request, connection, place.key)
             return ask() if is_long else awaited(place.root, ask)
         except FeatcacheError:

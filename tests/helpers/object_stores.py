@@ -66,8 +66,9 @@ class Proxy:
 
     `fault` is called with the method and the path of each, and what it returns happens to
     it: `before` (the connection ends before it is passed on), `after` (it ends before the
-    answer), `503` (said after it was done), `cut` (half of the body is sent), or None. A
-    process finds it by the variables of `environment`."""
+    answer), `503` (said after it was done), `cut` (half of the body is sent), `stall` (the
+    same, but the connection stays open), `silent` (it stays open without an answer), or None.
+    A process finds it by the variables of `environment`."""
 
     def __init__(self, port):
         self.port = port
@@ -101,8 +102,8 @@ class Proxy:
         self.paths.append((request.command, request.path))
         fault = self.fault(request.command, request.path)
         time.sleep(self.seconds)
-        if fault == "before":
-            request.close_connection = True
+        if fault in ("before", "silent"):
+            request.close_connection = fault == "before"
             return
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(request.command, request.path, body, dict(request.headers.items()))
@@ -119,9 +120,9 @@ class Proxy:
             name: value for name, value in answer.getheaders() if name.lower() not in dropped
         }
         length = answer.getheader("Content-Length") if request.command == "HEAD" else len(data)
-        if fault == "cut":
+        if fault in ("cut", "stall"):
             data = data[: len(data) // 2]
-            request.close_connection = True
+            request.close_connection = fault == "cut"
         self.sent += len(data)
         self.sent_by_path[request.path] += len(data)
         request.send(answer.status, headers, data, length)

@@ -5,9 +5,10 @@ import os
 import random
 import re
 import signal
+import time
 import uuid
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from threading import Thread
 from urllib.request import Request, urlopen
 
@@ -87,6 +88,28 @@ def test_a_request_that_fails_once_is_made_again(s3, store, fault):
         s3.fault = fail_first
         assert step() in (None, True)
         s3.fault = lambda method, path: None
+
+
+@pytest.mark.parametrize("fault", ["stall", "silent"])
+def test_an_answer_that_stops_is_asked_for_again_and_ends_no_reader(s3, store, monkeypatch, fault):
+    """Long before the time to wait for the store is over."""
+    data = random.Random(1).randbytes(1_000_000)
+    store.put("tags/a", data)
+    monkeypatch.setenv("FEATCACHE_STORE_SECONDS", "6")
+    monkeypatch.setattr(clients, "_connected", lru_cache(clients._connect))
+    for read in (
+        lambda: store.read("tags/a", len(data)),
+        lambda: b"".join(map(bytes, store.blocks("tags/a", len(data)))),
+        lambda: store.open("tags/a", None).read_ranges([0], [len(data)])[0],
+    ):
+        faults = iter([fault])
+        s3.fault = lambda method, path, faults=faults: (
+            next(faults, None) if method == "GET" else None
+        )
+        begun = time.monotonic()
+        assert bytes(read()) == data
+        assert time.monotonic() - begun < 5
+        assert next(faults, None) is None
 
 
 @pytest.mark.parametrize(
