@@ -172,7 +172,7 @@ def extract(
     printing.quiet = chosen.pop("quiet")
     shown = Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
-        raise ArgumentError("--trial goes with --dry-run")
+        raise ArgumentError("--trial needs --dry-run")
     if chosen["threads"] is not None:
         # before torch starts them; `configure_torch` sets torch's own pools
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

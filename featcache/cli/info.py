@@ -66,7 +66,7 @@ def info(path: Location, failures: bool, csv: bool) -> int:
     """
     if csv:
         if printing.as_json or not failures:
-            raise ArgumentError("--csv goes with --failures, and without --json")
+            raise ArgumentError("--csv needs --failures, and excludes --json")
         _print_csv(path)
         return 0
     documents, is_damaged = describe_versions(path)
