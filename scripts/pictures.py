@@ -4,7 +4,7 @@ sound that is made of features again.
     python scripts/pictures.py                        the pictures, and the page that shows them
     python scripts/pictures.py --measure AUDIO [...]  how near the sound of log mels comes, in dB
 
-Configs that load weights are left out. The sentence is examples/speech/anna-1.flac, so a clone
+Configs that load weights or read label files are left out. The sentence is examples/speech/anna-1.flac, so a clone
 draws the same pictures.
 """
 
@@ -31,44 +31,59 @@ LOUD_DB = 40
 
 HEAD = """# Pictures of the packaged configs
 
-`featcache show` draws one utterance, in a terminal, as a file and in a notebook:
+To see what a config makes, let `featcache show` draw an utterance. Without options, it draws in the terminal. `--plot`
+draws into a file, and `--wav` writes the features as sound:
 
 ```sh
 featcache extract examples/manifest.csv -c fbank80
 featcache show features/fbank80 anna-1 --plot anna-1.svg --wav anna-1.wav
 ```
 
-Each packaged config that loads no weights has drawn `anna-1` of [examples/](../examples/README.md) here. The script
-`scripts/pictures.py` made the pictures and this page.
+In a notebook, `cache.show("anna-1")` shows the picture and a player.
 
-* Time goes to the right. The first dimension of a spectrogram is below, the first codebook of codes is above.
-* The darkest shade is the 2nd percentile of the values, the brightest the 99.5th. Values at the floor of a logarithm, such
-  as digital silence, take no part.
-* Pitch is a line in Hz, brighter the more certain it is. One number a frame, such as a probability, is an area; numbers
-  from 0 to 1 have this scale.
-* A vector is drawn as bars from zero. Named values have a bar each if all have the same unit, else they are a table.
-  A terminal prints them.
-* Events are blocks with their labels; events that overlap have lanes of their own.
+This page shows `anna-1` of [examples/](../examples/README.md) for each packaged config that needs neither weights nor
+label files. `scripts/pictures.py` makes the page and its pictures.
+
+| features | how they are drawn |
+|---|---|
+| spectra, hidden states | time goes to the right; the first dimension is at the bottom |
+| codes | time goes to the right; the first codebook is at the top |
+| pitch | a line in Hz; the brighter, the more certain |
+| one number for each frame, such as a probability | an area; its scale is 0 to 1 if all numbers are in this range |
+| a vector | bars from zero |
+| a vector of named values | bars if all have the same unit, otherwise a table |
+| events, such as words | blocks with their labels; events that overlap are drawn in separate rows |
+
+Bright means high. The darkest shade of spectra is the 2nd percentile of the values, and the brightest the 99.5th.
+Values at the floor of a logarithm, such as digital silence, are left out of these percentiles. The shades of codes go
+from code 0 to the last code of the codebook.
 
 ## What can be heard
 
-`--wav` makes sound of codes and latents by the model's own decoder, with the weights that made them: EnCodec, DAC, Mimi,
-SNAC, X-Codec, X-Codec2, NeuCodec, SpeechTokenizer, WavTokenizer, Higgs Audio v2, Pocket TTS and VibeVoice. Only the
-codes of Qwen3-TTS need its own package. `--wav` makes sound of `fbank` and `log_mel` by Griffin-Lim: 60 steps of the fast variant, after the mel
-energies are spread over the spectrum by non-negative updates. featcache refuses MFCC, hidden states, units, vectors and
-events: they have no sound.
+| features | how `--wav` makes sound of them |
+|---|---|
+| codes and latents | with the model's own decoder, and the weights that made them |
+| `fbank`, `log_mel` | by Griffin-Lim, see below |
+| MFCC, hidden states, units, vectors, events | featcache refuses: they have no sound |
 
-The table shows how near that sound comes. The features of 20 sentences of LJSpeech were stored as float16, turned into
-sound, and extracted again. The difference is the mean of absolute differences in dB, over all values within 40 dB of
-the sentence's loudest. Loudness is the power of the sound relative to that of the recording.
+The decoders are those of EnCodec, DAC, Mimi, SNAC, X-Codec, X-Codec2, NeuCodec, SpeechTokenizer, WavTokenizer, Higgs
+Audio v2, Pocket TTS and VibeVoice. featcache also refuses codes of Qwen3-TTS: only its own package decodes them.
+
+Griffin-Lim guesses phases, because mel energies hold none. featcache first spreads the mel energies over the spectrum
+by non-negative updates, and then takes 60 steps of the fast variant.
+
+**How close is this sound?** For the first 20 sentences of LJSpeech, features were stored as float16, turned into sound,
+and extracted again:
 
 | config | difference | loudness | CPU time for a second of audio |
 |---|---|---|---|
 """
 
 TAIL = """
-`python scripts/pictures.py --measure AUDIO …` measured it, on one CPU core, with the first 20 files of LJSpeech. The mel
-energies say nothing about phases, which are guessed.
+* *Difference* is the mean absolute difference between both features in dB. It includes all values within 40 dB of the
+  sentence's loudest value.
+* *Loudness* is the power of the new sound, relative to the recording.
+* *CPU time* is for one core. `python scripts/pictures.py --measure AUDIO …` measures all three.
 """
 
 
@@ -128,7 +143,7 @@ def drawn():
     """The configs that run without weights, each with its picture, and its named values."""
     for name, text in packaged_configs().items():
         config = load_config(name) if "weights" not in text else None
-        if config is None or config.extractor == "torchaudio":
+        if config is None or config.extractor in ("labels", "torchaudio"):
             continue
         live = featcache.extractor(config=config, device="cpu")
         features = live.file(SENTENCE, id="anna-1")

@@ -118,7 +118,7 @@ def refuse_overlap(source: Location, *targets: Location) -> None:
     for target in targets:
         path = _with_slash(target)
         if path.startswith(source_path) or source_path.startswith(path):
-            what = f"is {source}, which is copied, lies in it or holds it"
+            what = f"is the same folder as {source}, or one lies in the other"
             raise ArgumentError(f"{targets[0]}: {what}: give another cache to copy to")
 
 

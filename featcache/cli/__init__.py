@@ -167,17 +167,18 @@ def main() -> None:
     """Extract speech features once, into Zarr shards that training can trust.
 
     \b
-    featcache extract train.csv              80-bin Kaldi fbank into ./features
-    featcache verify features                is every byte what was written?
+    featcache extract train.csv              Kaldi fbank, 80 bins, to ./features
+    featcache verify features                check every byte
     python -c 'import featcache; print(featcache.open("features"))'
 
-    CACHE/VERSION is the folder of a version, or its config's name: features/fbank80. If
-    CACHE is a corpus, made of several manifests, commands do each of its parts in turn,
-    and exit with the worst code.
+    A CACHE is a folder of versions. A version holds the features of one config.
+    CACHE/VERSION names it by its folder or by its config: features/fbank80. If CACHE is a
+    corpus, made of several manifests, commands do each of its parts in turn, and exit with
+    the worst code.
 
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or
-    manifest; 3 finished, but some utterances failed (see the failure ledger); 130
-    interrupted."""
+    manifest; 3 finished, but some utterances failed (`featcache info --failures` lists
+    them); 130 interrupted."""
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]

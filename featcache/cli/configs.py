@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     "path",
     type=options.LOCATION,
     metavar="CACHE[/VERSION]",
-    help="Print this version's config.",
+    help="Print the config of this version.",
 )
-@options.flag("--schema", "Print a JSON Schema of configs, for editors.")
+@options.flag("--schema", "Print a JSON Schema, with which editors complete and check configs.")
 def configs(name: str | None, path: Location | None, schema: bool) -> None:
-    """List the packaged configs; print one, or a version's. A NAME is printed with comments,
-    as a start for your own. The config of --from makes the same version again.
+    """List the packaged configs; print one, or a version's. With NAME, print that config with
+    comments, as a start for your own. With --from, print a config that makes the same version
+    again.
 
     \b
     Examples:
@@ -79,15 +80,17 @@ _NEAR = 16
 @click.argument("config", type=options.CONFIG)
 @options.manifest_argument
 @options.cache(
-    help="Save the result in this cache, for `featcache extract`.  [default: ./features, if it "
-    "has the version]"
+    help="Save the result in this cache, so that `featcache extract` uses it.  [default: "
+    "./features, if it has the version]"
 )
 @options.root()
 @options.manifest_and_config_keys
 @options.device()
-@options.threads(help="[default: every core; on the CPU at most 8]")
+@options.extraction_threads
 @options.number(
-    "--utterances", "Measure with N, from the shortest to the longest; the first 30 s of each.", 32
+    "--utterances",
+    "Use N utterances, from the shortest to the longest, the first 30 s of each.",
+    32,
 )
 @options.trust_remote_code
 @options.as_json
@@ -96,10 +99,10 @@ def probe(
 ) -> None:
     """Measure how batching and precision change values.
 
-    Each utterance is extracted alone, in batches of equal length, and in padded batches,
-    at every precision that the device has, and compared with itself alone in fp32. Codes
-    that differ are either ties, where rounding decides between two codewords, or
-    mismatches. The fastest combination without mismatches is named.
+    probe extracts each utterance alone, in batches of equal length, and in padded batches,
+    at every precision of the device. It compares each result with the utterance alone in
+    fp32. A code that differs is a tie if rounding decides between two codewords, otherwise a
+    mismatch. probe prints the fastest way without mismatches.
 
     \b
     Example:

@@ -31,11 +31,13 @@ _SHOWN = 5
     "kind",
     metavar="FORMAT",
     required=True,
-    help="lhotse, shar, kaldi, datasets, webdataset, numpy or qwen3-tts.",
+    help="The format: lhotse, shar, kaldi, datasets, webdataset, numpy or qwen3-tts.",
 )
 @options.version_location
-@options.output_target(help="The new folder; for lhotse and qwen3-tts a file.", required=True)
-@options.manifest(help="Export only the utterances of this manifest, with its columns.")
+@options.output_target(
+    help="The folder to write, new or empty; for lhotse and qwen3-tts a file.", required=True
+)
+@options.manifest(help="Export only the utterances of this manifest, and its columns.")
 @options.manifest_format
 @options.force
 @options.as_json
@@ -43,10 +45,10 @@ def export(
     path: Location, kind: str, output: Path, manifest: str | None, force: bool, **reading: Any
 ) -> int:
     """Write features for other tools. Each utterance is compared with its checksum. The
-    output appears when it is complete: a folder must be new or empty.
+    output appears only when it is complete.
 
-    Prints what the format cannot hold. Exits with 1 if utterances of the manifest are
-    missing, and with 3 if some have failed.
+    export prints what the format cannot hold. It exits with 1 if utterances of the manifest
+    are missing, and with 3 if some have failed.
 
     \b
     Examples:

@@ -38,83 +38,85 @@ if TYPE_CHECKING:
     from featcache.extraction.plan import ExtractionPlan
     from featcache.manifest.utterances import Manifest
 
-_CONFIGS = (
-    "A YAML file, or the name of a packaged config. May be given several times: each audio "
-    "file is decoded once."
-)
 _ENGINE = (
-    "local: this machine; ray: the Ray cluster of RAY_ADDRESS or this machine, else a new "
-    "one; ray://HOST:PORT."
+    "local: this machine. ray: the Ray cluster of RAY_ADDRESS, or of this machine, or a new "
+    "one. ray://HOST:PORT: another cluster."
 )
-_SHARD_SIZE = "Approximate size of a shard. Does not change values.  [default: 128]"
+_SHARD_SIZE = "Approximate size of a shard in MB. Does not change values.  [default: 128]"
 _SOURCE = (
-    "Make units, or the vectors of `store: {pool: …}`, from the features of this version "
-    "instead of from audio."
+    "Read the features of this version instead of audio: for k-means units, and for configs "
+    "with `store: {pool: …}`. --check-sources then compares the files of both versions."
 )
 _BATCHING = (
-    "How clips share a batch.  [default: what the extractor declares, unless `probe` found "
-    "a difference]"
+    "How a model gets clips: each alone, with clips of equal length, or padded.  [default: the "
+    "extractor's own, unless `featcache probe` found that it changes values]"
 )
 _DISPLAY = (
-    "On stderr: a bar, or lines without a terminal; json: a document a minute and at the "
-    "end (docs/json.md)."
+    "How stderr shows progress. bar: a bar, or lines without a terminal. json: a JSON "
+    "document every minute and at the end."
 )
 
 
 @options.command()
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
-@options.config("configs", help=_CONFIGS, multiple=True, default=("fbank80",), show_default=True)
+@options.config(
+    "configs",
+    help=f"{options.CONFIGS} Repeat it for several: each audio file is decoded once.",
+    multiple=True,
+    default=("fbank80",),
+    show_default=True,
+)
 @options.cache(
-    help="A folder, created if missing, or a URL: s3://bucket/features.",
+    help="The cache: a folder, created if missing, or a URL such as s3://bucket/features.",
     default="features",
     show_default=True,
 )
 @options.root()
 @options.manifest_and_config_keys
 @options.device(
-    "cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu"
+    "Compute on cpu, cuda, cuda:1 …, or with a process for each device: all (every GPU); "
+    "cuda:0,cuda:2; cpu,cpu"
 )
 @options.flag(
-    "--allow-mixed-devices", "Allow GPUs of several models, although each rounds differently."
+    "--allow-mixed-devices",
+    "Use GPUs of different models together, although each model rounds differently.",
 )
 @click.option("--engine", default="local", show_default=True, metavar="ENGINE", help=_ENGINE)
-@options.threads(
-    help="One budget for decoding, computing and writing.  [default: every core; on the CPU "
-    "at most 8]"
-)
+@options.extraction_threads
 @click.option("--shard-size", "shard_megabytes", type=float, metavar="MB", help=_SHARD_SIZE)
-@options.flag("--retry-failed", "Retry failed utterances even if their files are unchanged.")
+@options.retry_failed
 @click.option(
     "--max-failures",
     metavar="N|P%",
-    help="Stop, and exit with 1, when more than N utterances have failed in this run, or "
-    "more than P% of those tried (of 100 or more, or of all). What was extracted is kept.  "
+    help="Stop with exit code 1 if more than N utterances have failed in this run, or more than P% "
+    "of those tried (checked from 100 on, and at the end). Features are kept.  "
     "[default: no limit]",
 )
 @click.option("--from", "source", type=options.LOCATION, metavar="CACHE[/VERSION]", help=_SOURCE)
 @click.option("--batching", type=click.Choice(["single", "equal_length", "padded"]), help=_BATCHING)
-@options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
+@options.flag("--allow-mismatch", "Use the --batching that you give even if it may change values.")
+@options.check_sources
 @options.flag(
-    "--check-sources",
-    "Re-extract utterances whose file has another size or mtime, or is now decoded otherwise. "
-    "With --from, the file that this version was made from counts.",
+    "--replace",
+    "Re-extract utterances whose path has changed, even if they are more than 5% of a version.",
 )
-@options.flag("--replace", "Re-extract utterances with another path even if they are more than 5%.")
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, from 0, as a job of an array: a range of rows, or "
-    "every N-th of several manifests. auto: by the variables of SLURM, Kubernetes or SkyPilot. "
-    "Takes no lock; `featcache index` builds the index after all jobs.",
+    help="Extract only partition I of N, counted from 0: a range of rows, or every N-th of "
+    "several manifests. auto: I and N come from SLURM, Kubernetes or SkyPilot. After all "
+    "partitions of one manifest, run `featcache index`.",
 )
-@options.flag(
-    "--wait", "Wait while another command is at work in the version.  [default: exit with 1]"
-)
+@options.flag("--wait", "Wait while another command works in the version.  [default: exit with 1]")
 @options.trust_remote_code
-@options.flag("--dry-run", "Only print what would be done: utterances, hours, bytes.")
+@options.flag(
+    "--dry-run",
+    "Print how many utterances, hours and bytes would be extracted, and extract nothing.",
+)
 @options.flag(
     "--trial",
-    "With --dry-run: extract a random sample for ten seconds, and print how long all would take.",
+    "With --dry-run: extract a random sample for ten seconds, keep nothing of it, and print how "
+    "long the run would take.",
 )
 @click.option(
     "--progress",
@@ -123,7 +125,7 @@ _DISPLAY = (
     show_default=True,
     help=_DISPLAY,
 )
-@options.flag("-q --quiet", "Print only errors, and what --json and --progress json print.")
+@options.flag("-q --quiet", "Print only errors, and the JSON of --json and --progress json.")
 @options.as_json
 def extract(
     manifests: tuple[str, ...],
@@ -134,25 +136,25 @@ def extract(
 ) -> int:
     """Extract the features of a manifest's utterances.
 
-    MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path, and optionally
-    id, start and duration (seconds) and channel; - is standard input. Or a folder or a
-    tar of audio, Parquet with audio inside, or a manifest or dataset of another toolkit:
-    docs/manifest.md lists them. Paths may be URLs (s3://, gs://, az://, https://) with the
-    extra cloud.
+    MANIFEST is a CSV, TSV, JSONL or Parquet file with the column path. The columns id,
+    start, duration (both in seconds) and channel are optional; - is standard input. It may
+    also be a folder or a tar of audio, Parquet with audio inside, or a manifest of Kaldi,
+    ESPnet, NeMo, Lhotse, SpeechBrain, fairseq, a TTS recipe or Hugging Face. Paths may be
+    URLs (s3://, gs://, az://, https://) with the extra cloud.
 
     Run the command again to extract only what is missing: after a crash, with a longer
     manifest, or for rows whose path, start, duration or channel has changed. Each config
-    gets its own version, whose failure ledger lists the utterances that cannot be
-    extracted, with the reason.
+    gets its own version. Its failure ledger lists the utterances that cannot be extracted,
+    with the reason.
 
-    After Ctrl-C, SIGTERM or SIGHUP, extract commits everything extracted so far, and exits
+    After Ctrl-C, SIGTERM or SIGHUP, extract saves everything extracted so far, and exits
     with 130. A second signal stops at once, and loses the shards being written.
 
-    extract refuses a manifest that names other files for more than 5% of a version's
-    utterances (and more than one), and one of whose files none exists.
+    extract refuses a manifest if none of its files exists, or if it names other files than
+    before for more than 5% of a version's utterances (and for more than one).
 
-    Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with its
-    own cache in CACHE, named after the file. Unchanged parts are skipped.
+    Several manifests, or a quoted pattern, make a corpus. Each manifest is a part of it,
+    with its own cache in CACHE, named after the file. Unchanged parts are skipped.
 
     \b
     Examples:
@@ -170,7 +172,7 @@ def extract(
     printing.quiet = chosen.pop("quiet")
     shown = Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
-        raise ArgumentError("--trial goes with --dry-run")
+        raise ArgumentError("--trial needs --dry-run")
     if chosen["threads"] is not None:
         # before torch starts them; `configure_torch` sets torch's own pools
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -22,39 +22,51 @@ _RATE = 16000
 
 @options.command("import")
 @click.argument("source", type=options.TEXT)
-@options.cache(help="The cache that gets the version.", default="features", show_default=True)
+@options.cache(
+    help="The cache: a folder, created if missing, or a URL such as s3://bucket/features.",
+    default="features",
+    show_default=True,
+)
 @click.option(
-    "--name", metavar="NAME", required=True, help="The version's name, such as fbank-kaldi."
+    "--name",
+    metavar="NAME",
+    required=True,
+    help="The name of the new version, such as fbank-kaldi.",
 )
 @click.option(
     "--made-by",
     metavar="TEXT",
     required=True,
-    help="Who made the features, and how: program, config and version.",
+    help="The program, its version and its config that made the features. Another text makes "
+    "another version.",
 )
 @click.option(
     "--frame-rate",
     type=float,
     metavar="HZ",
-    help="Frames per second.  [default: Lhotse's; else one vector for each utterance]",
+    help="Frames per second.  [default: Lhotse's; otherwise a file holds one vector of its clip]",
 )
-@click.option("--units", metavar="TEXT", help="What a value means: log mel energy (natural log).")
+@click.option(
+    "--units",
+    metavar="TEXT",
+    help="The meaning of a value, for readers: log mel energy (natural log).",
+)
 @click.option(
     "--codebook-size",
     type=click.IntRange(1),
     metavar="N",
-    help="For codes: the size of each codebook.",
+    help="For codes only: the number of codewords of each codebook.",
 )
 @click.option(
     "--sample-rate",
     type=click.IntRange(1),
     metavar="HZ",
-    help="The sample rate of the audio.  [default: Lhotse's, else 16000]",
+    help="The sample rate of the audio.  [default: Lhotse's, otherwise 16000]",
 )
 @options.root()
-@options.threads(help="Threads that read and write.  [default: every core, at most 8]")
-@options.flag("--check-sources", "Import files again whose bytes have changed.")
-@options.flag("--dry-run", "Only print what would be done.")
+@options.threads(help="Threads to use.  [default: every core, at most 8]")
+@options.flag("--check-sources", "Import utterances again whose file has changed.")
+@options.flag("--dry-run", "Print what would be imported, and import nothing.")
 @options.as_json
 def import_(
     source: str,
@@ -68,12 +80,12 @@ def import_(
     **described: Any,
 ) -> int:
     """Import features that another program made. They become a version with checksums.
-    SOURCE is a folder of .npy or .pt files, a feats.scp of Kaldi's, or features or cuts of
-    Lhotse's in lilcom, NumPy or HDF5. Nothing in a file is executed.
+    SOURCE is a folder of .npy or .pt files, Kaldi's feats.scp, or a Lhotse manifest of
+    features or cuts, stored as lilcom, NumPy or HDF5. Nothing in a file is executed.
 
-    Run it again to import what is missing. Manifests of audio are compared with such a
-    version by ids alone. `featcache repair` needs SOURCE as --manifest, with --format
-    features.
+    Run the command again to import what is missing. A manifest of audio matches such a
+    version by id alone. To repair it: `featcache repair CACHE --manifest SOURCE --format
+    features`.
 
     \b
     Examples:

@@ -46,18 +46,17 @@ if TYPE_CHECKING:
 
 @options.command()
 @version_or_corpus
-@options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
+@options.flag("--failures", "List each utterance that failed, with the reason.")
 @options.flag(
-    "--csv",
-    "With --failures, of one version: print the ledger as a manifest, with reasons and messages.",
+    "--csv", "With --failures, for one version: print them as a CSV manifest, with reasons."
 )
 @options.as_json
 def info(path: Location, failures: bool, csv: bool) -> int:
     """Show what a cache holds. For each version: utterances, hours, bytes, config, library
     versions, failures.
 
-    Bytes of features, here and in the other commands, count the stored features and all
-    side arrays, such as scales and offsets. Bytes on disk are the sizes of all files.
+    Bytes of features, here and in other commands, include arrays stored with them, such as
+    scales and offsets. Bytes on disk are the sizes of all files.
 
     \b
     Examples:
@@ -67,7 +66,7 @@ def info(path: Location, failures: bool, csv: bool) -> int:
     """
     if csv:
         if printing.as_json or not failures:
-            raise ArgumentError("--csv goes with --failures, and without --json")
+            raise ArgumentError("--csv needs --failures, and excludes --json")
         _print_csv(path)
         return 0
     documents, is_damaged = describe_versions(path)
@@ -333,9 +332,9 @@ _FIELDS = (
 @version_or_corpus
 @options.as_json
 def ls(path: Location) -> int:
-    """List the versions of a cache, a line each. It has how much a version holds, the days
-    (in UTC) of the first and latest run, and the keys of the config that set it apart from
-    versions of the same name.
+    """List the versions of a cache, a line each. A line shows how much the version holds, and
+    the days (in UTC) of its first and latest run. Versions of the same name also show the
+    keys of the config in which they differ.
 
     \b
     Example:

@@ -35,12 +35,12 @@ def _columns(
 @click.option(
     "--to",
     metavar="NAME",
-    help="csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]",
+    help="The new format: csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]",
 )
 @click.option(
     "--where",
     metavar="EXPRESSION",
-    help="Write only the rows that fit, such as 'duration < 20 and lang == \"en\"'.",
+    help="Write only the rows for which this is true: 'duration < 20 and lang == \"en\"'.",
 )
 @click.option(
     "--column",
@@ -48,14 +48,16 @@ def _columns(
     multiple=True,
     callback=_columns,
     metavar="NAME=VERSION",
-    help="A column for --where, of a version with one value or vector an utterance: "
-    "mos=features/dnsmos.",
+    help="Add a column for --where: mos=features/dnsmos. The version must have one value or "
+    "vector for each utterance.",
 )
 @options.manifest_argument
 @options.output_file(help="The new manifest; - is standard output.", required=True)
 @options.root()
 @options.manifest_format
-@options.threads(help="Files to read side by side.  [default: 4 for each core, at most 32]")
+@options.threads(
+    help="Threads that read headers of audio files.  [default: 4 for each core, at most 32]"
+)
 @options.force
 @options.as_json
 def manifest(
@@ -69,13 +71,14 @@ def manifest(
     **reading: Any,
 ) -> int:
     """Convert a manifest to CSV, JSONL, Parquet, NeMo or Lhotse. Ids, segments and columns
-    stay. With --where, write the rows that a dataset with the same where= has.
+    stay the same. With --where, only some rows are written: the same rows that
+    FeatureDataset(where=…) takes.
 
-    As CSV, JSONL or Parquet, paths stay as they are, so features that were extracted with
-    one fit the other. NeMo's and Lhotse's have absolute paths and durations, from the
-    headers of the audio files: for NeMo of rows without a duration, for Lhotse of all. Rows
-    whose files cannot be read are left out and counted by reason, and so are rows that the
-    version of a --column lacks. Then the exit code is 3.
+    CSV, JSONL and Parquet keep paths as they are, so features that were extracted with one
+    manifest fit the other. NeMo and Lhotse get absolute paths, and durations from the headers
+    of audio files: for NeMo if a row has none, for Lhotse always. A row is left out, and
+    counted by reason, if its file cannot be read, or if the version of a --column lacks it.
+    Then the exit code is 3.
 
     \b
     Examples:

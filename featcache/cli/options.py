@@ -182,9 +182,9 @@ def number(name: str, meaning: str, default: int | None = None) -> Decorator:
     )
 
 
-force = flag("--force", "Replace FILE if it exists.")
+force = flag("--force", "Replace the output file if it exists.")
 dry_run = flag("--dry-run", "Print what would be removed, and remove nothing.")
-yes = flag("--yes", "Do not ask. Required without a terminal.")
+yes = flag("--yes", "Remove without asking. Required without a terminal.")
 
 _COMPLETED = 100
 """The most ids that a shell offers."""
@@ -192,16 +192,29 @@ _COMPLETED = 100
 READING = ("root", "format", "values", "allow_commands", "allow_queries")
 """Parameters of commands that are arguments of `read_manifest`."""
 
-_OF_MANIFEST = "The value of a placeholder of SpeechBrain's: data_root=/corpora/librispeech."
+CONFIGS = "A YAML file, or the name of a packaged config, as `featcache configs` lists them."
+_OF_MANIFEST = "Fill a placeholder of a SpeechBrain manifest: data_root=/corpora."
 _OF_CONFIGS = (
-    "A config's key, its value in YAML: params.low_freq=0. Or a placeholder of "
-    "SpeechBrain's: data_root=/corpora."
+    "Change a key of the config: params.low_freq=0. The value is YAML. Or fill a placeholder "
+    "of a SpeechBrain manifest: data_root=/corpora."
 )
 
 config = functools.partial(click.option, "-c", "--config", type=CONFIG, metavar="CONFIG")
 manifest = functools.partial(click.option, "--manifest", type=TEXT, metavar="MANIFEST")
 threads = functools.partial(
     click.option, "--threads", type=click.IntRange(1, MOST_THREADS), metavar="N"
+)
+extraction_threads = threads(
+    help="Threads for decoding, computing and writing together.  [default: every core; on the "
+    "CPU at most 8]"
+)
+retry_failed = flag(
+    "--retry-failed", "Try failed utterances again, even if their files are unchanged."
+)
+check_sources = flag(
+    "--check-sources",
+    "Re-extract utterances whose audio file has another size or modification time, or is "
+    "decoded differently now.",
 )
 cache = functools.partial(click.option, "-o", "--output", "cache", type=_CACHE, metavar="CACHE")
 output_file = functools.partial(
@@ -219,7 +232,7 @@ def written(name: str, meaning: str) -> Decorator:
 
 def root(default: str = "the manifest's folder") -> Decorator:
     """Make the option `--root`."""
-    meaning = f"The folder or URL that relative paths are relative to.  [default: {default}]"
+    meaning = f"The folder or URL where relative paths of audio begin.  [default: {default}]"
     return click.option("--root", type=_ROOT, metavar="FOLDER", help=meaning)
 
 
@@ -281,20 +294,20 @@ def pairs(option: str, example: str, settings: Iterable[str]) -> dict[str, str]:
 
 
 _FORMATS = (
-    "The MANIFEST's format, if several fit: kaldi, nemo, lhotse … (docs/manifest.md).  "
-    "[default: recognised]"
+    "How to read MANIFEST: kaldi, nemo, lhotse … A wrong name lists all.  "
+    "[default: recognised from the content]"
 )
 _COMMANDS = (
-    "Run the MANIFEST's commands: paths that end in |, as in Kaldi's wav.scp. They may do "
-    "whatever you may."
+    "Run the commands in MANIFEST: paths that end in |, as in Kaldi's wav.scp. They have "
+    "all your rights, so read them first."
 )
 _QUERIES = (
-    "Accept URLs with a query or a fragment (?id=7). They are stored and shown, so they "
-    "must not give access to anything."
+    "Accept URLs with a query or a fragment, such as ?id=7. featcache stores and prints "
+    "them, so they must not contain a password or token."
 )
 
 
-def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
+def device(meaning: str = "Compute on cpu, cuda, cuda:1 …") -> Decorator:
     """Make the option `--device`."""
     return click.option(
         "--device", metavar="DEVICE", help=f"{meaning}  [default: cuda if there is one]"
@@ -302,7 +315,8 @@ def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
 
 
 reading_threads = threads(
-    help="[default: every core, at most 8]", default=lambda: min(8, len(os.sched_getaffinity(0)))
+    help="Threads to use.  [default: every core, at most 8]",
+    default=lambda: min(8, len(os.sched_getaffinity(0))),
 )
 
 
@@ -328,8 +342,8 @@ def _allow_remote_code(context: click.Context, parameter: click.Parameter, value
 
 trust_remote_code = flag(
     "--trust-remote-code",
-    "Run code that comes with weights, and import extractors that a cache names and no "
-    "package registers.",
+    "Run Python code that comes with weights. Import the extractor that a cache names, even "
+    "if no installed package registers it.",
     expose_value=False,
     callback=_allow_remote_code,
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @options.manifest_format
 @options.flag(
     "--force",
-    "Remove even more than 5% of a version, or where MANIFEST names other files for what stays.",
+    "Remove even more than 5% of a version, or if MANIFEST names other files for what stays.",
 )
 @options.dry_run
 @options.yes
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
 def prune(
     path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
 ) -> int:
-    """Remove what no reader needs: replaced utterances, leftovers. With --manifest, also
-    utterances that are not in it.
+    """Remove what no reader needs: replaced utterances, leftovers. Replaced means the old
+    features of utterances that were extracted again; leftovers are files of processes that
+    have died. With --manifest, prune also removes the utterances that are not in it.
 
-    Prints first what will be removed, and asks. Utterances that stay keep their bytes: if
-    a part of a shard stays, prune writes it to a new shard before it removes the old one.
-    After a kill, the same command continues. Shards that a tag names stay, and so do
-    damaged shards (see `featcache repair`). While a run fills the version, prune removes
-    nothing. Do not prune while jobs of an array run, or a store that others write to.
-    Programs that have opened the version may have to open it again.
+    prune first prints what it will remove, and asks. Utterances that stay keep their bytes:
+    if a part of a shard stays, prune writes it to a new shard before it removes the old one.
+    Shards of a tag stay, and so do damaged shards (see `featcache repair`). After a kill, the
+    same command continues.
+
+    While a run fills the version, prune removes nothing. It cannot see the jobs of an array,
+    or runs into an object store: do not prune then. Programs that have opened the version
+    may have to open it again.
 
     Without --force, prune refuses a manifest that names other files for the same ids, or
     that lacks more than 5% of the utterances. Exits with 1 if a damaged shard stays.
@@ -116,17 +119,17 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
 @options.command()
 @click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
 @options.flag(
-    "--force", "Remove a version even if it has tags, or files in it are not featcache's."
+    "--force", "Remove the version even if it has tags, or files that are not featcache's."
 )
 @options.dry_run
 @options.yes
 @options.as_json
 def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
-    """Remove a version, or a tag, which removes no features.
+    """Remove a version, or only a tag, which keeps all features.
 
-    Prints first what will be removed, and asks. A version that a run is filling stays; in
-    an object store, rm cannot see such a run. Without --force, a version stays too if it
-    has tags, or if its folder has files that are not featcache's.
+    rm first prints what it will remove, and asks. It refuses a version that a run is
+    filling; in an object store, it cannot see such a run. Without --force, it also refuses a
+    version that has tags, or whose folder has files that are not featcache's.
 
     \b
     Examples:

@@ -33,12 +33,14 @@ _JOINED = ("failures", "unfinished")
     "--against",
     type=options.LOCATION,
     metavar="CACHE/VERSION",
-    help="Show this version next to CACHE/VERSION, and how they differ.",
+    help="Also show this other version, and how the two differ.",
 )
-@options.manifest(help="Also summarise the columns of this manifest, and play its audio files.")
+@options.manifest(
+    help="Also summarise the columns of this manifest, and include sound of its audio files."
+)
 @options.root()
 @options.manifest_format
-@options.output_file(help="Where to write the page.  [default: report.html]")
+@options.output_file(help="The page to write.  [default: report.html]")
 @options.force
 @options.reading_threads
 @options.as_json
@@ -51,14 +53,13 @@ def report(
     threads: int,
     **reading: Any,
 ) -> int:
-    """Describe a cache or a corpus in one page of HTML. It has versions, durations,
-    recordings to look at, duplicates, pictures and sound; the file opens from disk, loads
-    nothing, and has at most 2 MB. Recordings, pitch, speech, quality and voices are shown
-    if the cache has versions of audio-stats, f0-swift, vad-silero, dnsmos, speaker-ge2e or
-    the like.
+    """Describe a cache or a corpus in one page of HTML. The page shows versions, durations,
+    suspicious recordings, duplicates, pictures and sound. It is one file of at most 2 MB,
+    and loads nothing else. Level, pitch, speech, quality and voices are shown if the cache
+    has versions of audio-stats, f0-swift, vad-silero, dnsmos or speaker-ge2e, or similar.
 
-    Exits with 1 if a version is damaged, or a part is gone, and left out. With --json, the
-    numbers are printed and no page is written.
+    Exits with 1 if it leaves out a damaged version, or a missing part of a corpus. With
+    --json, it prints the numbers and writes no page.
 
     \b
     Examples:

@@ -46,17 +46,17 @@ Described = TypeVar("Described")
 @options.command()
 @version_or_corpus
 @options.utterance_argument
-@options.written("--plot", "Draw the features with axes, as .png or .svg.")
+@options.written("--plot", "Draw the features, with axes, into this .png or .svg file.")
 @options.written(
     "--wav",
-    "Make sound of the features: of codes and latents by the model's own decoder, of log "
-    "mel spectrograms by Griffin-Lim.",
+    "Turn the features into sound: codes and latents with the model's own decoder, log mel "
+    "spectrograms with Griffin-Lim.",
 )
 @options.force
 @options.as_json
 def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, force: bool) -> None:
-    """Show one utterance: its place, its source, its values. A picture of the values follows:
-    in a terminal in colours, in a pipe of characters.
+    """Show one utterance: its place, its source, its values. A picture of the values follows,
+    in colours on a terminal, otherwise made of characters.
 
     \b
     Examples:
@@ -236,9 +236,7 @@ def _summary(array: NDArray[Any]) -> Document:
 @options.command()
 @version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
-@options.config(
-    "config", help="A YAML file, or a packaged config.", default="fbank80", show_default=True
-)
+@options.config("config", help=options.CONFIGS, default="fbank80", show_default=True)
 @click.option(
     "--id",
     "utterance",
@@ -248,16 +246,16 @@ def _summary(array: NDArray[Any]) -> Document:
 )
 @options.root()
 @options.manifest_and_config_keys
-@options.flag("--retry-failed", "As for extract.")
-@options.flag("--check-sources", "As for extract.")
+@options.retry_failed
+@options.check_sources
 @options.trust_remote_code
 @options.as_json
 def why(
     path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any
 ) -> None:
-    """Explain why a config is another version. With a MANIFEST, print which utterances
-    `featcache extract` would extract, and why; with --id, where one utterance came from.
-    Nothing is written.
+    """Explain why a config is another version. With a MANIFEST, also print which utterances
+    `featcache extract` would extract, and why. With --id, print where one utterance came
+    from. Nothing is written.
 
     \b
     Examples:
@@ -403,11 +401,13 @@ def _print_plan(plan: Document, causes: list[Cause]) -> None:
 @click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
 @options.number(
-    "--values", "Compare the values of N random utterances that both have of the same rows.", 0
+    "--values",
+    "Also compare the values of N random utterances that both made from the same rows.",
+    0,
 )
 @options.as_json
 def diff(first: Location, second: Location, values: int) -> None:
-    """Compare two versions: configs, utterances, values. Exits with 0 whatever differs.
+    """Compare two versions: configs, utterances, values. The exit code is 0 even if they differ.
 
     \b
     Examples:

@@ -33,15 +33,15 @@ _SHOWN_VALUES = 8
 
 @options.command()
 @options.version_location
-@options.manifest(help="Count only the utterances of this manifest.")
+@options.manifest(help="Use only the utterances of this manifest.")
 @options.manifest_format
 @click.option(
     "--by",
     metavar="COLUMN",
-    help="Also for each value of this column of the manifest, such as speaker.",
+    help="Also compute them for each value of this column of --manifest, such as speaker.",
 )
 @options.output_file(
-    help="Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn."
+    help="Also save the statistics to this file, such as fbank80.cmvn.npz, for featcache.Cmvn."
 )
 @options.force
 @options.reading_threads
@@ -55,9 +55,9 @@ def stats(
     threads: int,
     **reading: Any,
 ) -> int:
-    """Compute mean and variance of features, or how codes are used. With --by, they are also
-    computed for each speaker or other group. The same utterances give the same bits, with
-    any shards, parts and threads.
+    """Compute mean and variance of features, or how codes are used. With --by, also for each
+    speaker or other group. The same utterances always give the same bits; shards, parts and
+    threads do not matter.
 
     Exits with 1 if parts of a corpus are missing.
 
@@ -195,20 +195,28 @@ def _say_codes(usage: Usage) -> Document:
 @options.command("fit-kmeans")
 @options.version_location
 @click.option(
-    "-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units."
+    "-k",
+    "k",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="K",
+    help="The number of units (centroids).",
 )
-@options.output_file(help="Where to write the centroids, such as units.safetensors.", required=True)
+@options.output_file(
+    help="The file of centroids to write, such as units.safetensors.", required=True
+)
 @options.force
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of the random choices.",
+    metavar="N",
+    help="The seed of all random choices.",
 )
 @options.number(
     "--frames",
-    "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]",
+    "Fit to N random frames, with 4 bytes of memory for each value.  [default: 1000 for each unit]",
 )
 @options.device()
 @options.reading_threads

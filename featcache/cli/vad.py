@@ -26,21 +26,23 @@ def _seconds(name: str, default: float | None, meaning: str) -> options.Decorato
 
 @options.command()
 @options.version_location
-@options.output_file(
-    help="The manifest of the segments: CSV, JSONL or Parquet, by its suffix.", required=True
-)
+@options.output_file(help="The manifest to write: .csv, .jsonl or .parquet.", required=True)
 @click.option(
     "--threshold",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.5,
     show_default=True,
     metavar="P",
-    help="The probability at which speech begins. It ends 0.15 below.",
+    help="Speech begins at this probability. It ends if the probability is 0.15 lower.",
 )
-@_seconds("--min-speech", 0.25, "Leave out shorter segments.")
+@_seconds("--min-speech", 0.25, "Leave out shorter segments of speech.")
 @_seconds("--min-silence", 0.1, "Shorter pauses do not end a segment.")
-@_seconds("--pad", 0.03, "Added to both ends of a segment.")
-@_seconds("--max-speech", None, "Cut longer segments, at the longest pause.  [default: no limit]")
+@_seconds("--pad", 0.03, "Make each segment longer by this time at both ends.")
+@_seconds(
+    "--max-speech",
+    None,
+    "Cut longer segments, at the longest pause if they have one.  [default: no limit]",
+)
 @options.force
 @options.as_json
 def vad(
@@ -53,9 +55,10 @@ def vad(
     max_speech: float | None,
     force: bool,
 ) -> None:
-    """Write a manifest of speech segments. It is made from the probabilities in a version such
-    as vad-silero, by Silero VAD's own rule and defaults. Rows have the file, start, duration
-    and channel of a segment, the id UTTERANCE-NUMBER, and the column `utterance`.
+    """Write a manifest of speech segments. They come from the probabilities of speech in a
+    version such as vad-silero, by the rule and defaults of Silero VAD. A row has the path,
+    start, duration and channel of a segment, the id UTTERANCE-NUMBER, and the column
+    `utterance`.
 
     \b
     Examples:

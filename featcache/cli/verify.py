@@ -36,29 +36,31 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _SOURCES = (
-    "Also compare the audio files with what was extracted, by size and mtime (stat, the "
-    "default), or by a hash (content). Of URLs, only those of --manifest are asked for."
+    "Also check if audio files have changed since extraction. stat (the default) compares "
+    "size and modification time, content a hash. URLs are checked only with --manifest."
 )
 
 
 @options.command()
 @version_or_corpus
 @options.manifest(
-    help="Also report its missing, changed and failed utterances, and utterances not in it."
+    help="Also report which utterances of this manifest are missing, changed or failed, and "
+    "which utterances are not in it."
 )
-@options.root("that of the run that extracted each utterance")
+@options.root("as in the run that extracted the utterance")
 @options.manifest_format
 @click.option(
     "--data/--no-data",
     default=True,
-    help="Read every byte of the features; --no-data is a quick check.",
+    help="Read every byte of the features, or with --no-data only the metadata, which is quick.  "
+    "[default: --data]",
 )
 @click.option(
     "--values",
     "all_values",
     is_flag=True,
-    help="Check all values for NaN and infinity, and the hashes of shards, also where the writer "
-    "recorded that it did.",
+    help="Check all values for NaN and infinity, and the hashes of shards, even if the writer "
+    "recorded that it has checked them.",
 )
 @click.option(
     "--sources",
@@ -67,8 +69,8 @@ _SOURCES = (
     flag_value="stat",
     help=_SOURCES,
 )
-@options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
-@options.device("For --recompute.")
+@options.number("--recompute", "Extract N random utterances again, each alone, and compare.", 0)
+@options.device("For --recompute: compute on cpu, cuda, cuda:1 …")
 @options.reading_threads
 @options.trust_remote_code
 @options.as_json
@@ -81,13 +83,13 @@ def verify(
     recompute: int,
     **chosen: Any,
 ) -> int:
-    """Check a cache: what is damaged, missing, changed. This reads structure, metadata,
-    offsets, the checksums of all features, non-finite values, frame counts, duplicate ids,
-    shards of other versions, and the records of what is wanted and has failed.
+    """Check a cache: what is damaged, missing, changed. This checks metadata, offsets, the
+    checksums of all features, non-finite values, frame counts, duplicate ids, shards of other
+    versions, and the records of which utterances are wanted and which have failed.
 
-    Exits with 1 if something is damaged, missing or changed; else with 3 if utterances are
-    in the failure ledger. `featcache repair` repairs damage; `featcache extract` adds what
-    is missing.
+    Exits with 1 if something is damaged, missing or changed; otherwise with 3 if utterances
+    are in the failure ledger. `featcache repair` repairs damage; `featcache extract` adds
+    what is missing.
 
     \b
     Examples:
@@ -261,7 +263,7 @@ def _print_counts(report: Report, path: str) -> None:
 @options.root()
 @options.manifest_format
 @options.device()
-@options.threads(help="As for extract.")
+@options.extraction_threads
 @options.trust_remote_code
 @options.as_json
 def repair(
@@ -270,13 +272,13 @@ def repair(
     """Re-extract damaged utterances, and keep the others. Every byte is read.
 
     The undamaged utterances of a damaged shard are kept, bit for bit, in a new shard. If
-    anything but its features is damaged, all its utterances are re-extracted. A shard that
-    belongs to another version goes there, or to the folder `aside` if the cache lacks that
-    version. Damaged records of what is wanted and has failed are removed; the next
-    `featcache extract` makes up for it.
+    more than the features of a shard is damaged, all its utterances are re-extracted. A shard
+    of another version is moved there, or to the folder `aside` if the cache lacks that
+    version. Damaged records of wanted or failed utterances are removed; the next `featcache
+    extract` writes them again.
 
-    The manifest needs only the damaged utterances, and their audio files must exist; else
-    nothing is removed.
+    The manifest needs only the damaged utterances. If one of their audio files does not
+    exist, repair removes nothing.
 
     \b
     Example:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def index(path: Location) -> None:
     """Build the index, after the jobs of an array. `featcache extract` builds it when it
     ends, but not with --partition. Until then, every program that opens the version builds
-    it. Prints on stderr if utterances are missing.
+    it. A message on stderr reports missing utterances.
 
     \b
     Example:
@@ -68,12 +68,13 @@ def _contents(utterances: int, shards: int) -> str:
 @options.as_json
 @for_each_part
 def tag(path: Location, name: str) -> None:
-    """Give a version a name, to read it later as it is now. Whatever is extracted, replaced
-    or pruned later, featcache.open("features/fbank80", tag="NAME") reads the same
-    utterances, bit for bit, and so do verify, diff, show and stats of CACHE/VERSION@NAME.
+    """Give a version a name, to read it later as it is now. In Python,
+    featcache.open("features/fbank80", tag="NAME") then always reads the same utterances, bit
+    for bit, even if some were extracted again or pruned since. The commands verify, diff,
+    show and stats take CACHE/VERSION@NAME.
 
-    `featcache rm CACHE/VERSION@NAME` removes a tag. `featcache prune` keeps the shards of a
-    tag. If repair replaces one that is damaged, opening the tag fails.
+    `featcache rm CACHE/VERSION@NAME` removes the tag. `featcache prune` keeps the shards of
+    a tag. If `featcache repair` replaces a damaged shard of a tag, opening the tag fails.
 
     \b
     Example:
@@ -95,19 +96,20 @@ def tag(path: Location, name: str) -> None:
 @version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.reading_threads
-@options.flag("--dry-run", "Only print what would be copied.")
+@options.flag("--dry-run", "Print what would be copied, and copy nothing.")
 @options.as_json
 def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     """Copy a cache to another folder or object store. Both may be folders or URLs:
-    s3://bucket/features, gs://…, az://…. TO may neither lie in CACHE nor hold it.
+    s3://bucket/features, gs://…, az://…. Neither may lie inside the other.
 
-    Every byte is checked while it is copied. Exits with 1 if a shard is damaged; it is named,
-    and not copied. Nothing in TO is removed: run the same command again to continue an
-    interrupted copy, or to add what has been extracted since. A new version appears when
-    all of it is copied.
+    Every byte is checked while it is copied. A damaged shard is named and not copied, and
+    the exit code is 1. Nothing in TO is removed. Run the same command again to continue an
+    interrupted copy, or to add what has been extracted since. A new version appears in TO
+    when all of it is copied.
 
-    If both have extracted an utterance again, from different rows or files, nothing tells
-    which features are newer: it is missing in the copy until `featcache extract` makes it.
+    If both CACHE and TO have extracted an utterance again, from different rows or files,
+    copy cannot know which features are newer. Then the utterance is missing in TO until
+    `featcache extract` makes it.
 
     \b
     Examples:

@@ -107,7 +107,7 @@ def export(
     chosen = FORMATS[format]
     if not chosen.is_file and output.exists():
         if output.is_file() or any(output.iterdir()):
-            what = "and this is not empty"
+            what = "which must be new or empty"
             raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
         if output.samefile(os.curdir):  # which would be another, empty one afterwards
             what = "and this is the current one: name a new one in it"

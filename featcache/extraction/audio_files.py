@@ -198,7 +198,7 @@ def missing_file_notes(
         return []
     note = f"none of {len(paths):,} files checked {fault}"
     if not (url_of(manifest.resolve(paths[0])) or os.path.isabs(paths[0])):
-        note += "; --root says what relative paths are relative to"
+        note += "; relative paths begin at the manifest's folder, or at --root FOLDER"
     others = paths_of_some(manifest, ~rows) if whole is None else paths_of_some(whole)
     if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")

@@ -36,7 +36,7 @@ def format_to_write(target: Path, name: str | None, remedy: str = "") -> str:
         meant = did_you_mean(name, WRITTEN)
         raise ArgumentError(f"--to: there is no {name!r}{meant}: choose {listing(WRITTEN)}")
     remedy = remedy or f"give --to {listing(WRITTEN)}"
-    raise ArgumentError(f"-o: {target} does not say the format: {remedy}")
+    raise ArgumentError(f"-o: {target} has the suffix of no format: {remedy}")
 
 
 def to_csv(manifest: Manifest) -> bytes:

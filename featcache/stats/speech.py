@@ -128,7 +128,7 @@ def find_speech(
     hop = rate / (spec.axis.exact_rate or math.inf)
     if spec.item_shape != (1,) or spec.codebook_sizes or not hop or hop % 1:
         what = f"holds {spec.main.shape_text()}, {spec.units}"
-        raise ArgumentError(f"{where}: {what}, and no probabilities, as vad-silero does")
+        raise ArgumentError(f"{where}: {what}: name a version of probabilities, as of vad-silero")
     if not copies_of(cache.config).are_plain:
         raise ArgumentError(f"{where}: holds copies, whose times are not the file's")
     rows: list[dict[str, Any]] = []

@@ -31,8 +31,8 @@ def make_tag(version: Version, name: str, index: Index) -> Tag:
     """Tag what is in a version now. Raises ArgumentError if the name is taken, or no name
     for a tag; StoreError if the version is empty."""
     if not _NAME.fullmatch(name):
-        rule = "at most 100 letters, digits, `.`, `_` and `-`, and first a letter or digit"
-        raise ArgumentError(f"{name!r} is no name for a tag: {rule}")
+        rule = "use at most 100 letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
+        raise ArgumentError(f"{name!r} cannot name a tag: {rule}")
     if name in tag_names(version):
         raise ArgumentError(f"{version.path}: has a tag {name} already: choose another name")
     if not len(index):

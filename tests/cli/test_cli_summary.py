@@ -145,7 +145,8 @@ def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(c
         )
         assert "manifest.csv: none of 12 files checked exists, for example 00.wav: " in said
         assert said.endswith(
-            f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n"
+            f"00.wav: {scratch}/00.wav; relative paths begin at the manifest's folder, or at "
+            "--root FOLDER\n"
         )
         assert not (scratch / "c").exists()
     assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0

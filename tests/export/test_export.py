@@ -389,7 +389,7 @@ def test_a_folder_that_is_not_empty_is_refused_and_an_error_leaves_nothing(tmp_p
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
-    with pytest.raises(ArgumentError, match="this is not empty"):
+    with pytest.raises(ArgumentError, match="must be new or empty"):
         export(cache, kind, full)
     shard = cache.version.path / "shards" / cache.index.shards[-1] / "features/c/0"
     file = next(path for path in shard.rglob("*") if path.is_file()) if shard.is_dir() else shard

@@ -467,7 +467,7 @@ def test_the_ledger_as_a_manifest_is_of_one_version_and_asked_for_alone(cli, pla
     """The parts of a corpus may have the same ids."""
     for options in (["--csv"], ["--csv", "--failures", "--json"]):
         cli("info", scratch, *options).with_code(
-            2, err="featcache: --csv goes with --failures, and without --json\n"
+            2, err="featcache: --csv needs --failures, and excludes --json\n"
         )
     parts = [plain.manifest(plain.rows[n : n + 1], f"{name}.csv") for n, name in enumerate("ab")]
     cli("extract", *parts, "-o", scratch / "c")

@@ -132,7 +132,7 @@ def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, fast, scratch, mon
     assert (refused.code, refused.out, refused.err) == (
         2,
         "",
-        "featcache: --trial goes with --dry-run\n",
+        "featcache: --trial needs --dry-run\n",
     )
     assert [*scratch.iterdir()] == []
 

@@ -304,8 +304,8 @@ def test_the_version_is_found_by_its_fingerprint(tmp_path):
     )
     assert open_source(tmp_path, two.info.fingerprint).version.path == two.path
     with pytest.raises(
-        ConfigError, match=r"the config needs version 000000000000; there is one-.*two-"
+        ConfigError, match=r"no version has .*fingerprint 000000000000.*; it holds one-.*two-"
     ):
         open_source(tmp_path, "0" * 64)
-    with pytest.raises(ConfigError, match="there is one-"):
+    with pytest.raises(ConfigError, match="it holds one-"):
         open_source(one.path, two.info.fingerprint)

@@ -93,7 +93,7 @@ def test_a_tag_never_changes_and_can_be_removed(tagged):
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "-x", "a b", "x" * 101, "\u00fc"])
 def test_names_that_are_no_names(tmp_path, name):
     version = make_version(tmp_path, make_features(2))
-    with pytest.raises(ArgumentError, match="no name for a tag"):
+    with pytest.raises(ArgumentError, match="cannot name a tag"):
         make_tag(version, name, open_index(version))
     assert not (version.path / "tags").exists()
 

@@ -65,7 +65,7 @@ def _note_others(source: Source, paths: Sequence[str]) -> None:
     tables = [path for path in paths if _MANIFEST.search(path)]
     if tables:
         names = listing(map(repr, tables))
-        source.note(f"tables and tars among them are read when they are given: {names}")
+        source.note(f"to read a table or tar among them, give its path: {names}")
 
 
 def batches_of_paths(source: Source, paths: Sequence[str]) -> Iterator[Batch]:
