@@ -278,7 +278,10 @@ def _channel(cell: Any) -> int:
 def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
     if isinstance(cells, Strings):
         lengths = cells.byte_lengths()
-        text = cells.utf8().tobytes().decode()
+        data = cells.utf8()
+        if ((data < 32) | (data > 126)).any():  # takes a tenth of the time of `isprintable`
+            return None
+        text = data.tobytes().decode()
         are_short = bool(lengths.min() > 0 and lengths.max() <= LONGEST)
     elif set(map(type, cells)) == {str}:
         text = "".join(cells)
@@ -287,7 +290,8 @@ def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
         return None
     if not are_short:
         return None
-    if text.isprintable() and "|" not in text and not may_have_secret(text):
+    is_printable = isinstance(cells, Strings) or text.isprintable()
+    if is_printable and "|" not in text and not may_have_secret(text):
         return cells
     return None
 

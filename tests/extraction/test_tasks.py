@@ -37,13 +37,14 @@ def table(durations, ids=None, starts=None) -> Manifest:
 
 
 def keys_of(manifest: Manifest) -> np.ndarray:
-    return np.stack([manifest.ids.hashes(), manifest.hashes()])
+    hashes = manifest.hashes()
+    return np.stack([manifest.ids.hashes(), hashes, np.zeros_like(hashes)])
 
 
 def holding(manifest: Manifest, rows) -> Index:
     """The index of a version that holds some rows of a manifest, all of them in one shard."""
     rows = np.array(sorted(rows), np.int64)
-    id_hash, row_hash = keys_of(manifest.take(rows))
+    id_hash, row_hash, _ = keys_of(manifest.take(rows))
     by_id = np.argsort(id_hash, kind="stable")
     ids = [*manifest.ids.take(rows)]
     columns = {
