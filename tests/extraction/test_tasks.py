@@ -14,8 +14,10 @@ from featcache.format.group import Table
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 from featcache.version.index import COLUMNS, Index, ShardSummary
+from featcache.version.indexing import index_of
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, by_row
+from featcache.version.wanted import Wanted
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
 ROWS = st.lists(SECONDS, min_size=1, max_size=60)
@@ -156,3 +158,10 @@ def test_a_tasks_name_says_what_is_in_it_and_tasks_travel(durations, random):
     random.shuffle(order)
     for task in plan(table([durations[i] for i in order], ids=[f"id-{i}" for i in order])):
         assert planned.get(task.name, task).utterances == task.utterances
+
+
+def test_rows_that_another_partition_has_kept_keep_their_generations():
+    rows = np.array([[7, 8], [1, 2], [3, 5]], np.uint64)
+    before = Wanted("m.csv", rows.copy())
+    wanted = want("m.csv", rows, index_of([]), [before])
+    assert wanted.rows.tolist() == before.rows.tolist()
