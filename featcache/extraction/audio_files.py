@@ -173,9 +173,10 @@ def copying_notes(manifest: Manifest) -> list[str]:
     return notes
 
 
-def same_span_notes(manifest: Manifest) -> list[str]:
-    """Note that rows read the same span of a file under different ids."""
-    rows = manifest.read_again()
+def same_span_notes(manifest: Manifest, hashes: NDArray[np.uint64] | None = None) -> list[str]:
+    """Note that rows read the same span of a file under different ids. `hashes` are the
+    segments', if known."""
+    rows = manifest.read_again(hashes)
     if not len(rows):
         return []
     first, second = (manifest[row] for row in rows[:2].tolist())

@@ -68,8 +68,8 @@ class _Rows:
     """The rows of the run, with the config's copies."""
     seconds: NDArray[np.float64]
     keys: RowKeys
-    whole: RowKeys
-    """The keys of the rows of the whole manifest, with copies."""
+    whole: NDArray[np.uint64]
+    """The rows of a `Wanted` of the whole manifest, with copies, before it has generations."""
     first_row: int
     """The number of the first row in the whole manifest."""
 
@@ -214,10 +214,12 @@ def plan_extraction(
         with_label_files(manifest, built.label_files)  # refuses two files for a clip
     plan = ExtractionPlan(manifest.clips(), cache, options, only, source, batch_seconds)
     rows_of = memoized(partial(_rows_of_run, plan))
-    versions = [
-        _plan_version(plan, built, rows_of(built.config.copies, built.label_files))
-        for built in all_built
-    ]
+    versions = []
+    for built in all_built:
+        rows = rows_of(built.config.copies, built.label_files)
+        if len(all_built) > 1:  # each version has its own generations
+            rows = replace(rows, whole=rows.whole.copy())
+        versions.append(_plan_version(plan, built, rows))
     plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
 
@@ -227,9 +229,12 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) 
     durations alone, so that all jobs of an array agree."""
     manifest, partition = plan.manifest, plan.options.own_partition
     rows = expand(with_label_files(manifest, label_files), copies)
-    keys = whole = RowKeys.of(rows)
+    keys = RowKeys.of(rows)
+    whole = np.zeros((3, len(rows)), np.uint64)
+    whole[0], whole[1] = keys.id_hashes, keys.hashes
     first, end = 0, len(manifest)
     if partition is not None:
+        del keys  # the rows of other partitions have only these hashes
         first, end = partition.span(manifest.duration)
         rows = rows.take(np.arange(first * len(copies), end * len(copies)))
         keys = RowKeys.of(rows)
@@ -265,7 +270,7 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     if os.path.exists(name):
         name = os.path.realpath(name)
     again = rows.first_row + np.flatnonzero(status.again)
-    wanted = want(name, (rows.whole.id_hashes, rows.whole.hashes), index, before, again)
+    wanted = want(name, rows.whole, index, before, again)
     # If a shard is gone, an older item counts again, but it does not stand for the newer one.
     in_whole = slice(rows.first_row, rows.first_row + len(rows.manifest))
     status = replace(status, present=status.present & ~wanted.lacks(index)[in_whole])
@@ -360,7 +365,12 @@ def _notes(plan: ExtractionPlan) -> list[str]:
     if plan.only is not None:
         return notes
     if any(version.is_new for version in plan.versions):
-        notes += same_span_notes(plan.manifest)
+        hashes = [
+            version.wanted.rows[1]
+            for version in plan.versions
+            if version.config.copies.are_plain and version.built.label_files is None
+        ]
+        notes += same_span_notes(plan.manifest, next(iter(hashes), None))
     lacking = [version for version in plan.versions if version.num_missing]
     if plan.source is None and lacking:  # the other versions need the same files
         first = lacking[0]

@@ -69,7 +69,7 @@ def seconds_that_fill(num_bytes: float, bytes_per_second: float) -> float:
 
 def want(
     manifest: str,
-    keys: Sequence[NDArray[np.uint64]],
+    rows: NDArray[np.uint64],
     index: Index,
     before: Sequence[Wanted],
     again: ArrayLike = (),
@@ -83,16 +83,16 @@ def want(
 
     Args:
         manifest: The name of the manifest's wanted set.
-        keys: The hashes of its rows' ids, and of the rows, each uint64 `[rows]`.
+        rows: The hashes of its rows' ids, and of the rows, and numbers that the generations
+            replace: uint64 `[3, rows]`.
         before: The wanted sets that the version keeps.
     """
-    id_hash, row_hash = keys
+    id_hash, row_hash, highest = rows
     if not are_distinct(id_hash):
         raise ManifestError(f"{manifest}: two ids have the same hash: rename one of them")
     forgotten = max((earlier.forgotten for earlier in before), default=0)
-    rows = np.stack([id_hash, row_hash, np.zeros_like(id_hash)])
     wanted = Wanted(manifest, rows, forgotten=forgotten)
-    highest = np.zeros(len(wanted), np.uint64)
+    highest[:] = 0
     is_changed = np.zeros(len(wanted), bool)
 
     def compare(positions: NDArray[np.int64], hashes: Any, generations: Any) -> None:
@@ -107,16 +107,19 @@ def want(
         positions = index.find_hashes(id_hash)
         compare(positions, index.row_hash, index.generation)
     for earlier in before:
-        if len(earlier) and (earlier.name == wanted.name or wanted.contains(earlier)):
+        if np.array_equal(earlier.rows[:2], rows[:2]):  # as other partitions have kept it
+            is_changed[earlier.rows[2] > highest] = False
+            np.maximum(highest, earlier.rows[2], out=highest)
+        elif len(earlier) and (earlier.name == wanted.name or wanted.contains(earlier)):
             compare(earlier.find(id_hash), earlier.rows[1], earlier.rows[2])
-    generation = wanted.rows[2]
-    np.add(highest, is_changed, out=generation)
-    generation[highest == 0] = forgotten + 1
+    is_unknown = highest == 0
+    highest += is_changed
+    highest[is_unknown] = forgotten + 1
     numbers = np.asarray(again, np.int64)
     if len(numbers) and len(index):
         held = positions[numbers]
         following = np.where(held < 0, np.uint64(1), index.generation[held] + np.uint64(1))
-        generation[numbers] = np.maximum(generation[numbers], following)
+        highest[numbers] = np.maximum(highest[numbers], following)
     return wanted
 
 

@@ -99,10 +99,11 @@ class SegmentColumns:
             hashes = extend_hashes(hashes, with_one_nan)
         return extend_hashes(hashes, self.channel.astype(np.int32))
 
-    def read_again(self) -> NDArray[np.int64]:
+    def read_again(self, hashes: Any = None) -> NDArray[np.int64]:
         """Return the rows with the same segment as another row, int64 `[n]`: first all of
-        one segment."""
-        hashes = self.hashes()
+        one segment. `hashes` may be known."""
+        if hashes is None:
+            hashes = self.hashes()
         rows = repeated_rows(hashes)
         return rows[np.argsort(hashes[rows] != hashes[rows[:1]], kind="stable")]
 

@@ -276,18 +276,20 @@ def _channel(cell: Any) -> int:
 
 
 def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
+    is_ascii = False
     if isinstance(cells, Strings):
-        lengths = cells.byte_lengths()
-        text = cells.utf8().tobytes().decode()
+        lengths, data = cells.byte_lengths(), cells.utf8()
+        # takes a tenth of the time of `isprintable`
+        is_ascii = not ((data < 32) | (data > 126)).any()
+        text = data.tobytes().decode()
         are_short = bool(lengths.min() > 0 and lengths.max() <= LONGEST)
     elif set(map(type, cells)) == {str}:
         text = "".join(cells)
         are_short = all(cells) and max(map(len, cells)) * 4 <= LONGEST
     else:
         return None
-    if not are_short:
-        return None
-    if text.isprintable() and "|" not in text and not may_have_secret(text):
+    is_plain = are_short and (is_ascii or text.isprintable())
+    if is_plain and "|" not in text and not may_have_secret(text):
         return cells
     return None
 

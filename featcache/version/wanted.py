@@ -156,7 +156,7 @@ class Wanted:
         }
         if self.forgotten:
             header["forgotten"] = self.forgotten
-        return encode_line(header) + np.ascontiguousarray(self.rows, "<u8").tobytes()
+        return encode_line(header) + as_bytes(np.ascontiguousarray(self.rows, "<u8"))
 
 
 def name_of(manifest: str) -> str:

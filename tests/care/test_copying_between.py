@@ -46,7 +46,8 @@ class Side:
         `again` from other audio: each value is the number of what is in the file."""
         version, again = self.version, again or {}
         utterances = [Utterance(id=id_, path=path) for id_, path in rows.items()]
-        keys = np.stack([Strings.of(rows).hashes(), SegmentColumns.of(utterances).hashes()])
+        hashes = Strings.of(rows).hashes(), SegmentColumns.of(utterances).hashes()
+        keys = np.stack([*hashes, np.zeros(len(rows), np.uint64)])
         numbers = [number for number, id_ in enumerate(rows) if id_ in again]
         before = [*read_all_wanted(version)]
         wanted = want("m", keys, open_index(version), before, numbers)

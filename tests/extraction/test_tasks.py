@@ -14,8 +14,10 @@ from featcache.format.group import Table
 from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.version.index import COLUMNS, Index, ShardSummary
+from featcache.version.indexing import index_of
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, by_row
+from featcache.version.wanted import Wanted
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
 ROWS = st.lists(SECONDS, min_size=1, max_size=60)
@@ -37,13 +39,14 @@ def table(durations, ids=None, starts=None) -> Manifest:
 
 
 def keys_of(manifest: Manifest) -> np.ndarray:
-    return np.stack([manifest.ids.hashes(), manifest.hashes()])
+    hashes = manifest.hashes()
+    return np.stack([manifest.ids.hashes(), hashes, np.zeros_like(hashes)])
 
 
 def holding(manifest: Manifest, rows) -> Index:
     """The index of a version that holds some rows of a manifest, all of them in one shard."""
     rows = np.array(sorted(rows), np.int64)
-    id_hash, row_hash = keys_of(manifest.take(rows))
+    id_hash, row_hash, _ = keys_of(manifest.take(rows))
     by_id = np.argsort(id_hash, kind="stable")
     ids = [*manifest.ids.take(rows)]
     columns = {
@@ -155,3 +158,10 @@ def test_a_tasks_name_says_what_is_in_it_and_tasks_travel(durations, random):
     random.shuffle(order)
     for task in plan(table([durations[i] for i in order], ids=[f"id-{i}" for i in order])):
         assert planned.get(task.name, task).utterances == task.utterances
+
+
+def test_rows_that_another_partition_has_kept_keep_their_generations():
+    rows = np.array([[7, 8], [1, 2], [3, 5]], np.uint64)
+    before = Wanted("m.csv", rows.copy())
+    wanted = want("m.csv", rows, index_of([]), [before])
+    assert wanted.rows.tolist() == before.rows.tolist()

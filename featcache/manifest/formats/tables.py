@@ -317,7 +317,8 @@ def parquet_batches(table: Table, source: Source, file: str = "") -> Iterator[Ba
         if source.carry or meaning in needed
     }
     for rows, cells in table.batches(wanted):
-        places = [base + row for row in rows]
+        places = range(base + 1, base + len(rows) + 1)
+        base += len(rows)
         yield places, {meaning: cells[name] for name, meaning in wanted.items()}
 
 
@@ -481,11 +482,12 @@ def _start_of(
 def parquet_table(stream: BinaryIO) -> Table:
     """Open a Parquet file. This, or what the table gives, raises ManifestError for damage."""
     with _checking():
-        file = pyarrow().parquet.ParquetFile(stream)
+        file = pyarrow().parquet.ParquetFile(stream, pre_buffer=False)
 
     def read(columns: list[str]) -> Iterator[Any]:
         rows = rows_at_once(len(columns), _ROWS_OF_PARQUET)
-        return iter(file.iter_batches(rows, columns=columns, use_threads=False))
+        yield from file.iter_batches(rows, columns=columns, use_threads=False)
+        pyarrow().default_memory_pool().release_unused()
 
     return _table(file.schema_arrow, read, partial(_paths_outside, file))
 
