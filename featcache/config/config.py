@@ -30,7 +30,6 @@ from featcache.errors import (
 from featcache.extractors.base import SELECTING_KEYS, revision_of
 from featcache.extractors.faults import blamed_on
 from featcache.format.documents import AT_MOST_NAME, differing_keys
-from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
 from featcache.trust import without_downloads
 
@@ -123,11 +122,6 @@ class Config:
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
         """The class that `extractor` names."""
         return extractors.find(self.extractor)
-
-    @property
-    def copies(self) -> Copies:
-        """The copies that are made of every utterance."""
-        return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
         """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters

@@ -21,6 +21,7 @@ from featcache.extraction.audio_files import are_unchanged
 from featcache.extractors import Extractor, Params, fingerprint
 from featcache.extractors.faults import blamed_on
 from featcache.manifest.audio_locations import AudioSource, Command
+from featcache.manifest.copies import Copies
 from featcache.manifest.label_files import template_of
 from featcache.spec import MAIN, Clip, FeatureSpec, Track, numpy_dtype
 from featcache.spec.quantize import is_quantized, stored_spec
@@ -128,6 +129,11 @@ class BuiltConfig:
     def waveform_maker(self) -> WaveformMaker:
         """The maker of waveforms from decoded audio."""
         return WaveformMaker.of(self.config.audio, self.config.augment)
+
+    @property
+    def copies(self) -> Copies:
+        """The copies that are made of every utterance."""
+        return self.waveform_maker.copies
 
     @cached_property
     def max_seconds(self) -> float:

@@ -315,7 +315,7 @@ def summarize(
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items() if total}
     return Summary(
-        utterances=len(plan.versions[0].manifest) // len(plan.versions[0].config.copies),
+        utterances=len(plan.versions[0].manifest) // len(plan.versions[0].built.copies),
         versions=versions,
         failed_by_reason={
             reason: count for reason, count in sorted(progress.failures.items()) if count

@@ -16,7 +16,6 @@ from crc32c import crc32c
 from msgspec import structs
 from numpy.typing import NDArray
 
-from featcache.config import Config
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
@@ -207,7 +206,7 @@ def find_source(
         fingerprint = built.source_fingerprint
     opened = open_source(as_location("source", source), fingerprint, keep_index)
     for built in configs:
-        _refuse_other_copies(built.config, opened.version)
+        _refuse_other_copies(built, opened.version)
     return opened
 
 
@@ -225,12 +224,12 @@ def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> So
     )
 
 
-def _refuse_other_copies(config: Config, source: Version) -> None:
-    name, source_name = f"--from: {config.name}", source.path.name
+def _refuse_other_copies(built: BuiltConfig, source: Version) -> None:
+    name, source_name = f"--from: {built.config.name}", source.path.name
     source_suffixes = copies_of(source.info.config).suffixes
     lacking = [
         suffix or "the utterances themselves"
-        for suffix in config.copies.suffixes
+        for suffix in built.copies.suffixes
         if suffix not in source_suffixes
     ]
     if lacking:
@@ -238,6 +237,7 @@ def _refuse_other_copies(config: Config, source: Version) -> None:
             f"{name} has copies that {source_name} lacks: {listing(lacking)}: give both the same "
             "augment section, or extract these units from audio"
         )
-    noise = config.augment and config.augment.noise
+    augment = built.config.augment
+    noise = augment and augment.noise
     if noise and (noise.seed, noise.content) != noise_of(source.info.config):
         raise ConfigError(f"{name} has different noise, or a different seed, from {source_name}")

@@ -216,7 +216,7 @@ def plan_extraction(
     rows_of = memoized(partial(_rows_of_run, plan))
     versions = []
     for built in all_built:
-        rows = rows_of(built.config.copies, built.label_files)
+        rows = rows_of(built.copies, built.label_files)
         if len(all_built) > 1:  # each version has its own generations
             rows = replace(rows, whole=rows.whole.copy())
         versions.append(_plan_version(plan, built, rows))
@@ -368,7 +368,7 @@ def _notes(plan: ExtractionPlan) -> list[str]:
         hashes = [
             version.wanted.rows[1]
             for version in plan.versions
-            if version.config.copies.are_plain and version.built.label_files is None
+            if version.built.copies.are_plain and version.built.label_files is None
         ]
         notes += same_span_notes(plan.manifest, next(iter(hashes), None))
     lacking = [version for version in plan.versions if version.num_missing]

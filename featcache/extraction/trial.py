@@ -70,7 +70,7 @@ def sample_rows(planned: VersionPlan) -> NDArray[np.int64]:
     """Return rows of the run's manifest that the version lacks: random blocks of
     neighbours, in random order, int64 `[n]`."""
     missing = planned.first_row + np.flatnonzero(planned.rows.missing)
-    rows = np.unique(missing // len(planned.config.copies))
+    rows = np.unique(missing // len(planned.built.copies))
     starts = np.random.default_rng(0).permutation(np.arange(0, len(rows), _BLOCK_ROWS))
     starts = starts[: _MOST_ROWS // _BLOCK_ROWS]
     return np.concatenate([rows[start : start + _BLOCK_ROWS] for start in starts.tolist()])

@@ -57,7 +57,7 @@ def test_an_utterance_is_noted_once_whoever_extracts_its_copies(tmp_path):
     soundfile.write(tmp_path / "a.wav", 0 * speech(0.5, 8000), 8000)
     built = BuiltConfig(config_of({"speed": SPEEDS}), Device("cpu"))
     counted = VersionCounts()
-    for suffix in built.config.copies.suffixes:
+    for suffix in built.copies.suffixes:
         copy = Utterance(id=f"a{suffix}", path="a.wav")
         for (extracted,) in AudioExtractor(tmp_path, [built])([copy], WorkerTimes(float)):
             assert [item.id for item in extracted.items] == [copy.id]
