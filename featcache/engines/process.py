@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from ctypes import CDLL
 from dataclasses import dataclass
 from multiprocessing import Pipe, current_process, get_context
 from multiprocessing.connection import Connection
@@ -38,6 +39,11 @@ from featcache.version.version import Version
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
+
+_SECONDS_TO_COMMIT = 30
+"""The seconds that a process has after its parent's end. Also the number of a signal."""
+
+_PR_SET_PDEATHSIG = 1
 
 _HARMLESS_THREADS = {"MainThread", "zarr_io", PROGRESS_THREAD}
 
@@ -136,6 +142,15 @@ def _child(
         other.close()
     os.dup2(2, 1)  # what a library prints is no result
     main(connection)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process half a minute after its parent, even if it does not
+    return to the interpreter."""
+    libc = CDLL(None)
+    # The parent's end sends signal 30, whose handler is alarm(30).
+    libc.signal(_SECONDS_TO_COMMIT, libc.alarm)
+    libc.prctl(_PR_SET_PDEATHSIG, _SECONDS_TO_COMMIT)
 
 
 def can_fork() -> bool:

@@ -82,6 +82,28 @@ def test_a_killed_run_leaves_no_process_and_no_lock(cli, plain, gate, gated_conf
     assert_whole(scratch, plain.manifest())
 
 
+HANGS = """
+import ctypes, os
+from featcache.engines import process
+
+process._SECONDS_TO_COMMIT = 2
+ready, is_ready = os.pipe()
+child = os.fork()
+if not child:
+    os.close(1)
+    process.end_with_parent()
+    os.write(is_ready, b".")
+    while True:
+        ctypes.PyDLL(None).pause()  # which keeps the interpreter
+os.read(ready, 1)
+print(child)
+"""
+
+
+def test_a_process_whose_extractor_never_returns_ends_after_its_parent():
+    wait_for_end([int(python("-c", HANGS).with_code(0).out)])
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_is_replaced(cli, plain, gate, gated_config, scratch, killed):
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, *IN_SHARDS)
