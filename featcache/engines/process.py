@@ -180,6 +180,8 @@ def _starting(connection: Connection, other_end: Connection) -> Iterator[None]:
 def passable(error: BaseException) -> Exception:
     """Return an error that passes through a connection, with the same exit code and
     message; an unexpected one has its traceback."""
+    if errors.NO_THREAD in str(error):
+        return MemoryError(errors.NO_THREAD)
     if not isinstance(error, FeatcacheError | MemoryError):
         return RuntimeError("".join(traceback.format_exception(error)))
     if isinstance(error, errors.MissingDependencyError):

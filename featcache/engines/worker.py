@@ -189,7 +189,11 @@ def serve(connection: Connection) -> None:
         what = f"a worker cannot read what it is sent: {error}"
         send(ConfigError(f"{what}: define extractors in a module of their own"))
         return
-    threading.Thread(target=receive, daemon=True).start()
+    try:
+        threading.Thread(target=receive, daemon=True).start()
+    except RuntimeError as error:  # there is no room for it
+        send(passable(error))
+        return
     work(setup, inbox, send)
 
 
