@@ -35,6 +35,9 @@ from shlex import quote
 from typing import Any
 from urllib.parse import unquote
 
+NO_THREAD = "can't start new thread"
+"""The text of `Thread.start`'s RuntimeError."""
+
 
 class FeatcacheError(Exception):
     """The base of all errors that featcache raises deliberately."""

@@ -4,6 +4,7 @@ is imported before a command runs."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -20,7 +21,13 @@ import click
 from featcache import __version__
 from featcache.cli.common import as_error, complain, note, print_json, printing
 from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
-from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
+from featcache.errors import (
+    NO_THREAD,
+    FeatcacheError,
+    MissingDependencyError,
+    StoreError,
+    without_secrets,
+)
 
 _FILES_OF_COMMANDS = {
     "extract": "extract",
@@ -56,8 +63,8 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 _FEWEST_FILES = 16
 """The number of open files that commands need."""
 
-_NO_THREAD = "can't start new thread"
-"""The message of the RuntimeError if there is no room for another thread."""
+_LIMITS = {errno.EAGAIN: "ulimit -u", errno.EMFILE: "ulimit -n"}
+"""The command that shows a limit, by the error of a call that the limit ends."""
 
 
 class _Commands(click.Group):
@@ -106,11 +113,14 @@ class _Commands(click.Group):
                 where = "standard output: "
             elif isinstance(error.filename, str | bytes):
                 where = f"{os.fsdecode(error.filename)}: "
-            _fail(ctx, "OSError", f"{where}{error.strerror or error}")
+            what = f"{where}{error.strerror or error}"
+            if not where and error.errno in _LIMITS:
+                what += f": allow more, with {_LIMITS[error.errno]}"
+            _fail(ctx, "OSError", what)
         except (KeyboardInterrupt, click.Abort):  # the latter at a question
             _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
+            if isinstance(error, RuntimeError) and NO_THREAD not in str(error):
                 raise
             remedy = "give the process more (ulimit -v, ulimit -u), or --threads 1"
             _fail(ctx, "MemoryError", f"{str(error) or 'out of memory'}: {remedy}")

@@ -13,7 +13,14 @@ from pathlib import Path
 from featcache.audio.members import copy_of
 from featcache.audio.remote import StoppedError
 from featcache.device import Device
-from featcache.engines.process import OtherProcess, Setup, kills_for_memory, last_line, passable
+from featcache.engines.process import (
+    OtherProcess,
+    Setup,
+    end_with_parent,
+    kills_for_memory,
+    last_line,
+    passable,
+)
 from featcache.errors import AudioError, Reason
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.features import Extracted, WorkerTimes
@@ -118,10 +125,11 @@ _Answer = tuple[Extracted, WorkerTimes] | Exception
 
 def serve(connection: Connection) -> None:
     """Answer over the connection until it is closed."""
+    end_with_parent()
     # If memory runs out, the system shall end this process, and not the run.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(EOFError, ConnectionError):
         try:
             device, extractors = _prepare(connection, *connection.recv())
         except Exception as error:  # noqa: BLE001 (the run is told)

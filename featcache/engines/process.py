@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from ctypes import CDLL
 from dataclasses import dataclass
 from multiprocessing import Pipe, current_process, get_context
 from multiprocessing.connection import Connection
@@ -38,6 +39,11 @@ from featcache.version.version import Version
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
+
+_SECONDS_TO_COMMIT = 30
+"""The seconds that a process has after its parent's end. Also the number of a signal."""
+
+_PR_SET_PDEATHSIG = 1
 
 _HARMLESS_THREADS = {"MainThread", "zarr_io", PROGRESS_THREAD}
 
@@ -138,6 +144,15 @@ def _child(
     main(connection)
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process half a minute after its parent, even if it does not
+    return to the interpreter."""
+    libc = CDLL(None)
+    # The parent's end sends signal 30, whose handler is alarm(30).
+    libc.signal(_SECONDS_TO_COMMIT, libc.alarm)
+    libc.prctl(_PR_SET_PDEATHSIG, _SECONDS_TO_COMMIT)
+
+
 def can_fork() -> bool:
     """Return True if a forked child of this process can extract.
 
@@ -165,6 +180,8 @@ def _starting(connection: Connection, other_end: Connection) -> Iterator[None]:
 def passable(error: BaseException) -> Exception:
     """Return an error that passes through a connection, with the same exit code and
     message; an unexpected one has its traceback."""
+    if errors.NO_THREAD in str(error):
+        return MemoryError(errors.NO_THREAD)
     if not isinstance(error, FeatcacheError | MemoryError):
         return RuntimeError("".join(traceback.format_exception(error)))
     if isinstance(error, errors.MissingDependencyError):

@@ -26,7 +26,7 @@ from featcache import __version__
 from featcache.audio.commands import kill_commands
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.engines.process import Setup, passable
+from featcache.engines.process import Setup, end_with_parent, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extraction.batching import choose_batching
 from featcache.extraction.built_config import BuiltConfig
@@ -47,8 +47,6 @@ from featcache.version.records import Run, read_probes
 from featcache.version.version import Version
 
 _REPORT_SECONDS = 0.5
-
-_SECONDS_TO_COMMIT = 30.0
 
 
 @cache
@@ -163,10 +161,6 @@ class Inbox:
             end_process()
         self.stop.set()
         self._add(None)
-        limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
-        limit.daemon = True
-        with suppress(RuntimeError):  # Python 3.12 starts no thread at the end of a process
-            limit.start()
 
 
 def end_process() -> None:
@@ -177,6 +171,7 @@ def end_process() -> None:
 
 def serve(connection: Connection) -> None:
     """Be a worker at the other end of a connection, which brings its setup first."""
+    end_with_parent()
     inbox, sending = Inbox(), threading.Lock()
 
     def receive() -> None:
@@ -194,7 +189,11 @@ def serve(connection: Connection) -> None:
         what = f"a worker cannot read what it is sent: {error}"
         send(ConfigError(f"{what}: define extractors in a module of their own"))
         return
-    threading.Thread(target=receive, daemon=True).start()
+    try:
+        threading.Thread(target=receive, daemon=True).start()
+    except RuntimeError as error:  # there is no room for it
+        send(passable(error))
+        return
     work(setup, inbox, send)
 
 

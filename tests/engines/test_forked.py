@@ -4,6 +4,9 @@ what their deaths cost, how they end, and when there are none."""
 import json
 import os
 import signal
+import threading
+from multiprocessing import Pipe
+from unittest import mock
 
 import pytest
 from cache_contents import being_written, check, ledger
@@ -13,6 +16,8 @@ from processes import python
 from test_devices import assert_whole, start_two, wait_for_end
 from test_suspects import arrays, assert_it_cost_itself_alone, crashing
 
+from featcache.engines import worker
+from featcache.errors import NO_THREAD
 from featcache.manifest.read import read_manifest
 
 TWO = ("--device", "cpu", "--threads", 2)
@@ -80,6 +85,42 @@ def test_a_killed_run_leaves_no_process_and_no_lock(cli, plain, gate, gated_conf
     assert being_written(scratch) == []
     cli(*job).with_code(0)
     assert_whole(scratch, plain.manifest())
+
+
+HANGS = """
+import ctypes, os
+from featcache.engines import process
+
+process._SECONDS_TO_COMMIT = 2
+ready, is_ready = os.pipe()
+child = os.fork()
+if not child:
+    os.close(1)
+    process.end_with_parent()
+    os.write(is_ready, b".")
+    while True:
+        ctypes.PyDLL(None).pause()  # which keeps the interpreter
+os.read(ready, 1)
+print(child)
+"""
+
+
+def test_a_process_whose_extractor_never_returns_ends_after_its_parent():
+    wait_for_end([int(python("-c", HANGS).with_code(0).out)])
+
+
+def test_too_few_files_or_threads_for_the_processes_are_one_line(
+    cli, plain, slow_config, scratch, monkeypatch
+):
+    job = ("extract", plain.manifest(), "-c", slow_config, "-o", scratch, *IN_SHARDS)
+    few = cli.start(*job, "--device", "cpu", "--threads", 8, limits={"NOFILE": 18}).wait()
+    assert few.with_code(1).err == "featcache: Too many open files: allow more, with ulimit -n\n"
+    ours, others = Pipe()
+    ours.send("setup")
+    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError(NO_THREAD)))
+    worker.serve(others)
+    assert repr(ours.recv()) == repr(MemoryError(NO_THREAD))
 
 
 @pytest.mark.parametrize("killed", [0, 1])
