@@ -41,9 +41,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
 
 _SECONDS_TO_COMMIT = 30
-"""The seconds that a process has after its parent's end. Also the number of a signal."""
+"""The seconds that a process has after its parent's end. Also the number of a signal, see
+`end_with_parent`."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _HARMLESS_THREADS = {"MainThread", "zarr_io", PROGRESS_THREAD}
 
@@ -148,7 +149,8 @@ def end_with_parent() -> None:
     """Have the kernel end this process half a minute after its parent, even if it does not
     return to the interpreter."""
     libc = CDLL(None)
-    # The parent's end sends signal 30, whose handler is alarm(30).
+    # At the parent's end, the kernel sends signal 30 (SIGPWR, which is free). The C library
+    # calls `alarm` with the signal's number: SIGALRM follows after 30 seconds.
     libc.signal(_SECONDS_TO_COMMIT, libc.alarm)
     libc.prctl(_PR_SET_PDEATHSIG, _SECONDS_TO_COMMIT)
 
