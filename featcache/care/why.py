@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -105,9 +105,9 @@ def _reason_again(
     changed = differences(item, utterance)
     if changed:
         names = [
-            column.name
-            for column in fields(Segment)
-            if getattr(item, column.name) != getattr(utterance, column.name)
+            name
+            for name in Segment.__struct_fields__
+            if getattr(item, name) != getattr(utterance, name)
         ]
         return f"{', '.join(names)} changed", True, changed
     if failure is not None:

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +299,7 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
 
 def differences(old: Segment, new: Segment) -> str:
     """Describe how a segment differs from an older one; empty if they are equal."""
-    pairs = [
-        (column.name, getattr(old, column.name), getattr(new, column.name))
-        for column in fields(Segment)
-    ]
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in Segment.__struct_fields__]
     return ", ".join(
         f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now
     )

@@ -187,5 +187,5 @@ def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
         "--device",
         "cpu",
     )
-    assert "there is fbank80-" in cli.refused("extract", corpus.manifest(), *options)
+    assert "it holds fbank80-" in cli.refused("extract", corpus.manifest(), *options)
     assert not (scratch / "x").exists()
