@@ -3,7 +3,6 @@ GPU's process sees no other GPU, and runs on the cores next to its GPU."""
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,18 +12,13 @@ import torch
 
 from featcache.device import Device
 from featcache.engines.dispatch import Dispatch
-from featcache.engines.local import run_locally
-from featcache.engines.process import ForkedProcess, OtherProcess, can_fork
+from featcache.engines.process import ForkedProcess, OtherProcess
 from featcache.engines.worker import Died, Event, Message, WorkerSetup, own_code, serve
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 
 _MAIN = "featcache.engines.worker:serve"
-
-_FEWEST_TASKS, _LEAST_TASKS = 4, 2
-"""The shards to make from which on processes are forked, and those for each process, at
-least. With fewer, threads are as fast."""
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
@@ -55,30 +49,14 @@ def on_devices(options: Options) -> Engine:
     return run
 
 
-def on_this_machine(options: Options) -> Engine:
-    """Return an engine that extracts on one device: by threads of this process, or on a CPU
-    by a forked process for each thread of the budget, which wait for no common
-    interpreter. Models stay in this one: their operations leave the interpreter alone, and
-    their weights would be in memory several times."""
-
-    def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-        most = group.device.threads
-        is_light = not any(job.built.takes_rows or job.built.has_weights for job in group.jobs)
-        if most < 2 or group.device.is_cuda or group.source or not is_light or not can_fork():
-            run_locally(group, tasks, control)
-            return
-        first = list(itertools.islice(tasks, max(_FEWEST_TASKS, _LEAST_TASKS * most)))
-        tasks = itertools.chain(first, tasks)
-        if len(first) < _FEWEST_TASKS:
-            run_locally(group, tasks, control)
-            return
-        count = min(most, len(first) // _LEAST_TASKS)
-        own_code()  # computed once, for all
-        names = [f"process {number}" for number in range(1, count + 1)]
-        team = _Processes(names, [("cpu", 1)] * count, _fork)
-        Dispatch(group, tasks, control, team, options).run()
-
-    return run
+def run_forked(
+    count: int, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, options: Options
+) -> None:
+    """Do shard tasks on the CPU, in so many forked processes of one thread."""
+    own_code()  # computed once, for all
+    names = [f"process {number}" for number in range(1, count + 1)]
+    team = _Processes(names, [("cpu", 1)] * count, _fork)
+    Dispatch(group, tasks, control, team, options).run()
 
 
 def _fork(_: int, others: Iterable[Connection]) -> ForkedProcess:

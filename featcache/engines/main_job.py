@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from featcache.config import Config, as_configs
-from featcache.engines.devices import on_devices, on_this_machine
-from featcache.engines.ray import on_ray
+from featcache.engines.local import run_locally
+from featcache.engines.process import can_fork
 from featcache.errors import ArgumentError, did_you_mean, listing
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
 from featcache.extraction.extraction import Summary, exclusively, run_extraction, summarize
-from featcache.extraction.jobs import Engine, Progress
+from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
+from featcache.extraction.tasks import ShardTask
 from featcache.manifest.label_files import needs_columns
 from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
 from featcache.version.selection import is_corpus, refuse_version
+
+_FEWEST_TASKS, _LEAST_TASKS = 4, 2
+"""The shards to make from which on processes are forked, and those for each process, at
+least. With fewer, threads are as fast."""
 
 _READING = ("root", "format", "values", "allow_commands", "allow_queries")
 
@@ -64,9 +70,40 @@ def choose_engine(options: Options) -> Engine:
     such device or there is none; MissingDependencyError if Ray is not installed."""
     if not isinstance(options.engine, str):
         return options.engine
+    # A run of a few clips does not wait for the import of what several processes need.
     if options.is_on_ray:
+        from featcache.engines.ray import on_ray
+
         return on_ray(options.engine, options)
-    return on_devices(options) if options.devices else on_this_machine(options)
+    if options.devices:
+        from featcache.engines.devices import on_devices
+
+        return on_devices(options)
+    return _on_this_machine(options)
+
+
+def _on_this_machine(options: Options) -> Engine:
+    """Return an engine that extracts on one device: by threads of this process, or on a CPU
+    by a forked process for each thread of the budget, which wait for no common
+    interpreter. Models stay in this one: their operations leave the interpreter alone, and
+    their weights would be in memory several times."""
+
+    def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
+        most = group.device.threads
+        is_light = not any(job.built.takes_rows or job.built.has_weights for job in group.jobs)
+        if most < 2 or group.device.is_cuda or group.source or not is_light or not can_fork():
+            run_locally(group, tasks, control)
+            return
+        first = list(itertools.islice(tasks, max(_FEWEST_TASKS, _LEAST_TASKS * most)))
+        tasks = itertools.chain(first, tasks)
+        if len(first) < _FEWEST_TASKS:
+            run_locally(group, tasks, control)
+            return
+        from featcache.engines.devices import run_forked
+
+        run_forked(min(most, len(first) // _LEAST_TASKS), group, tasks, control, options)
+
+    return run
 
 
 def extract(
