@@ -251,7 +251,7 @@ class Cache:
             self._load(frames, position, first, stored, is_checked, is_dequantized)
             frames.flags.writeable = is_dequantized
         elif count < len(frames) or codebooks is not None:
-            frames = _cut(frames[first : first + count], codebooks)
+            (frames,) = _cut([frames[first : first + count]], codebooks)
         if not raw:
             frames = as_values(frames, self.spec.dtype)
         return cast("NDArray[Any]", axis.shape_item(frames))
@@ -356,7 +356,7 @@ class Cache:
                     self._load(row[:count], position, first, stored, is_checked, is_dequantized)
                     row[count:] = padding_value
             else:
-                pad_into(rows, [_cut(frames, codebooks) for frames in mapped], padding_value)
+                pad_into(rows, _cut(mapped, codebooks), padding_value)
         if is_bfloat16:
             padded = as_bfloat16(padded)
         if self.spec.axis.is_ragged:
@@ -372,7 +372,7 @@ class Cache:
         is_dequantized = self.spec.is_quantized
         mapped = self._map(spans, is_checked)
         if not (is_checked or is_dequantized):
-            return [_cut(frames, codebooks) for frames in mapped]
+            return _cut(mapped, codebooks)
         item_shape, dtype = self._entry(codebooks, is_dequantized)
         loaded = [np.empty((count, *item_shape), dtype) for count in spans.counts.tolist()]
         with self.read_ahead(mapped):
@@ -517,8 +517,10 @@ def _index_of(version: Version) -> Index:
     return make_index(version)
 
 
-def _cut(frames: NDArray[Any], codebooks: int | None) -> NDArray[Any]:
-    return frames if codebooks is None else frames[:, :codebooks]
+def _cut(arrays: list[NDArray[Any]], codebooks: int | None) -> list[NDArray[Any]]:
+    if codebooks is None:
+        return arrays
+    return [frames[:, :codebooks] for frames in arrays]
 
 
 def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:

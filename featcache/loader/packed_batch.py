@@ -176,7 +176,7 @@ class PackedBatch:
             "document_ids": self._tensor(ids),
             "positions": self._tensor(positions),
             "cu_seqlens": self._tensor(bounds),
-            "max_seqlen": int(np.diff(bounds).max()),
+            "max_seqlen": int((bounds[1:] - bounds[:-1]).max()),
         }
 
     def _frames(

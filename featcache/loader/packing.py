@@ -118,7 +118,7 @@ def write_documents(
     """Write the document of each token, -1 where there is none, and the token's number in it, 0
     where there is none. Document `i` has the tokens from `starts[i]` to `ends[i]`; `bounds` are
     their `boundaries`."""
-    lengths = np.diff(bounds)
+    lengths = bounds[1:] - bounds[:-1]
     documents = np.full(len(lengths), -1, np.int32)
     with_tokens = np.flatnonzero(ends > starts)
     documents[np.searchsorted(bounds, starts[with_tokens])] = with_tokens

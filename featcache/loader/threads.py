@@ -13,9 +13,10 @@ _Result = TypeVar("_Result")
 
 
 class Task(Generic[_Result]):
-    """A call that a thread makes."""
+    """A call that a thread makes, or whoever asks for its result."""
 
-    def __init__(self, call: Callable[[], _Result]) -> None:
+    def __init__(self, call: Callable[[], _Result], *, is_for_thread: bool = False) -> None:
+        self.is_for_thread = is_for_thread
         self._call: Callable[[], _Result] | None = call
         self._result: _Result
         self._error: BaseException | None = None
@@ -37,15 +38,18 @@ class Task(Generic[_Result]):
             running.release()
 
     def result(self) -> _Result:
-        """Wait for the call. Returns what it returned, or raises what it raised. Call it
-        once."""
+        """Make the call, or wait until a thread has made it. Returns what it returned, or
+        raises what it raised. Call it once."""
+        if not self.is_for_thread:
+            self.run()
         self._running.acquire()
+        error, self._error = self._error, None
         try:
-            if self._error is not None:
-                raise self._error
+            if error is not None:
+                raise error
             return self._result
         finally:
-            del self  # the traceback of the error holds this frame
+            del self, error  # the traceback of the error holds this frame
 
 
 class Threads:
@@ -72,7 +76,7 @@ class Threads:
 
     def start(self, call: Callable[[], _Result]) -> Task[_Result]:
         """Have a thread make a call."""
-        task = Task(call)
+        task = Task(call, is_for_thread=True)
         self._tasks.put(task)
         return task
 

@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch.utils.data import (
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
 from featcache.errors import ArgumentError, DamagedError, FeatcacheError
+from featcache.loader import data_loader
 from featcache.loader.transfer import dequantized
 
 
@@ -365,6 +367,35 @@ class TestEnds:
         batches.close()
         new = {thread.name for thread in set(threading.enumerate()) - before}
         assert not [name for name in new if name.startswith("featcache-loader")]
+
+    @pytest.mark.parametrize(
+        ("reading", "training", "most_made_here"),
+        [(0, 0, 100), (0, 0.04, 0), (0.04, 0, 20)],
+        ids=["reading only", "training", "long batches"],
+    )
+    def test_only_a_loop_that_waits_for_short_batches_makes_them_itself(
+        self, dataset, monkeypatch, reading, training, most_made_here
+    ):
+        # Seconds: far from both durations, whatever else the machine does.
+        monkeypatch.setattr(data_loader, "_SHORT", 10 if reading == training else 0.03)
+        batches = [[row % 50] for row in range(100 if reading == training else 40)]
+        expected = [dataset.batch(rows) for rows in batches]
+        makers = []
+
+        def batch_in(*arguments):
+            makers.append(threading.current_thread())
+            time.sleep(reading)
+            return read(*arguments)
+
+        read = dataset.batch_in
+        monkeypatch.setattr(dataset, "batch_in", batch_in)
+        for batch, same in zip(DataLoader(dataset, batches), expected, strict=True):
+            assert_same(batch, same)
+            time.sleep(training)
+        made_here = sum(maker is threading.current_thread() for maker in makers)
+        assert made_here <= most_made_here
+        if reading == training:
+            assert made_here > 90
 
     def test_two_loops_do_not_disturb_each_other(self, dataset):
         loader = DataLoader(dataset, BATCHES)
