@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-_GARBAGE_AFTER = 20_000
+_GARBAGE_AFTER = 50_000
 """The number of new objects after which garbage is collected. Importing torch makes a
 million objects that stay. With Python's own 700, walking through them takes a tenth of a
 short run."""

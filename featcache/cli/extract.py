@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -334,7 +335,12 @@ def import_torch_when_used() -> None:
     def load(name: str) -> Any:
         del torch.__getattr__
         torch.__path__ = path
-        loader.exec_module(torch)
+        gc.disable()  # which would walk through 300,000 objects that stay, again and again
+        try:
+            loader.exec_module(torch)
+        finally:
+            gc.enable()
+            gc.freeze()
         return getattr(torch, name)
 
     torch.__dict__["__getattr__"] = load  # called for what the module does not have

@@ -21,7 +21,6 @@ from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import OVERFLOW, Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Fetch
-from featcache.extraction.from_files import read_files
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.padded_rows import Part
 from featcache.extraction.tasks import ShardTask
@@ -385,6 +384,8 @@ def batch_extractor(
     """Return a function that extracts batches from audio, from files in its place, or
     from the source's features. The other arguments are those of `AudioExtractor`."""
     if configs[0].label_files is not None:  # then all of them read such files
+        from featcache.extraction.from_files import read_files
+
         return partial(read_files, root, configs, fetched)
     if source is None:
         return AudioExtractor(root, configs, fetched, wait)

@@ -91,7 +91,7 @@ def test_every_key_says_what_it_means(schema):
 
 def test_reading_a_config_does_not_import_torch():
     code = """
-import sys
+import gc, sys
 from featcache.cli.extract import import_torch_when_used
 import_torch_when_used()
 from featcache.config import load_config
@@ -99,5 +99,6 @@ load_config("fbank80")
 assert "torch.nn" not in sys.modules
 import torch
 assert torch.zeros(2).tolist() == [0, 0] and "torch.nn" in sys.modules
+assert gc.isenabled()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
