@@ -189,6 +189,26 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
     return shown
 
 
+def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """List the dotted paths at which two resolved configs differ, with both values, as
+    `params.low_freq: 20.0 -> 0.0`. Parameters of two extractors are not compared."""
+
+    def shown(config: dict[str, Any]) -> str:
+        return json.dumps(config[key]) if key in config else "not given"
+
+    keys = sorted({*old, *new})
+    if not prefix and old.get("extractor") != new.get("extractor"):
+        keys = ["extractor"]
+    lines = []
+    for key in keys:
+        path, was, now = f"{prefix}{key}", old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            lines += differing_keys(was, now, f"{path}.")
+        elif was != now:
+            lines.append(f"{path}: {shown(old)} -> {shown(new)}")
+    return lines
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like an unknown one; empty if none is like it."""
     from difflib import get_close_matches
@@ -341,6 +361,10 @@ MOST_THREADS = 4096
 
 MOST_COUNTED = 2**62
 """The largest number of frames, rows or epochs, for 64 bits."""
+
+AT_MOST_NAME = 232
+"""The longest name of a version, in characters. Its folder adds the fingerprint to it, up
+to the 255 bytes of a file system."""
 
 _URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches `s3://bucket`, and `s3:/bucket` of pathlib."""

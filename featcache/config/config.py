@@ -19,9 +19,11 @@ from featcache.audio.resample import AudioPolicy
 from featcache.audio.waveform import AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import (
+    AT_MOST_NAME,
     ConfigError,
     FeatcacheError,
     did_you_mean,
+    differing_keys,
     listing,
     nearest,
     secret_in,
@@ -29,7 +31,6 @@ from featcache.errors import (
 )
 from featcache.extractors.base import SELECTING_KEYS, revision_of
 from featcache.extractors.faults import blamed_on
-from featcache.format.documents import AT_MOST_NAME, differing_keys
 from featcache.sections import Section
 from featcache.trust import without_downloads
 

@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
-from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.spec import Ints, as_values
+from featcache.spec import Ints, as_values, dequantize_array
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
 from featcache.storage.files import write_file
 from featcache.storage.opening import open_store
