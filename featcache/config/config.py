@@ -124,6 +124,11 @@ class Config:
         """The class that `extractor` names."""
         return extractors.find(self.extractor)
 
+    @property
+    def makes_sound(self) -> bool:
+        """True if the extractor turns features into sound."""
+        return self.extractor_class.synthesize is not extractors.Extractor.synthesize
+
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
         """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters
         contradict each other or the sample rate, or weights cannot be loaded."""
