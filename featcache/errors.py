@@ -414,15 +414,6 @@ def refuse_secrets(name: str, text: str) -> None:
         raise ArgumentError(f"{name} {fault}: {remedy}")
 
 
-def refuse_almost_url(name: str, text: str) -> None:
-    """Raise an ArgumentError for a URL that lacks a slash, which would name a folder `s3:`."""
-    if match := _ALMOST_URL.match(text):
-        meant = f"{match[1].lower()}://{text[match.end() :]}"
-        refuse_secrets(name, meant)
-        remedy = f"did you mean {meant}? A path of that name is ./{text}"
-        raise ArgumentError(f"{name}: {text} is no URL: {remedy}")
-
-
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Tell whether a text, or a path made of one, is a URL."""
     match = _URL_START.match(os.fspath(path))
@@ -430,11 +421,22 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return match is not None and (not isinstance(path, str) or path.startswith("/", match.end()))
 
 
+def names_url(name: str, path: str | os.PathLike[str]) -> bool:
+    """Tell whether the argument of that name is a URL. Raises an ArgumentError for a URL that
+    may give its reader access, or lacks a slash: as a path it would name a folder `s3:`."""
+    text = os.fspath(path)
+    refuse_secrets(name, text)
+    match = _ALMOST_URL.match(text)
+    if match and isinstance(path, str):
+        meant = f"{match[1].lower()}://{text[match.end() :]}"
+        refuse_secrets(name, meant)
+        remedy = f"did you mean {meant}? A path of that name is ./{text}"
+        raise ArgumentError(f"{name}: {text} is no URL: {remedy}")
+    return is_url(path)
+
+
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     """Raise an ArgumentError for a URL, or almost one, where a path is wanted."""
-    refuse_secrets(name, os.fspath(path))
-    if isinstance(path, str):
-        refuse_almost_url(name, path)
-    if is_url(path):
+    if names_url(name, path):
         remedy = "mount or copy what is there, and give a path on this machine"
         raise ArgumentError(f"{name}: {path} is a URL: {remedy}")

@@ -285,8 +285,7 @@ def _values(stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: sl
         of_pieces = of_pieces.reshape(len(of_pieces), 2, -1)
         of_frames = np.repeat(of_pieces, pieces.counts[block], axis=0)[..., columns]
         stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
-    values: Array = as_values(stored, pieces.cache.spec.dtype).astype(np.float64)
-    return values
+    return as_values(stored, pieces.cache.spec.dtype).astype(np.float64)
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
