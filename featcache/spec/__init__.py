@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, json, to_builtins
@@ -63,11 +63,11 @@ _BLOCK = 1 << 20
 _REPEATED = 4096
 """Half the number of values that numpy's buffer holds."""
 
-Ints: TypeAlias = NDArray[np.int64]
+Ints = NDArray[np.int64]
 """Positions of utterances, or numbers of entries; int64 `[n]`."""
 
-Flags: TypeAlias = NDArray[np.bool_]
-_Floats: TypeAlias = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+_Floats = NDArray[np.float32]
 
 MAIN = "features"
 """The name of a version's main track."""
@@ -290,7 +290,7 @@ class Unknown(_Axis, frozen=True, tag="unknown"):
     """Nothing that is known: the entries of side arrays that do not say more."""
 
 
-Axis: TypeAlias = Frames | Clip | Events | Unknown
+Axis = Frames | Clip | Events | Unknown
 
 _UNKNOWN = Unknown()
 _UNTIMED: dict[str, Axis] = {axis.kind: axis for axis in (Clip(), Events(), _UNKNOWN)}
@@ -541,8 +541,7 @@ class FeatureSpec:
         """Return the bytes on disk of so many entries of the main track, and of the scales
         and offsets of so many items if they are quantised; without other tracks. An array of
         numbers gives an array."""
-        scales = [track for track in self.side if track.name == QUANTIZATION]
-        per_item = sum(track.entry_bytes for track in scales)
+        per_item = sum(track.entry_bytes for track in self.side if track.name == QUANTIZATION)
         per_entry = math.prod(self.item_shape) * np.dtype(self.stored_dtype).itemsize
         return num_entries * per_entry + num_items * per_item
 
