@@ -189,6 +189,26 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
     return shown
 
 
+def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """List the dotted paths at which two resolved configs differ, with both values, as
+    `params.low_freq: 20.0 -> 0.0`. Parameters of two extractors are not compared."""
+
+    def shown(config: dict[str, Any]) -> str:
+        return json.dumps(config[key]) if key in config else "not given"
+
+    keys = sorted({*old, *new})
+    if not prefix and old.get("extractor") != new.get("extractor"):
+        keys = ["extractor"]
+    lines = []
+    for key in keys:
+        path, was, now = f"{prefix}{key}", old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            lines += differing_keys(was, now, f"{path}.")
+        elif was != now:
+            lines.append(f"{path}: {shown(old)} -> {shown(new)}")
+    return lines
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like an unknown one; empty if none is like it."""
     from difflib import get_close_matches
@@ -342,6 +362,10 @@ MOST_THREADS = 4096
 MOST_COUNTED = 2**62
 """The largest number of frames, rows or epochs, for 64 bits."""
 
+AT_MOST_NAME = 232
+"""The longest name of a version, in characters. Its folder adds the fingerprint to it, up
+to the 255 bytes of a file system."""
+
 _URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches `s3://bucket`, and `s3:/bucket` of pathlib."""
 
@@ -390,15 +414,6 @@ def refuse_secrets(name: str, text: str) -> None:
         raise ArgumentError(f"{name} {fault}: {remedy}")
 
 
-def refuse_almost_url(name: str, text: str) -> None:
-    """Raise an ArgumentError for a URL that lacks a slash, which would name a folder `s3:`."""
-    if match := _ALMOST_URL.match(text):
-        meant = f"{match[1].lower()}://{text[match.end() :]}"
-        refuse_secrets(name, meant)
-        remedy = f"did you mean {meant}? A path of that name is ./{text}"
-        raise ArgumentError(f"{name}: {text} is no URL: {remedy}")
-
-
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Tell whether a text, or a path made of one, is a URL."""
     match = _URL_START.match(os.fspath(path))
@@ -406,11 +421,22 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return match is not None and (not isinstance(path, str) or path.startswith("/", match.end()))
 
 
+def names_url(name: str, path: str | os.PathLike[str]) -> bool:
+    """Tell whether the argument of that name is a URL. Raises an ArgumentError for a URL that
+    may give its reader access, or lacks a slash: as a path it would name a folder `s3:`."""
+    text = os.fspath(path)
+    refuse_secrets(name, text)
+    match = _ALMOST_URL.match(text)
+    if match and isinstance(path, str):
+        meant = f"{match[1].lower()}://{text[match.end() :]}"
+        refuse_secrets(name, meant)
+        remedy = f"did you mean {meant}? A path of that name is ./{text}"
+        raise ArgumentError(f"{name}: {text} is no URL: {remedy}")
+    return is_url(path)
+
+
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     """Raise an ArgumentError for a URL, or almost one, where a path is wanted."""
-    refuse_secrets(name, os.fspath(path))
-    if isinstance(path, str):
-        refuse_almost_url(name, path)
-    if is_url(path):
+    if names_url(name, path):
         remedy = "mount or copy what is there, and give a path on this machine"
         raise ArgumentError(f"{name}: {path} is a URL: {remedy}")

@@ -44,7 +44,7 @@ ONLY = {
     "format": FLAT,
     "version": FLAT | {"format"},
     "extractors": {"device", "errors", "manifest", "sections", "spec", "trust", "weights"},
-    "media": FLAT | {"config", "extractors", "version"},
+    "media": FLAT | {"config", "version"},
     "loader": FLAT | {"device", "format", "media", "version"},
     "masks": {"errors"},
     "augment": {"errors", "manifest", "masks"},

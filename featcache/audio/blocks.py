@@ -8,8 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.spec import all_finite
-
 Samples = NDArray[np.float32]
 """Samples, `[num_samples]` or `[num_samples, channels]`."""
 
@@ -97,7 +95,7 @@ class Segment:
         """Take a block, `[num_samples, channels]`."""
         if self.num_samples:
             self._wait(0.0)
-        if self._is_float and self.not_finite is None and not all_finite(samples):
+        if self._is_float and self.not_finite is None and not np.isfinite(samples).all():
             bad = int(np.isfinite(samples).all(axis=1).argmin())
             self.not_finite = self.num_samples + bad
         self.num_samples += len(samples)

@@ -178,7 +178,7 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
         if count is None or int(count[1]) <= file.frames:
             return None
         return f"its header promises {int(count[1]):,} samples, and it holds {file.frames:,}"
-    return _sound_shortfall(find_sound(fd, size), size, file.frames)
+    return _sound_shortfall(fd, size, file.frames)
 
 
 def gsm_samples(log: str, num_samples: int) -> int:
@@ -196,7 +196,7 @@ def cut_in_header(fd: int, size: int) -> str | None:
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
         return ogg_shortfall(fd, size)
-    lack = _sound_shortfall(find_sound(fd, size), size, 0)
+    lack = _sound_shortfall(fd, size, 0)
     if lack:
         return lack
     promised = int.from_bytes(head[4:8], "little") + 8
@@ -369,7 +369,8 @@ def _moved_page(fd: int, offset: int) -> dict[int, bytes]:
     return {offset + 6: bytes(page[6:14]), offset + 22: checksum}
 
 
-def _sound_shortfall(sound: Sound | None, size: int, num_samples: int) -> str | None:
+def _sound_shortfall(fd: int, size: int, num_samples: int) -> str | None:
+    sound = find_sound(fd, size)
     if sound is None or sound.length <= size - sound.at or sound.patches(size):
         return None
     held = size - sound.at

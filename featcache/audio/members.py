@@ -1,5 +1,5 @@
 """Copies of audio, and audio inside containers: tars, tables of Parquet and Arrow, Kaldi's
-archives.
+archives; and the lines of a recording in a label file of many.
 
 Each process indexes a container once, from headers alone (`tar.py`, `tables.py`). A copy
 has no name: it is in memory, or if it is large, on the disk of `TMPDIR`. So are containers
@@ -8,9 +8,11 @@ at URLs and compressed tars; those that were used last are kept."""
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
+import mmap
 import os
 import re
 import shutil
@@ -24,10 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featcache.audio.commands import run_command
 from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
-from featcache.audio.lines import LineIndex
 from featcache.audio.remote import (
     IN_MEMORY,
     TRIES,
@@ -44,7 +48,7 @@ from featcache.audio.remote import (
 )
 from featcache.audio.tables import ArrowIndex, ParquetIndex, pyarrow
 from featcache.audio.tar import ByteRange, TarIndex, range_within
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, Reason, listing
 from featcache.manifest.audio_locations import (
     Command,
     CopiedSource,
@@ -64,6 +68,28 @@ _MATRIX = b"\0B"
 _OF_FEATURES = (".lca", ".h5")
 _ENTRY_HEADER = 5 + 1 + 8
 _UNFINISHED = 0x7F000000  # the least of the sizes that a program leaves that writes to a pipe
+
+
+class LineIndex:
+    """The lines of a label file by recording, which the given field of a line names, from 0."""
+
+    def __init__(self, field: int, descriptor: int, size: int) -> None:
+        lines: dict[str, list[bytes]] = {}
+        data = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)[:].removeprefix(codecs.BOM_UTF8)
+        for line in data.splitlines(keepends=True):
+            fields = line.split(None, field + 1)
+            if len(fields) > field and not line.startswith(b";;"):
+                lines.setdefault(fields[field].decode(errors="replace"), []).append(line)
+        self._lines = {name: b"".join(several) for name, several in lines.items()}
+        self.num_bytes = size + 200 * len(lines)
+
+    def find(self, name: str) -> NDArray[np.uint8]:
+        """Return the lines of a recording. Raises AudioError if there are none."""
+        if name in self._lines:
+            return np.frombuffer(self._lines[name], np.uint8)
+        message = f"the file has no line of {name!r}, but of {listing(self._lines, 3) or 'nothing'}"
+        raise AudioError(Reason.FILE_MISSING, message)
+
 
 _KINDS: dict[str, Any] = {
     ".arrow": ArrowIndex,

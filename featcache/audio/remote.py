@@ -128,7 +128,7 @@ def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
     return _try(url, TRIES, get, wait)
 
 
-def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetched:
+def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait) -> Fetched:
     """Fetch a container to the disk of `TMPDIR`, by several requests at once. Raises
     AudioError also if its stamp has changed, or the disk is full."""
 

@@ -67,11 +67,7 @@ _DISPLAY = (
     default=("fbank80",),
     show_default=True,
 )
-@options.cache(
-    help="The cache: a folder, created if missing, or a URL such as s3://bucket/features.",
-    default="features",
-    show_default=True,
-)
+@options.cache_to_fill
 @options.root()
 @options.manifest_and_config_keys
 @options.device(

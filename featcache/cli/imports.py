@@ -22,11 +22,7 @@ _RATE = 16000
 
 @options.command("import")
 @click.argument("source", type=options.TEXT)
-@options.cache(
-    help="The cache: a folder, created if missing, or a URL such as s3://bucket/features.",
-    default="features",
-    show_default=True,
-)
+@options.cache_to_fill
 @click.option(
     "--name",
     metavar="NAME",

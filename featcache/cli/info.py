@@ -127,10 +127,8 @@ def _describe(version: Version, on_disk: bool) -> Document:
     else:  # as `Shard.num_bytes` counts them
         num_bytes = sum(spec.num_bytes(shard.frames, shard.items) for shard in index.summaries)
     failures = [failure.document() for failure in wanted_failures(version, index).values()]
-    batching = []
-    for policy, mismatch in sorted({(one.batching, one.mismatch) for one in index.makers}, key=str):
-        if policy:
-            batching.append({"policy": policy, "mismatch": mismatch})
+    pairs = sorted({(maker.batching, maker.mismatch) for maker in index.makers}, key=str)
+    batching = [{"policy": policy, "mismatch": mismatch} for policy, mismatch in pairs if policy]
     began_at = [began(run) for run in run_names(version.store)]
     times = [time.isoformat(timespec="seconds") for time in began_at if time]
     newest_probes = {
@@ -177,11 +175,7 @@ def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
             for library, number in version.shard(name).info.made_by.items():
                 if library not in ("run", "device", "batching", "mismatch"):
                     versions[library].add(str(number))
-    several = {}
-    for library, numbers in versions.items():
-        if len(numbers) > 1:
-            several[library] = sorted(numbers)
-    return several
+    return {name: sorted(numbers) for name, numbers in versions.items() if len(numbers) > 1}
 
 
 def _audio_seconds(version: Version, index: Index) -> float:

@@ -217,6 +217,11 @@ check_sources = flag(
     "decoded differently now.",
 )
 cache = functools.partial(click.option, "-o", "--output", "cache", type=_CACHE, metavar="CACHE")
+cache_to_fill = cache(
+    help="The cache: a folder, created if missing, or a URL such as s3://bucket/features.",
+    default="features",
+    show_default=True,
+)
 output_file = functools.partial(
     click.option, "-o", "--output", "output", type=_FILE, metavar="FILE"
 )

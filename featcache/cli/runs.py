@@ -93,10 +93,9 @@ def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> in
         say_failed_before(version.failed_before)
     not_looked_at = max(version.not_looked_at for version in versions)
     if not_looked_at:
-        files = ("its file was", "their files were")
+        one, several = "its file was", "their files were"
         if reads_audio:
-            files = ("its audio was", "their audio was")
-        one, several = files
+            one, several = "its audio was", "their audio was"
         were = one if not_looked_at == 1 else several
         say(f"{not_looked_at:,} already there: {were} not looked at (--check-sources does)")
     for done, remark in (

@@ -153,16 +153,15 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
     if output is not None:
         saved = f"saved to {output}"
     say(f"  {saved}")
-    groups = []
-    for number, name in enumerate(stats.groups):
-        groups.append(
-            {
-                "name": name,
-                "utterances": int(stats.group_utterances[number]),
-                "frames": int(stats.group_frames[number]),
-                "mean": None if is_ragged else stats.group_mean[number].tolist(),
-            }
-        )
+    groups = [
+        {
+            "name": name,
+            "utterances": int(stats.group_utterances[number]),
+            "frames": int(stats.group_frames[number]),
+            "mean": None if is_ragged else stats.group_mean[number].tolist(),
+        }
+        for number, name in enumerate(stats.groups)
+    ]
     return {
         "output": output and str(output),
         "fingerprint": stats.fingerprint,

@@ -19,9 +19,11 @@ from featcache.audio.resample import AudioPolicy
 from featcache.audio.waveform import AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import (
+    AT_MOST_NAME,
     ConfigError,
     FeatcacheError,
     did_you_mean,
+    differing_keys,
     listing,
     nearest,
     secret_in,
@@ -29,7 +31,6 @@ from featcache.errors import (
 )
 from featcache.extractors.base import SELECTING_KEYS, revision_of
 from featcache.extractors.faults import blamed_on
-from featcache.format.documents import AT_MOST_NAME, differing_keys
 from featcache.sections import Section
 from featcache.trust import without_downloads
 
@@ -122,6 +123,11 @@ class Config:
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
         """The class that `extractor` names."""
         return extractors.find(self.extractor)
+
+    @property
+    def makes_sound(self) -> bool:
+        """True if the extractor turns features into sound."""
+        return self.extractor_class.synthesize is not extractors.Extractor.synthesize
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
         """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters

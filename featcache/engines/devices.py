@@ -55,12 +55,9 @@ def run_forked(
     """Do shard tasks on the CPU, in so many forked processes of one thread."""
     own_code()  # computed once, for all
     names = [f"process {number}" for number in range(1, count + 1)]
-    team = _Processes(names, [("cpu", 1)] * count, _fork)
+    places = [("cpu", 1)] * count
+    team = _Processes(names, places, lambda _, others: ForkedProcess(serve, others))
     Dispatch(group, tasks, control, team, options).run()
-
-
-def _fork(_: int, others: Iterable[Connection]) -> ForkedProcess:
-    return ForkedProcess(serve, others)
 
 
 class _Processes:

@@ -125,8 +125,7 @@ class ForkedProcess:
         return self._process.exitcode is not None and not self.connection.poll()
 
     def end(self) -> str:
-        """Close the connection, and wait for the end, or kill the process. Returns how it
-        ended: a signal's name, or its exit code."""
+        """See `OtherProcess`."""
         self.connection.close()
         if self._process.exitcode is None:
             self._process.join(_SECONDS_TO_END)

@@ -173,7 +173,7 @@ def copying_notes(manifest: Manifest) -> list[str]:
     return notes
 
 
-def same_span_notes(manifest: Manifest, hashes: NDArray[np.uint64] | None = None) -> list[str]:
+def same_span_notes(manifest: Manifest, hashes: NDArray[np.uint64] | None) -> list[str]:
     """Note that rows read the same span of a file under different ids. `hashes` are the
     segments', if known."""
     rows = manifest.read_again(hashes)

@@ -24,10 +24,18 @@ from featcache.extraction.built_config import BuiltConfig
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.base import Tracks, tracks_by_name
 from featcache.extractors.faults import describe_raised, fault, require_tensor, text_of
-from featcache.format.shard import Item, dequantize_array
+from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
-from featcache.spec import BFLOAT16, MAIN, QUANTIZATION, FeatureSpec, all_finite, as_values
+from featcache.spec import (
+    BFLOAT16,
+    MAIN,
+    QUANTIZATION,
+    FeatureSpec,
+    all_finite,
+    as_values,
+    dequantize_array,
+)
 from featcache.spec.quantize import quantize
 from featcache.version.ledger import Failure
 

@@ -29,12 +29,12 @@ from featcache.extraction.features import (
 )
 from featcache.extraction.padded_rows import Part
 from featcache.extractors.faults import require_tensor
-from featcache.format.shard import Frames, Item, Shard, dequantize_array
+from featcache.format.shard import Frames, Item, Shard
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of, noise_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
-from featcache.spec import as_values
+from featcache.spec import as_values, dequantize_array
 from featcache.storage.location import Location, ObjectPath, as_location
 from featcache.version.index import Index
 from featcache.version.indexing import open_index

@@ -60,7 +60,7 @@ class Trial:
     threads: int
 
 
-def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:
+def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None) -> list[Trial]:
     """Try each group of versions that are filled together. It writes only to a temporary
     folder in `folder`; None for the system's place."""
     return [_try(plan, group, engine, folder) for group in group_versions(plan.versions)]

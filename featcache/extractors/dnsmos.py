@@ -127,5 +127,4 @@ class Dnsmos(VectorExtractor[DnsmosParams]):
         decibels = 10 * energies.clamp(min=1e-10).log10()
         largest = decibels.amax()
         below_largest = (decibels - largest).clamp(min=-80)
-        levels: Array = ((below_largest + 40) / 40).numpy()
-        return levels
+        return ((below_largest + 40) / 40).numpy()

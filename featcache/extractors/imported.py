@@ -3,6 +3,7 @@ archives, and Lhotse's storages of lilcom and HDF5. Nothing in a file is execute
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ class Imported(Extractor[ImportedParams]):
         return entries
 
 
-def read_array(file: str, inside: str = "") -> _Array:
+def read_array(file: str, inside: str) -> _Array:
     """Read the array of a file, or of an entry inside it. Raises AudioError if the file is
     damaged, or its name is no name of features; MissingDependencyError."""
     suffix = os.path.splitext(file)[1].lower()
@@ -182,9 +183,7 @@ def _read_compressed(archive: BinaryIO, kind: str) -> _Array:
 def _values(archive: BinaryIO, dtype: str, shape: Sequence[int]) -> _Array:
     if min(shape) < 0:
         raise _damaged(f"its header says the shape {[*shape]}")
-    num_bytes = np.dtype(dtype).itemsize
-    for size in shape:
-        num_bytes *= size
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     return np.frombuffer(_taken(archive, num_bytes), dtype).reshape(shape)
 
 

@@ -56,7 +56,7 @@ class LogMelParams(Params):
     mel_scale: mel.MelScale = "slaney"
     """`slaney`, librosa's default, is linear up to 1 kHz. `htk` is 2595 log10(1 + f /
     700)."""
-    mel_norm: Literal["slaney", "none"] = "slaney"
+    mel_norm: mel.MelNorm = "slaney"
     """`slaney` divides each filter by its area in Hz. With `none`, each filter has a peak
     of 1."""
     low_freq: float = Field(default=0.0, ge=0)

@@ -25,10 +25,11 @@ _ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",
 
 
 class CausalEncoder:
-    """A causal SEANet, transformer and downsampling convolution, over rows: the modules of
-    an encoder of transformers in eval mode, with its config."""
+    """A causal SEANet, transformer and downsampling convolution, over rows: the encoder of
+    a model of transformers in eval mode."""
 
-    def __init__(self, encoder: Any, config: Any) -> None:
+    def __init__(self, model: Any) -> None:
+        encoder, config = model.encoder, model.config
         self._seanet = ragged.seanet_layers(encoder.encoder_seanet.layers)
         self._transformer = encoder.encoder_transformer
         self._downsample = ragged.seanet_layers([encoder.downsample])
@@ -76,7 +77,7 @@ class Mimi(CodecExtractor[MimiParams]):
         self._num_codebooks = num_codebooks(
             self.params, most_codebooks, at_least=config.num_semantic_quantizers
         )
-        self._encoder = CausalEncoder(model.encoder, config)
+        self._encoder = CausalEncoder(model)
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
             # a codebook computes this on first access, which threads would share

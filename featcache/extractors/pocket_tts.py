@@ -30,10 +30,9 @@ class PocketTTS(LatentExtractor[ModelParams]):
         model = self._load_model()
         if model.encoder is None:
             raise weights.weights_error(self.params.weights, "holds a decoder only")
-        config = model.config
-        self._encoder = CausalEncoder(model.encoder, config)
+        self._encoder = CausalEncoder(model)
         self.granularity = self._encoder.hop
-        self._set_latent_spec("Pocket TTS", config.latent_dim, self._encoder.frame_length)
+        self._set_latent_spec("Pocket TTS", model.config.latent_dim, self._encoder.frame_length)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return self._encoder(*in_whole_hops(waveforms, num_samples, self.granularity))

@@ -99,5 +99,4 @@ class SwiftF0(Extractor[SwiftF0Params]):
 
 def _are_silent(samples: Array, num_frames: int) -> Array:
     whole = samples[: num_frames * _HOP].reshape(num_frames, -1)
-    silent: Array = np.abs(whole).max(axis=1) < _SILENT
-    return silent
+    return np.abs(whole).max(axis=1) < _SILENT

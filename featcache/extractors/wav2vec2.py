@@ -192,8 +192,7 @@ class PositionEmbedding:
 
 def _activation(module: Any) -> Callable[[Tensor], Tensor]:
     """Return the activation of a module. torchaudio's modules have no attribute for it."""
-    activation: Callable[[Tensor], Tensor] = getattr(module, "activation", functional.gelu)
-    return activation
+    return getattr(module, "activation", functional.gelu)
 
 
 def first_of(outputs: Any) -> Tensor:

@@ -6,7 +6,6 @@ and has not too many lists and objects, and must be what a msgspec Struct declar
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -21,10 +20,6 @@ from featcache.storage.location import Location
 
 AT_MOST_BYTES = 32 << 20
 """The size of the largest document that is read."""
-
-AT_MOST_NAME = 232
-"""The longest name of a version, in characters. Its folder adds the fingerprint to it, up
-to the 255 bytes of a file system."""
 
 _AT_MOST_CONTAINERS = 1 << 18
 """The most lists and objects of a document, counted by brackets: two bytes of JSON become
@@ -127,23 +122,3 @@ def _place_of_seal(data: bytes) -> int:
     if seal_found is None:
         raise ValueError("it has no checksum")
     return seal_found.start(1)
-
-
-def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """List the dotted paths at which two resolved configs differ, with both values, as
-    `params.low_freq: 20.0 -> 0.0`. Parameters of two extractors are not compared."""
-
-    def shown(config: dict[str, Any]) -> str:
-        return json.dumps(config[key]) if key in config else "not given"
-
-    keys = sorted({*old, *new})
-    if not prefix and old.get("extractor") != new.get("extractor"):
-        keys = ["extractor"]
-    lines = []
-    for key in keys:
-        path, was, now = f"{prefix}{key}", old.get(key), new.get(key)
-        if isinstance(was, dict) and isinstance(now, dict):
-            lines += differing_keys(was, now, f"{path}.")
-        elif was != now:
-            lines.append(f"{path}: {shown(old)} -> {shown(new)}")
-    return lines

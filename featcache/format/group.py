@@ -84,8 +84,7 @@ class Table:
         return int(self.matrix.shape[1]) - 1
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = self._rows[name][:-1]
-        return column
+        return self._rows[name][:-1]
 
     def offsets(self, of: str) -> NDArray[np.int64]:
         """Return the offsets of `frame`, `id`, `path` or `side_<name>`, int64

@@ -61,13 +61,8 @@ ITEM_COLUMNS = {
 }
 """The fields of an `Item` that are not its row's, and their columns."""
 
-_Floats = NDArray[np.float32]
-
 _READ_AT_ONCE = 256
 """The items that are read together."""
-
-_REPEATED = 4096
-"""Half the number of values that numpy's buffer holds."""
 
 
 class Item(Utterance, frozen=True, kw_only=True):
@@ -325,40 +320,3 @@ def _read(frames: Frames, firsts: list[int], counts: list[int]) -> list[NDArray[
             return [None]
     pairs = zip(firsts, counts, strict=True)
     return [_read(frames, [first], [count])[0] for first, count in pairs]
-
-
-def dequantize_array(
-    levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None
-) -> _Floats:
-    """Compute the values of features stored as uint8, with numpy alone; see
-    `featcache.spec.quantize`.
-
-    Args:
-        levels: The stored levels, uint8 `[frames, *item_shape]`.
-        scale, offset: float32 `[*item_shape]`; or those of each frame, `[frames,
-            *item_shape]`.
-        out: A contiguous float32 array of the levels' shape to write to.
-    """
-    values = np.empty(levels.shape, np.float32) if out is None else out
-    values[...] = levels
-    _with_frames(np.multiply, values, scale)
-    _with_frames(np.add, values, offset)
-    return values
-
-
-def _with_frames(function: np.ufunc, frames: _Floats, parameter: _Floats) -> None:
-    """Replace each frame by `function(frame, parameter)`.
-
-    When numpy broadcasts an array over many rows, it copies the array into its buffer
-    again for every 8,192 values, unless the array fills more than half the buffer. So for
-    long items, the parameter is repeated once here: a quarter less time for 12 s of 80
-    dimensions."""
-    count = _REPEATED // max(1, parameter.size) + 1
-    if parameter.ndim < frames.ndim and len(frames) >= 6 * count:
-        repeated = np.empty((count, *parameter.shape), np.float32)
-        repeated[...] = parameter
-        in_blocks = len(frames) // count * count
-        blocks = frames[:in_blocks].reshape(-1, repeated.size)
-        function(blocks, repeated.reshape(-1), out=blocks)
-        frames, parameter = frames[in_blocks:], repeated[: len(frames) - in_blocks]
-    function(frames, parameter, out=frames)

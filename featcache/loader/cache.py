@@ -24,7 +24,6 @@ from featcache.errors import (
     is_number,
     megabytes,
 )
-from featcache.format.shard import dequantize_array
 from featcache.loader.buffers import (
     Buffers,
     Memory,
@@ -36,7 +35,15 @@ from featcache.loader.buffers import (
 )
 from featcache.loader.shards import Shards, Spans
 from featcache.manifest.strings import Strings
-from featcache.spec import BFLOAT16, MAIN, FeatureSpec, Ints, as_values, bfloat16_bits
+from featcache.spec import (
+    BFLOAT16,
+    MAIN,
+    FeatureSpec,
+    Ints,
+    as_values,
+    bfloat16_bits,
+    dequantize_array,
+)
 from featcache.version.index import Index, load_index
 from featcache.version.version import Version
 

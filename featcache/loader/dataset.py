@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, Literal, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from featcache.spec import Ints
 
 _Value = TypeVar("_Value")
 
-Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Move = Callable[[torch.Tensor], torch.Tensor]
 """A function that brings a tensor to a device."""
 
 _ARRAYS = ("columns", "_ids")

@@ -33,7 +33,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -356,5 +355,5 @@ def _is_used(path: Path) -> bool:
         return True
 
 
-PlaceOf: TypeAlias = Callable[[Version], Place]
+PlaceOf = Callable[[Version], Place]
 """A function that returns the place for the copies of a version."""

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch.utils.data import Sampler
 from featcache.errors import MOST_COUNTED, ArgumentError, require_int
 from featcache.spec import Ints
 
-Random: TypeAlias = np.random.PCG64 | None
+Random = np.random.PCG64 | None
 """Random numbers; None without shuffling."""
 
 SPREAD = 1 / 32

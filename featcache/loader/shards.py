@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
@@ -23,7 +23,7 @@ from featcache.version.version import Version
 if TYPE_CHECKING:
     from featcache.loader.places import LocalCopy
 
-Range: TypeAlias = tuple[int, int, int]
+Range = tuple[int, int, int]
 """Some frames: the number of the shard in the index, the first frame, the number of frames."""
 
 _FILES_OPEN = 128

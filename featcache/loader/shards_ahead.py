@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from featcache.loader.dataset import FeatureDataset
 from featcache.loader.local_copies import ObjectShards
 from featcache.loader.utterances import DatasetVersion
 
-Reading: TypeAlias = AbstractContextManager[None]
+Reading = AbstractContextManager[None]
 """A context in which a batch is made, and its shards stay."""
 
 _SHARDS_AT_ONCE = 8
@@ -37,10 +37,10 @@ def in_object_stores(
     return [(version, shards) for version, shards in pairs if isinstance(shards, ObjectShards)]
 
 
-_Key: TypeAlias = tuple[ObjectShards, int]
+_Key = tuple[ObjectShards, int]
 """A shard by its number."""
 
-_Window: TypeAlias = list[tuple[int, list[int]]]
+_Window = list[tuple[int, list[int]]]
 """The batches of a window: the number and the rows of each."""
 
 

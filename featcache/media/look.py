@@ -98,12 +98,11 @@ def synthesize(info: VersionInfo, tracks: Mapping[str, NDArray[Any]]) -> Samples
         import torch
 
         from featcache.config import recorded_config
-        from featcache.extractors.base import Extractor
     except ImportError as error:
         raise MissingDependencyError(error.name or "torch", "sound of features") from error
 
     config = recorded_config(info.config, info.name)
-    if config.extractor_class.synthesize is Extractor.synthesize:
+    if not config.makes_sound:
         raise ArgumentError(f"{info.name}: {info.spec.units}: cannot be turned into sound")
     if config.fingerprint() != info.fingerprint:
         raise ConfigError(

@@ -219,10 +219,7 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
 
 def _one_line(text: str) -> str:
     """Shorten a text of a version, and replace what is no character that can be seen."""
-    shown = ""
-    for character in text[:_LONGEST]:
-        shown += character if character.isprintable() else "\ufffd"
-    return shown
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:_LONGEST])
 
 
 def _pool(values: NDArray[Any], most: int) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, json, to_builtins
@@ -60,11 +60,14 @@ _MOST_CODES = 1 << 24
 _BLOCK = 1 << 20
 """The number of values that `all_finite` looks at in one step."""
 
+_REPEATED = 4096
+"""Half the number of values that numpy's buffer holds."""
 
-Ints: TypeAlias = NDArray[np.int64]
+Ints = NDArray[np.int64]
 """Positions of utterances, or numbers of entries; int64 `[n]`."""
 
-Flags: TypeAlias = NDArray[np.bool_]
+Flags = NDArray[np.bool_]
+_Floats = NDArray[np.float32]
 
 MAIN = "features"
 """The name of a version's main track."""
@@ -287,7 +290,7 @@ class Unknown(_Axis, frozen=True, tag="unknown"):
     """Nothing that is known: the entries of side arrays that do not say more."""
 
 
-Axis: TypeAlias = Frames | Clip | Events | Unknown
+Axis = Frames | Clip | Events | Unknown
 
 _UNKNOWN = Unknown()
 _UNTIMED: dict[str, Axis] = {axis.kind: axis for axis in (Clip(), Events(), _UNKNOWN)}
@@ -538,8 +541,7 @@ class FeatureSpec:
         """Return the bytes on disk of so many entries of the main track, and of the scales
         and offsets of so many items if they are quantised; without other tracks. An array of
         numbers gives an array."""
-        scales = [track for track in self.side if track.name == QUANTIZATION]
-        per_item = sum(track.entry_bytes for track in scales)
+        per_item = sum(track.entry_bytes for track in self.side if track.name == QUANTIZATION)
         per_entry = math.prod(self.item_shape) * np.dtype(self.stored_dtype).itemsize
         return num_entries * per_entry + num_items * per_item
 
@@ -610,3 +612,40 @@ def _bits_of_infinity(
 
 # msgspec resolves a class when it is first used, and crashes if two threads do that at once
 json.Decoder(FeatureSpec)
+
+
+def dequantize_array(
+    levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None
+) -> _Floats:
+    """Compute the values of features stored as uint8, with numpy alone; see
+    `featcache.spec.quantize`.
+
+    Args:
+        levels: The stored levels, uint8 `[frames, *item_shape]`.
+        scale, offset: float32 `[*item_shape]`; or those of each frame, `[frames,
+            *item_shape]`.
+        out: A contiguous float32 array of the levels' shape to write to.
+    """
+    values = np.empty(levels.shape, np.float32) if out is None else out
+    values[...] = levels
+    _with_frames(np.multiply, values, scale)
+    _with_frames(np.add, values, offset)
+    return values
+
+
+def _with_frames(function: np.ufunc, frames: _Floats, parameter: _Floats) -> None:
+    """Replace each frame by `function(frame, parameter)`.
+
+    When numpy broadcasts an array over many rows, it copies the array into its buffer
+    again for every 8,192 values, unless the array fills more than half the buffer. So for
+    long items, the parameter is repeated once here: a quarter less time for 12 s of 80
+    dimensions."""
+    count = _REPEATED // max(1, parameter.size) + 1
+    if parameter.ndim < frames.ndim and len(frames) >= 6 * count:
+        repeated = np.empty((count, *parameter.shape), np.float32)
+        repeated[...] = parameter
+        in_blocks = len(frames) // count * count
+        blocks = frames[:in_blocks].reshape(-1, repeated.size)
+        function(blocks, repeated.reshape(-1), out=blocks)
+        frames, parameter = frames[in_blocks:], repeated[: len(frames) - in_blocks]
+    function(frames, parameter, out=frames)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError
-from featcache.format.documents import differing_keys
+from featcache.errors import ArgumentError, differing_keys
 from featcache.loader.cache import Cache
 from featcache.manifest.strings import Strings
 from featcache.spec import LABELS, FeatureSpec

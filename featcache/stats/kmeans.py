@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
-from featcache.format.shard import dequantize_array
-from featcache.spec import Ints, as_values
+from featcache.spec import Ints, as_values, dequantize_array
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.join import by_shard

@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
-from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
-from featcache.spec import Ints, as_values
+from featcache.spec import Ints, as_values, dequantize_array
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
 from featcache.storage.files import write_file
 from featcache.storage.opening import open_store
@@ -286,8 +285,7 @@ def _values(stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: sl
         of_pieces = of_pieces.reshape(len(of_pieces), 2, -1)
         of_frames = np.repeat(of_pieces, pieces.counts[block], axis=0)[..., columns]
         stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
-    values: Array = as_values(stored, pieces.cache.spec.dtype).astype(np.float64)
-    return values
+    return as_values(stored, pieces.cache.spec.dtype).astype(np.float64)
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcache.errors import ArgumentError, is_url, listing, refuse_almost_url, refuse_secrets
+from featcache.errors import ArgumentError, listing, names_url
 
 SCHEMES = ("s3", "gs", "az", "memory")
 """The kinds of object stores; `memory` is in this process, for tests."""
@@ -63,10 +63,7 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
         return text
     if not isinstance(text, str | os.PathLike):
         raise ArgumentError(f"{name}: {text!r} is neither a path nor a URL")
-    refuse_secrets(name, os.fspath(text))
-    if isinstance(text, str):
-        refuse_almost_url(name, text)
-    if not is_url(text):
+    if not names_url(name, text):
         return Path(text)
     if not isinstance(text, str):
         raise ArgumentError(f"{name}: {text} is a Path made of a URL: give the URL as text")

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from featcache.errors import ArgumentError, StoreError, did_you_mean, listing, nearest
-from featcache.format.documents import differing_keys
+from featcache.errors import (
+    ArgumentError,
+    StoreError,
+    did_you_mean,
+    differing_keys,
+    listing,
+    nearest,
+)
 from featcache.storage.location import Location
 from featcache.storage.opening import open_store
 from featcache.version.version import Version

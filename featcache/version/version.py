@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 
 from featcache import __version__
-from featcache.errors import DamagedError, ExtractorError, StoreError
-from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
+from featcache.errors import AT_MOST_NAME, DamagedError, ExtractorError, StoreError
+from featcache.format.documents import AT_MOST_BYTES, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
 from featcache.spec import DTYPES, STORED_KINDS, FeatureSpec

@@ -20,11 +20,10 @@ from pydantic import BaseModel, model_validator
 from featcache import extractors
 from featcache.config import as_config, config_from, load_config
 from featcache.config.config import find_differences, keys_of
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, differing_keys
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.kaldi import Fbank
 from featcache.extractors.model import ModelParams
-from featcache.format.documents import differing_keys
 
 PLAIN = "name: mine\nextractor: fbank\n"
 

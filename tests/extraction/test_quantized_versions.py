@@ -23,9 +23,8 @@ from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import Extracted
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
-from featcache.format.shard import dequantize_array
 from featcache.manifest.segments import Utterance
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, dequantize_array
 from featcache.spec.quantize import quantize
 from featcache.stats.kmeans import draw_frames, fit_version
 from featcache.version.indexing import open_index

@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 import featcache
 from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
-from featcache.format.shard import dequantize_array
-from featcache.spec import QUANTIZATION, FeatureSpec, Track
+from featcache.spec import QUANTIZATION, FeatureSpec, Track, dequantize_array
 from featcache.spec.quantize import dequantize, quantize, stored_spec
 
 EPS = float(np.finfo(np.float32).eps)
